@@ -1,0 +1,1 @@
+"""The example sweeps that ship with the project."""

@@ -1,0 +1,1 @@
+"""What happened, for people: recorders, the durable outbox before MLflow, provenance."""

@@ -1,0 +1,208 @@
+"""The configuration of one training run: frozen, validated, and nothing else.
+
+Each section stands with a docstring under each field and its checks beside it. Spelling is the same in YAML, on the
+command line, in Python and as a tracked parameter. What must not live here: anything about sweeps, and any import of
+torch (the command line validates specs without it).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, strict about types, strict about unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class Interval(BaseModel):
+    """How often something happens: `1 epoch`, `100 steps` or `30 seconds`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    count: int
+    unit: Literal["epoch", "step", "second"]
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.unit}{'s' if self.count != 1 else ''}"
+
+
+_INTERVAL = re.compile(r"\s*(\d+)\s*(epoch|step|second)s?\s*")
+
+
+def _parse_interval(value: object) -> object:
+    if isinstance(value, Interval):
+        return value
+    match = _INTERVAL.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[1]) == 0:
+        raise ValueError("an interval is a positive count and a unit, such as '1 epoch', '100 steps' or '30 seconds'")
+    return Interval(count=int(match[1]), unit=match[2])  # type: ignore[arg-type]
+
+
+Every = Annotated[Interval, BeforeValidator(_parse_interval), PlainSerializer(str)]
+
+
+class TaskConfig(BaseModel):
+    """Which task to train, and the arguments of its constructor (every further key)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    name: str = Field(min_length=1)
+    """A built-in task's name, or `package.module:ClassName`."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the task's constructor."""
+        return dict(self.model_extra or {})
+
+
+class OptimizerConfig(Section):
+    """The optimizer. Defaults that are `None` become the chosen optimizer's own."""
+
+    name: Literal["sgd", "adam", "adamw", "adafactor", "lamb", "lion"] = "adamw"
+    """Which algorithm. `lamb` and `lion` need the extra `gradsweep[optimizers]`."""
+    lr: float = Field(default=1e-3, gt=0)
+    """The peak learning rate."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decay of weights; biases and norm layers are never decayed."""
+    betas: Annotated[tuple[float, float], Field(strict=False)] | None = None
+    """Decay rates of the moment estimates (Adam family, LAMB, Lion)."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Momentum of `sgd`."""
+    nesterov: bool = False
+    """Nesterov momentum for `sgd`; needs `momentum` above 0."""
+    eps: float | None = Field(default=None, gt=0)
+    """The denominator's guard."""
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> OptimizerConfig:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs momentum above 0; set momentum: 0.9")
+        return self
+
+
+class ScheduleConfig(Section):
+    """How the learning rate moves from step to step."""
+
+    name: Literal["cosine", "linear", "onecycle", "step", "constant", "plateau"] = "cosine"
+    """The decay that follows the warmup."""
+    warmup: int | float = 0.0
+    """Linear warmup: a fraction of all steps in [0, 1), or a whole number of steps."""
+    final: float = Field(default=0.0, ge=0, le=1)
+    """The learning rate at the end, as a fraction of the peak (cosine, linear, onecycle)."""
+    step_epochs: int = Field(default=30, ge=1)
+    """`step`: epochs between two drops."""
+    gamma: float = Field(default=0.1, gt=0, lt=1)
+    """`step` and `plateau`: the factor of one drop."""
+    patience: int = Field(default=10, ge=0)
+    """`plateau`: evaluations without improvement before a drop."""
+
+    @model_validator(mode="after")
+    def _warmup_is_fraction_or_count(self) -> ScheduleConfig:
+        if self.warmup < 0 or (isinstance(self.warmup, float) and self.warmup >= 1):
+            raise ValueError(
+                f"warmup is {self.warmup}; it is a fraction of all steps in [0, 1), or a whole number of steps; "
+                "write 0.1 for a tenth of the run or 100 for a hundred steps"
+            )
+        return self
+
+
+class ClipConfig(Section):
+    """Gradient clipping, after unscaling and before the step."""
+
+    max_norm: float | None = Field(default=1.0, gt=0)
+    """Global L2 norm above which all gradients are scaled down together; null switches it off."""
+    value: float | None = Field(default=None, gt=0)
+    """Clamp each gradient element to [-value, value]; null switches it off."""
+
+
+class LoaderConfig(Section):
+    """How batches reach the device."""
+
+    num_workers: int = Field(default=0, ge=0)
+    """Loader processes; data that is already tensors in memory is indexed directly and needs none."""
+    pin_memory: bool | None = None
+    """Page-locked host memory for asynchronous transfers; null: where there is a GPU."""
+    persistent_workers: bool = True
+    """Keep loader processes from one epoch to the next."""
+    prefetch_factor: int = Field(default=2, ge=1)
+    """Batches each loader process prepares ahead."""
+    drop_last: bool = False
+    """Leave out a last batch that is smaller than `batch_size`."""
+
+
+class TrainConfig(Section):
+    """One training run's loop."""
+
+    batch_size: int = Field(default=64, ge=1)
+    """Samples per optimizer step."""
+    accumulation: int = Field(default=1, ge=1)
+    """Micro-batches per optimizer step; each holds batch_size / accumulation samples."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Autocast precision; auto: bf16 where the device computes in it, else fp32."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    clip: ClipConfig = ClipConfig()
+    loader: LoaderConfig = LoaderConfig()
+    deterministic: bool = True
+    """Deterministic algorithms: the same seed gives the same bits on the same hardware and versions."""
+    layer_norms_every: int = Field(default=0, ge=0)
+    """Log `grad_norm/<layer>` every this many steps; 0 switches it off."""
+
+    @model_validator(mode="after")
+    def _micro_batches_are_whole(self) -> TrainConfig:
+        if self.batch_size % self.accumulation:
+            raise ValueError(
+                f"batch_size {self.batch_size} / accumulation {self.accumulation} = "
+                f"{self.batch_size / self.accumulation:g} samples per micro-batch; it must be whole; "
+                "choose a batch_size that is a multiple of accumulation"
+            )
+        return self
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples per forward pass."""
+        return self.batch_size // self.accumulation
+
+
+class BudgetConfig(Section):
+    """How long a full training run is."""
+
+    epochs: int = Field(default=10, ge=1)
+    """Passes over the training data; the model is evaluated and reported after each."""
+
+
+class CheckpointConfig(Section):
+    """When to checkpoint and what to keep."""
+
+    every: Every = Interval(count=1, unit="epoch")
+    """Interval between two checkpoints. The last step and each new best are saved in any case."""
+    keep: int = Field(default=2, ge=2)
+    """Newest generations kept, beside the best; at least 2, so that a damaged one has a predecessor."""
+
+
+class TrialConfig(Section):
+    """Everything one training run needs, resolved: no search space, no defaults left open."""
+
+    task: TaskConfig
+    metric: str
+    """The metric that decides which checkpoint is the best, such as `val/loss`."""
+    mode: Literal["min", "max"]
+    budget: BudgetConfig = BudgetConfig()
+    train: TrainConfig = TrainConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    seed: int = 0
+    """Seed of this run: model initialisation, data order, dropout, augmentation."""

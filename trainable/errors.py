@@ -1,0 +1,68 @@
+"""The tree of errors a training run can end with.
+
+    TrainingError                 a run ended, and the reason is known
+    ├── ConfigError (ValueError)  the configuration cannot be trained; nothing was started
+    ├── TaskError                 the user's task broke its contract
+    ├── NonFiniteLoss             the loss became NaN or infinite at a known step
+    ├── OutOfMemory               the device's memory did not suffice
+    └── CheckpointError           a checkpoint could not be written or read
+        └── AllCheckpointsDamaged every generation failed its digest
+
+Every class carries a `kind`: the short word by which ledgers, tags and messages name the reason.
+What must not live here: errors about sweeps, specs or tracking.
+"""
+
+from __future__ import annotations
+
+
+class TrainingError(Exception):
+    """A training run ended for a reason that is known."""
+
+    kind = "error"
+
+
+class ConfigError(TrainingError, ValueError):
+    """The configuration cannot be trained as it is."""
+
+    kind = "config"
+
+
+class TaskError(TrainingError):
+    """The user's task broke its contract; the message says which part and what to do."""
+
+    kind = "task"
+
+
+class NonFiniteLoss(TrainingError):
+    """The loss became NaN or infinite.
+
+    Args:
+        step: The optimizer step (counted from 1) that was not taken.
+        value: The loss as it was.
+    """
+
+    kind = "non_finite"
+
+    def __init__(self, step: int, value: float) -> None:
+        super().__init__(
+            f"the loss is {value} at step {step}; no parameter was changed by that step; "
+            "lower the learning rate, lengthen the warmup or lower max_norm"
+        )
+        self.step = step
+        self.value = value
+
+
+class OutOfMemory(TrainingError):
+    """The device's memory did not suffice for a step."""
+
+    kind = "oom"
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint could not be written or read."""
+
+    kind = "checkpoint"
+
+
+class AllCheckpointsDamaged(CheckpointError):
+    """Every generation of a run failed its digest; the run never restarts silently at step 0."""
