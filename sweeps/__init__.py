@@ -1,1 +1,3 @@
-"""What to try, and when: spec, search space, ledger, search, schedulers, running a sweep, and the command line."""
+"""What to try, and when: spec, search space, ledger, search, schedulers, running a sweep, and the
+command line.
+"""

@@ -1,0 +1,207 @@
+"""Bookkeeping: everything that is written down when something happens to a trial.
+
+Ray Tune calls; the bookkeeper tells the ledger, the recorder and the view, in that order, so that
+what people look at never claims more than the ledger knows. What must not live here:
+deciding what to try or when to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from ray.tune import Callback
+from ray.tune.experiment import Trial
+
+from sweeps.layout import TRIAL_CONFIG, SweepPaths
+from sweeps.ledger import Ending, Ledger
+from sweeps.spec import SweepSpec
+from tracking.recorder import Recorder
+from trainable.config import TrialConfig
+from trainable.history import Row, read_rows
+from trainable.ray_adapter import OBJECTIVE
+
+
+class Progress(NamedTuple):
+    """What a view is told of a trial."""
+
+    number: int
+    params: Mapping[str, Any]
+    epoch: int
+    step: int
+    metrics: Mapping[str, float]
+
+
+class View(Protocol):
+    """Where a running sweep is shown."""
+
+    def started(self, number: int, params: Mapping[str, Any], attempt: int) -> None:
+        """A trial began, or began again."""
+
+    def reported(self, progress: Progress) -> None:
+        """A trial reached a report boundary."""
+
+    def ended(self, number: int, state: str, value: float | None, reason: str | None) -> None:
+        """A trial has its end, or was interrupted (`state` is then `interrupted`)."""
+
+
+class Bookkeeper(Callback):
+    """Writes down what happens to trials.
+
+    Args:
+        spec: The sweep.
+        paths: Where each trial's directory is.
+        on_step: Called once per turn of Tune's loop; the sweep's owner acts on signals there.
+    """
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        paths: SweepPaths,
+        ledger: Ledger,
+        recorder: Recorder,
+        view: View,
+        *,
+        on_step: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._paths = paths
+        self._ledger = ledger
+        self._recorder = recorder
+        self._view = view
+        self._on_step = on_step
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
+        has no copy.
+        """
+        return {}
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        del iteration, trials, info
+        self._on_step()
+
+    def on_trial_start(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Count the attempt, open the trial's run and refill what a crash lost between trial and
+        outbox.
+        """
+        del iteration, trials, info
+        number, params = trial.config["number"], trial.config["params"]
+        directory = self._paths.trial(number)
+        directory.mkdir(parents=True, exist_ok=True)
+        config = self._spec.trial_yaml(number, params)
+        (directory / TRIAL_CONFIG).write_text(config, encoding="utf-8")
+        attempt = self._ledger.start(number)
+        self._recorder.start(
+            number, _parameters(trial.config), {"gradsweep.attempts": str(attempt)}
+        )
+        if attempt > 1:
+            metric = self._spec.metric
+            rows = read_rows(directory)
+            for row in rows:
+                if metric in row.metrics:
+                    self._ledger.report(
+                        number,
+                        epoch=int(row.metrics["epoch"]),
+                        step=row.step,
+                        value=row.metrics[metric],
+                    )
+            self._recorder.log(number, rows)
+        self._view.started(number, params, attempt)
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: list[Trial],
+        trial: Trial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        """Record a report. The rows leave the result here: Ray would otherwise keep the last ones
+        in its own state.
+        """
+        del iteration, trials, info
+        if OBJECTIVE not in result:
+            return
+        number = trial.config["number"]
+        self._ledger.report(
+            number, epoch=result["epoch"], step=result["step"], value=result[OBJECTIVE]
+        )
+        self._recorder.log(number, [Row(*row) for row in result.pop("rows")])
+        self._view.reported(
+            Progress(
+                number, trial.config["params"], result["epoch"], result["step"], result["metrics"]
+            )
+        )
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Give the trial the end that its last result tells; none means that a scheduler stopped
+        it.
+        """
+        del iteration, trials, info
+        number, last = trial.config["number"], trial.last_result
+        match last.get("ending"):
+            case "finished":
+                self._end(number, "complete", "FINISHED", {})
+            case "failed":
+                self._fail(number, last["reason"], last["traceback"])
+            case "interrupted":
+                self._recorder.finish(number, "KILLED", {"stopped_by": "interrupt"})
+                self._view.ended(number, "interrupted", None, None)
+            case _:
+                self._end(
+                    number, "pruned", "KILLED", {"stopped_by": self._spec.early_stopping.scheduler}
+                )
+
+    def on_trial_error(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """A worker was lost more often than allowed."""
+        del iteration, trials, info
+        error = trial.get_pickled_error()
+        self._fail(trial.config["number"], f"lost: {error}".splitlines()[0], str(error))
+
+    def _fail(self, number: int, reason: str, traceback: str) -> None:
+        self._end(
+            number, "failed", "FAILED", {"reason": reason}, reason=reason, traceback=traceback
+        )
+
+    def _end(
+        self,
+        number: int,
+        ending: Ending,
+        status: Any,
+        tags: Mapping[str, str],
+        *,
+        reason: str | None = None,
+        traceback: str | None = None,
+    ) -> None:
+        self._ledger.finish(number, ending, reason=reason, traceback=traceback)
+        self._recorder.finish(number, status, tags)
+        self._view.ended(number, ending, self._ledger.trial(number).value, reason)
+
+
+def _parameters(config: Mapping[str, Any]) -> dict[str, object]:
+    """A trial's parameters for people: as searched below `space.`, and the whole resolved
+    configuration.
+    """
+    resolved = TrialConfig.model_validate(config["config"]).model_dump(mode="json")
+    return {
+        **{f"space.{key}": value for key, value in config["params"].items()},
+        **dict(flatten(resolved)),
+    }
+
+
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """The leaves of a nested mapping by dotted key."""
+    leaves: list[tuple[str, Any]] = []
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            leaves += flatten(value, f"{prefix}{key}.")
+        else:
+            leaves.append((f"{prefix}{key}", value))
+    return leaves

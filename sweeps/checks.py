@@ -1,0 +1,233 @@
+"""Checks across the parts of a spec: what no single field can know.
+
+They work on plain data, so that they also run where another part is wrong, and all problems are
+told in one pass. What must not live here: rules of one field or one section (they stand beside the
+field).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from sweeps.problems import (
+    RANGE_ERRORS,
+    Fault,
+    KeyPath,
+    describe,
+    expectation,
+    field_at,
+    leaves,
+    nearest,
+    section_of,
+    unknown_key,
+)
+from sweeps.scalars import shown, write_flow
+from sweeps.sections import CREDENTIALS, EarlyStoppingConfig
+from sweeps.space import Choice, Distribution
+from trainable.config import BudgetConfig, TrainConfig
+
+LONGEST_KEY, LONGEST_VALUE = 250, 6000  # what the tracking store takes for a parameter
+
+Show = Callable[[KeyPath, object], str]
+
+
+def written(value: object) -> str:
+    """Return a value that stands in no file as it would be written in a spec."""
+    return write_flow(value) if isinstance(value, list | dict) else shown(value)
+
+
+def cross_faults(
+    root: type[BaseModel],
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    show: Show = lambda _path, value: written(value),
+) -> Iterator[Fault]:
+    """Check what no single field can know.
+
+    Args:
+        root: The model of a whole spec.
+        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
+        space: The distributions; None for one that is wrong in itself.
+        show: Gives a value as the user wrote it.
+    """
+    yield from _early_stopping_faults(data)
+    task = data.get("task")
+    if isinstance(task, dict):
+        yield from _argument_faults(task)
+    train = data.get("train")
+    for key, distribution in space.items():
+        yield from _space_faults(
+            root, key, distribution, space, train if isinstance(train, dict) else {}, show
+        )
+
+
+def _early_stopping_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+    stopping, budget = data.get("early_stopping"), data.get("budget", {})
+    if not isinstance(stopping, dict) or not isinstance(budget, dict):
+        return
+    grace = stopping.get("grace_epochs", EarlyStoppingConfig().grace_epochs)
+    epochs = budget.get("epochs", BudgetConfig().epochs)
+    whole = isinstance(grace, int) and isinstance(epochs, int) and epochs >= 1
+    if whole and stopping.get("scheduler", "asha") == "asha" and grace >= epochs:
+        fix = (
+            f"write a number from 1 to {epochs - 1}, or"
+            if epochs > 1
+            else "give budget.epochs 2 or more, or write"
+        )
+        yield Fault(
+            ("early_stopping", "grace_epochs"),
+            f"{grace} is not below budget.epochs ({epochs}); early stopping needs a "
+            f"rung before the last epoch; {fix} scheduler: none",
+        )
+
+
+def _argument_faults(task: Mapping[str, Any]) -> Iterator[Fault]:
+    """Check a task's arguments, which no model describes: what is stored and tracked must be
+    storable."""
+    for key, argument in task.items():
+        if len(key) + len("task.") > LONGEST_KEY:
+            yield Fault(
+                ("task", key),
+                f"the key has {len(key)} characters; tracking takes "
+                f"{LONGEST_KEY - 5}; choose a shorter one",
+                True,
+            )
+        if len(text := write_flow(argument)) > LONGEST_VALUE:
+            yield Fault(
+                ("task", key),
+                f"the value has {len(text)} characters; tracking takes "
+                f"{LONGEST_VALUE}; keep data in a file and name the file",
+            )
+        for path, value in _scalars(argument, ("task", key)):
+            if isinstance(value, str) and CREDENTIALS.search(value):
+                yield Fault(
+                    path,
+                    "the address holds credentials; a spec is stored and tracked in "
+                    "clear; let the task read them from the environment",
+                )
+            if isinstance(value, float) and not math.isfinite(value):
+                yield Fault(
+                    path,
+                    f"{write_flow(value)} is not finite; numbers in a spec are "
+                    "finite; write a number, or null",
+                )
+
+
+def _scalars(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _scalars(inner, (*path, key))
+    else:
+        yield path, value
+
+
+def _space_faults(
+    root: type[BaseModel],
+    key: str,
+    distribution: Distribution | None,
+    space: Mapping[str, Distribution | None],
+    train: dict[str, Any],
+    show: Show,
+) -> Iterator[Fault]:
+    path = ("space", key)
+    if key.startswith("task."):
+        argument = key.removeprefix("task.")
+        if argument == "name" or not argument or "." in argument:
+            yield Fault(
+                path,
+                f"'{key}' cannot be searched; a space varies arguments of one task; "
+                "write task.ARGUMENT",
+                True,
+            )
+        return
+    fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
+    if key not in fields:
+        yield Fault(path, _no_such_parameter(root, key, list(fields)), at_key=True)
+        return
+    if distribution is None:
+        return
+    parts = tuple(key.split("."))[1:]
+    others = {other.rpartition(".")[2] for other in space if other != key}
+    before = {loc for loc, _ in _train_errors(train)}
+    for index, value in distribution.probes():
+        at = (*path, distribution.name) if index is None else (*path, distribution.name, index)
+        tried = copy.deepcopy(train)
+        if not set_path(tried, parts, value):
+            return
+        errors = _train_errors(tried)
+        # A union reports once for each of its arms; the last one is the widest.
+        if own := [error for loc, error in errors if loc[: len(parts)] == parts][-1:]:
+            error, info = own[0], fields[key]
+            by_range = error["type"] in RANGE_ERRORS | {"value_error"}
+            if not by_range and not isinstance(distribution, Choice):
+                message = _wrong_kind(distribution, key, error, info)
+                yield Fault((*path, distribution.name), message, at_key=True)
+                return
+            text = shown(value) if index is None else show(at, value)
+            yield Fault(at, describe(error, info, key, text))
+            continue
+        # A check across fields counts where it held before and no other searched field mends it.
+        for loc, error in errors:
+            message = str(error.get("ctx", {}).get("error", ""))
+            if loc not in before and not others & set(re.findall(r"\w+", message)):
+                yield Fault(at, message)
+                break
+
+
+def _train_errors(train: dict[str, Any]) -> list[tuple[tuple[str | int, ...], Any]]:
+    try:
+        TrainConfig.model_validate(train)
+    except ValidationError as error:
+        return [(item["loc"], item) for item in error.errors(include_url=False)]
+    return []
+
+
+def _wrong_kind(distribution: Distribution, key: str, error: Any, info: Any) -> str:
+    takes = expectation(error["type"], info, error.get("ctx", {}))
+    whole = takes.startswith("a whole number")
+    fix = "use int or logint" if whole else "use choice: [...]"
+    return f"{distribution.name} draws {distribution.draws}; {key} takes {takes}; {fix}"
+
+
+def _no_such_parameter(root: type[BaseModel], key: str, fields: Sequence[str]) -> str:
+    inside = [name for name in fields if name.startswith(f"{key}.")]
+    if inside:
+        some = ", ".join(inside[:8]) + (", ..." if len(inside) > 8 else "")
+        return (
+            f"'{key}' is a section; a space names single fields by their dotted path; "
+            f"write one of: {some}"
+        )
+    if not key.startswith("train.") and field_at(root, key.split(".")) is not None:
+        return (
+            f"'{key}' cannot be searched; a space varies what lies below train. and "
+            "task.; set it in the file itself"
+        )
+    ends = [name for name in fields if name.endswith(f".{key}")]
+    meant = ends[0] if len(ends) == 1 else nearest(key, fields)
+    if meant is None:
+        guess = unknown_key(root, (*_known_head(root, key), key.split(".")[-1]))
+        return f"'{key}' names no field of the spec; {guess.partition('; ')[2]}"
+    return f"'{key}' names no field of the spec; did you mean '{meant}'?"
+
+
+def _known_head(root: type[BaseModel], key: str) -> tuple[str, ...]:
+    path = tuple(key.split("."))[:-1]
+    while path and ((info := field_at(root, path)) is None or section_of(info) is None):
+        path = path[:-1]
+    return path
+
+
+def set_path(data: dict[str, Any], path: Sequence[str], value: object) -> bool:
+    """Set a value by its path; False when something other than a section is in the way."""
+    for part in path[:-1]:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            return False
+    data[path[-1]] = value
+    return True

@@ -1,0 +1,262 @@
+"""How what was found is shown to people: tables and sentences for the terminal.
+
+What must not live here: finding it (results, doctor), or a running sweep's own view (live).
+"""
+
+from __future__ import annotations
+
+import time
+import webbrowser
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sweeps.layout import SweepPaths, artifact_root, tracking_uri
+from sweeps.results import STATES, SweepView, format_number
+from sweeps.spec import SweepSpec
+
+if TYPE_CHECKING:
+    from sweeps.doctor import Finding
+    from sweeps.run import Outcome
+
+_STATE_STYLES = {
+    "running": "cyan",
+    "finished": "green",
+    "complete": "green",
+    "interrupted": "yellow",
+    "failed": "red",
+    "pruned": "dim",
+}
+_LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def _table(*columns: str, right: Iterable[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=_STATE_STYLES.get(state, ""))
+
+
+def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
+    """The table of `sweep list`."""
+    if not found:
+        return Text(f"there are no sweeps below {root} yet; start one with: sweep run FILE")
+    table = _table("sweep", "state", "done", "trials", "best", right=("done", "trials", "best"))
+    for one in found:
+        done = sum(one["trials"][state] for state in ("complete", "pruned", "failed"))
+        best = one["best"]
+        table.add_row(
+            one["name"],
+            _state(one["state"]),
+            str(done),
+            str(one["num_trials"]),
+            format_number(best and best["value"]),
+        )
+    return table
+
+
+def status(found: dict[str, Any]) -> RenderableType:
+    """The lines of `sweep status`."""
+    counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
+    lines: list[RenderableType] = [
+        Text.assemble(
+            (found["name"], "bold"),
+            ": ",
+            _state(found["state"]),
+            f", {found['num_trials']} trials: {counts}",
+        )
+    ]
+    if found["best"] is not None:
+        lines.append(
+            Text(
+                f"best: trial {found['best']['number']} "
+                f"with {format_number(found['best']['value'])}"
+            )
+        )
+        lines.append(Text("      " + _params(found["best"]["params"])))
+    if found["outbox_pending"]:
+        lines.append(
+            Text(f"{found['outbox_pending']} records are not delivered to the tracking store yet")
+        )
+    if found["state"] == "interrupted":
+        lines.append(Text(f"continue with: sweep resume {found['name']}"))
+    return Group(*lines)
+
+
+def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
+    """The table of `sweep trials`."""
+    keys = list(spec.space)
+    short = [key.rsplit(".", 1)[-1] for key in keys]
+    table = _table(
+        "trial",
+        "state",
+        spec.metric,
+        "epoch",
+        "step",
+        *short,
+        right=(spec.metric, "epoch", "step", *short),
+    )
+    # What is the same for all is left out: most sweeps need no second attempt.
+    attempts = any(one["attempts"] > 1 for one in found)
+    reasons = any(one["reason"] for one in found)
+    if attempts:
+        table.add_column("attempts", justify="right")
+    if reasons:
+        table.add_column("reason")
+    for one in found:
+        table.add_row(
+            str(one["number"]),
+            _state(one["state"]),
+            format_number(one["value"]),
+            str(one["epoch"]),
+            str(one["step"]),
+            *(format_number(one["params"].get(key)) for key in keys),
+            *([str(one["attempts"])] if attempts else []),
+            *([one["reason"] or ""] if reasons else []),
+        )
+    return table
+
+
+def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
+    """The page of `sweep show`."""
+    table = _table("", "")
+    table.show_header = False
+    for key in (
+        "number",
+        "state",
+        "value",
+        "epoch",
+        "step",
+        "attempts",
+        "reason",
+        "mlflow_run_id",
+        "directory",
+        "checkpoint",
+        "best_checkpoint",
+    ):
+        if found[key] is not None:
+            table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
+    for key, value in found["params"].items():
+        table.add_row(Text(key, style="bold"), format_number(value))
+    reports = _table("epoch", spec.metric, right=("epoch", spec.metric))
+    for epoch, value in found["reports"].items():
+        reports.add_row(str(epoch), format_number(value))
+    parts: list[RenderableType] = [table, Text(), reports]
+    if found["traceback"]:
+        parts += [Text(), Text(found["traceback"], style="red")]
+    return Group(*parts)
+
+
+def best(found: dict[str, Any], spec: SweepSpec, written: Sequence[Path]) -> RenderableType:
+    """The lines of `sweep best`."""
+    lines: list[RenderableType] = [
+        Text(
+            f"trial {found['number']}: best {spec.metric} {format_number(found['value'])}",
+            style="bold",
+        ),
+        Text(_params(found["params"])),
+    ]
+    if found["best_checkpoint"]:
+        lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
+    lines += [Text(f"wrote {path}") for path in written]
+    return Group(*lines)
+
+
+def findings(found: Sequence[Finding]) -> RenderableType:
+    """The table of `sweep doctor`."""
+    table = _table("", "what", "found", "remedy")
+    for one in found:
+        table.add_row(
+            Text(one.level, style=_LEVEL_STYLES[one.level]), one.what, one.detail, one.remedy or ""
+        )
+    return table
+
+
+def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0) -> None:
+    """Show a sweep's status until it no longer runs."""
+    with Live(console=console, refresh_per_second=4) as live:
+        while True:
+            view = look()
+            live.update(Group(status(view.status()), Text(), trials(view.trials(), view.spec)))
+            if not view.running:
+                return
+            time.sleep(every)
+
+
+def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> None:
+    """How a sweep ended, and the command that comes next; on an abnormal end that is the last
+    line.
+    """
+    name = paths.name
+    if result.best is not None:
+        out.print(
+            f"best: trial {result.best.number} with {format_number(result.best.value)} "
+            f"({_params(result.best.params)})",
+            style="bold",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if result.pending:
+        err.print(
+            f"{result.pending} records wait in the outbox; the next resume delivers them",
+            highlight=False,
+        )
+    where = "" if paths.root == Path("runs").absolute() else f" --root {paths.root}"
+    if result.exit_code == 0:
+        for what, command in (
+            ("compare in MLflow", f"sweep ui {name}{where}"),
+            ("all trials", f"sweep trials {name}{where}"),
+            ("take the best weights", f"sweep best {name} --export DIR{where}"),
+            ("try more", f"sweep resume {name} -s trials={result.num_trials * 2}{where}"),
+        ):
+            out.print(f"{what}: {command}", highlight=False, soft_wrap=True)
+    elif result.exit_code == 3:
+        err.print("no trial succeeded; the reasons:", style="red", highlight=False)
+        err.print(f"sweep trials {name}{where}", highlight=False, soft_wrap=True)
+    else:
+        err.print(
+            "interrupted; every trial continues from its last checkpoint with:", highlight=False
+        )
+        err.print(f"sweep resume {name}{where}", highlight=False, soft_wrap=True)
+
+
+def serve(
+    console: Console, root: Path, view: SweepView | None, *, port: int, open_browser: bool
+) -> None:
+    """Run the MLflow UI until Ctrl-C, on the runs page of a sweep when one is named."""
+    from tracking.ui import runs_page, start_server
+
+    uri = (view.spec.tracking.uri if view else None) or tracking_uri(root)
+    with console.status("starting the MLflow UI (20 to 60 seconds)"):
+        server = start_server(uri, artifact_root(root), port=port)
+    try:
+        page = server.url
+        if view is not None and view.delivered.experiment_id is not None:
+            page = runs_page(
+                server.url,
+                view.delivered.experiment_id,
+                order_by_metric=f"best/{view.spec.metric}",
+                ascending=view.spec.mode == "min",
+            )
+        console.print(page, highlight=False, soft_wrap=True)
+        console.print("Ctrl-C ends it", highlight=False)
+        if open_browser:
+            webbrowser.open(page)
+        server.wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.stop()
+
+
+def _params(params: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {format_number(value)}" for key, value in params.items())

@@ -1,0 +1,82 @@
+"""Ray, the engine: how it is set up, started and stopped on one machine.
+
+It runs what is asked of it and remembers nothing that must last. What must not live here: trials
+or anything they mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+from sweeps.orphans import mark_children
+from sweeps.resources import Machine
+
+_OBJECT_STORE_BYTES = (
+    100 * 2**20
+)  # results are small and checkpoints go past Ray; its default takes 30 % of memory
+
+_SETTINGS = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # it would rebuild the environment in every worker
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # leave CUDA_VISIBLE_DEVICES alone for trials that ask for no GPU
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # what is printed is the view's
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a task's relative paths mean what they meant to the user
+    # the recorder records; CSV, JSON and TensorBoard copies only cost
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failed trial's last result has no metric
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are the driver's
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's own experiment state is never read again
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+
+
+def configure(token: str) -> None:
+    """Set the environment that Ray and its workers read; must precede the first import of ray.
+
+    Args:
+        token: The driver's token, by which its processes are found again.
+    """
+    os.environ.update(_SETTINGS)
+    mark_children(token)
+    # A user's task module lies where the command was typed; workers inherit the path.
+    path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
+
+
+def start(machine: Machine, *, concurrency: int) -> bool:
+    """Start a local Ray, unless this process has one already.
+
+    Args:
+        concurrency: How many trials may wait for an actor at once; Tune's own default starts them
+            one by one.
+
+    Returns:
+        Whether it was started here, and so is ours to stop.
+    """
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(concurrency)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    import ray
+
+    if ray.is_initialized():
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        ray.init(
+            num_cpus=machine.cpus,
+            num_gpus=len(machine.gpus),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+    return True
+
+
+def stop() -> None:
+    """Stop this process' Ray."""
+    import ray
+
+    ray.shutdown()

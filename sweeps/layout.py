@@ -1,0 +1,107 @@
+"""Every file name of a sweep, in one place.
+
+    <root>/                        default ./runs, or --root, or SWEEP_ROOT
+      mlflow.db  mlartifacts/      the embedded tracking store
+      <sweep>/
+        sweep.yaml                 the spec as resolved
+        ledger.db  lock  control/  outbox/
+        trials/0007/               one training run's directory, owned by `trainable`
+        ray/attempt-001/           Ray Tune's own files; may be deleted at any time
+
+What must not live here: reading or writing any of these files.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweeps.spec import check_name
+
+ROOT_VARIABLE = "SWEEP_ROOT"
+TRIAL_CONFIG = "config.yaml"
+"""In a trial's directory: its resolved configuration."""
+
+
+def resolve_root(root: Path | None) -> Path:
+    """Return the absolute root: the given one, or `SWEEP_ROOT`, or `./runs`."""
+    return (root or Path(os.environ.get(ROOT_VARIABLE) or "runs")).expanduser().absolute()
+
+
+def tracking_uri(root: Path) -> str:
+    """The embedded tracking store's address."""
+    return f"sqlite:///{root / 'mlflow.db'}"
+
+
+def artifact_root(root: Path) -> Path:
+    """Where the embedded tracking store keeps its artifacts."""
+    return root / "mlartifacts"
+
+
+@dataclass(frozen=True)
+class SweepPaths:
+    """The files of one sweep below a root."""
+
+    root: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+
+    @property
+    def directory(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def spec(self) -> Path:
+        return self.directory / "sweep.yaml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.directory / "ledger.db"
+
+    @property
+    def lock(self) -> Path:
+        return self.directory / "lock"
+
+    @property
+    def drain(self) -> Path:
+        """While this file exists, trials checkpoint at their next step and end."""
+        return self.directory / "control" / "drain"
+
+    @property
+    def outbox(self) -> Path:
+        return self.directory / "outbox"
+
+    @property
+    def ray(self) -> Path:
+        return self.directory / "ray"
+
+    def trial(self, number: int) -> Path:
+        return self.directory / "trials" / f"{number:04d}"
+
+    def exists(self) -> bool:
+        """Whether a sweep of this name was ever created here."""
+        return self.spec.exists()
+
+
+class SweepExists(ValueError):
+    """A new sweep was asked for under a name that is taken."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"sweep '{name}' exists already; a name is given once; "
+            f"continue it with: sweep resume {name}, or choose another with --name"
+        )
+
+
+class LedgerError(Exception):
+    """The ledger is missing or cannot be read."""
+
+
+def list_sweeps(root: Path) -> list[SweepPaths]:
+    """The sweeps below `root`, by name."""
+    if not root.is_dir():
+        return []
+    return [SweepPaths(root, spec.parent.name) for spec in sorted(root.glob("*/sweep.yaml"))]

@@ -1,0 +1,235 @@
+"""The ledger: which trials exist, their parameters, intermediate values, states and attempts.
+
+One Optuna study is the only record. A trial that is RUNNING in the study is unfinished, whether
+or not a process is working on it; it keeps its number and parameters until it has one of
+three ends. What must not live here: Ray, files of training runs, tracking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import DatabaseError
+
+from sweeps.layout import LedgerError
+
+Ending = Literal["complete", "pruned", "failed"]
+
+_STUDY = "sweep"
+_STATES: dict[TrialState, str] = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+_ENDINGS: dict[Ending, TrialState] = {
+    "complete": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+}
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial as the ledger knows it."""
+
+    number: int
+    state: str
+    """`waiting`, `running`, `complete`, `pruned` or `failed`."""
+    params: dict[str, Any]
+    reports: dict[int, float]
+    """The metric after each reported epoch."""
+    value: float | None
+    """The best reported value of the metric, None before the first report."""
+    attempts: int = 0
+    reason: str | None = None
+    traceback: str | None = None
+    step: int = 0
+    epoch: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.state in _ENDINGS
+
+
+class Ledger:
+    """A sweep's trials in an Optuna study.
+
+    Args:
+        url: The storage, such as `sqlite:///runs/digits/ledger.db`.
+        study: The opened study.
+        storage: The storage below the study.
+    """
+
+    def __init__(
+        self, url: str, study: optuna.Study, storage: optuna.storages.BaseStorage
+    ) -> None:
+        self.url = url
+        self._study = study
+        self._storage = storage
+        self._study.get_trials(
+            deepcopy=False
+        )  # the study's cache only knows trials that it has seen
+        self._study_id = storage.get_study_id_from_name(study.study_name)
+
+    @classmethod
+    def create(cls, path: Path, *, mode: Literal["min", "max"], sweep_id: str) -> Ledger:
+        """Create an empty ledger.
+
+        Raises:
+            LedgerError: There is one already.
+        """
+        url, storage = _open_storage(path)
+        direction = StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE
+        try:
+            study = optuna.create_study(storage=storage, study_name=_STUDY, direction=direction)
+        except optuna.exceptions.DuplicatedStudyError:
+            raise LedgerError(f"{path} already holds a ledger") from None
+        study.set_user_attr("sweep_id", sweep_id)
+        return cls(url, study, storage)
+
+    @classmethod
+    def open(cls, path: Path) -> Ledger:
+        """Open an existing ledger.
+
+        Raises:
+            LedgerError: There is none, or it is not readable as one.
+        """
+        if not path.exists():
+            raise LedgerError(f"there is no ledger at {path}")
+        try:
+            url, storage = _open_storage(path)
+            study = optuna.load_study(storage=storage, study_name=_STUDY)
+        except (optuna.exceptions.StorageInternalError, DatabaseError, KeyError) as error:
+            raise LedgerError(f"{path} is not a readable ledger: {error}") from error
+        return cls(url, study, storage)
+
+    @property
+    def sweep_id(self) -> str:
+        """The sweep's identity, by which tracking finds its runs again."""
+        return str(self._study.user_attrs["sweep_id"])
+
+    @property
+    def minimize(self) -> bool:
+        return self._study.direction == StudyDirection.MINIMIZE
+
+    def trials(self) -> list[TrialRecord]:
+        """All trials, in the order of their numbers."""
+        return [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
+
+    def trial(self, number: int) -> TrialRecord:
+        """One trial.
+
+        Raises:
+            KeyError: There is no trial of that number.
+        """
+        return self._record(self._storage.get_trial(self._id(number)))
+
+    def best(self) -> TrialRecord | None:
+        """The complete trial with the best value; None when none is complete."""
+        complete = [t for t in self.trials() if t.state == "complete" and t.value is not None]
+        pick = min if self.minimize else max
+        return pick(complete, key=lambda t: t.value or 0.0, default=None)
+
+    def ask(self, space: Mapping[str, BaseDistribution], sampler: BaseSampler) -> TrialRecord:
+        """Create the next trial, with parameters from `sampler`."""
+        self._study.sampler = sampler
+        trial = self._study.ask(dict(space))
+        return self.trial(trial.number)
+
+    def complete_parameters(
+        self, number: int, space: Mapping[str, BaseDistribution], sampler: BaseSampler
+    ) -> TrialRecord:
+        """Suggest what a trial lacks because its driver died between creating it and storing its
+        parameters.
+        """
+        self._study.sampler = sampler
+        trial = optuna.trial.Trial(self._study, self._id(number))
+        for name, distribution in space.items():
+            trial._suggest(name, distribution)
+        return self.trial(number)
+
+    def start(self, number: int) -> int:
+        """Count an attempt at a trial.
+
+        Returns:
+            The attempt's number, from 1.
+        """
+        attempts = self._attempts(self._storage.get_trial(self._id(number))) + 1
+        self._storage.set_trial_user_attr(self._id(number), "attempts", attempts)
+        return attempts
+
+    def report(self, number: int, *, epoch: int, step: int, value: float) -> None:
+        """Record the metric after an epoch. A repeated epoch is left as it was first told."""
+        trial = self._storage.get_trial(self._id(number))
+        if epoch in trial.intermediate_values or trial.state.is_finished():
+            return
+        self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
+        self._storage.set_trial_user_attr(
+            self._id(number), "progress", {"step": step, "epoch": epoch}
+        )
+
+    def finish(
+        self,
+        number: int,
+        ending: Ending,
+        *,
+        reason: str | None = None,
+        traceback: str | None = None,
+    ) -> None:
+        """Give a trial its one end; the first one stays.
+
+        A complete trial's value is its best reported one, which is the value of its best
+        checkpoint.
+        """
+        record = self.trial(number)
+        if record.finished:
+            return
+        if reason is not None:
+            self._storage.set_trial_user_attr(self._id(number), "reason", reason)
+        if traceback is not None:
+            self._storage.set_trial_user_attr(self._id(number), "traceback", traceback)
+        value = record.value if ending == "complete" else None
+        self._study.tell(number, value, state=_ENDINGS[ending])
+
+    def _id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+
+    @staticmethod
+    def _attempts(trial: FrozenTrial) -> int:
+        return int(trial.user_attrs.get("attempts", 0))
+
+    def _record(self, trial: FrozenTrial) -> TrialRecord:
+        reports = dict(sorted(trial.intermediate_values.items()))
+        pick = min if self.minimize else max
+        progress = trial.user_attrs.get("progress", {})
+        return TrialRecord(
+            number=trial.number,
+            state=_STATES[trial.state],
+            params=dict(trial.params),
+            reports=reports,
+            value=pick(reports.values()) if reports else None,
+            attempts=self._attempts(trial),
+            reason=trial.user_attrs.get("reason"),
+            traceback=trial.user_attrs.get("traceback"),
+            step=progress.get("step", 0),
+            epoch=progress.get("epoch", 0),
+        )
+
+
+def _open_storage(path: Path) -> tuple[str, optuna.storages.RDBStorage]:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    url = f"sqlite:///{path}"
+    # Looking commands read while the driver writes; SQLite then waits for the other's transaction
+    # instead of failing.
+    storage = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
+    return url, storage

@@ -1,0 +1,219 @@
+"""What a sweep has come to: read from the ledger, the lock, the outbox and the checkpoint
+directories, never guessed.
+
+Works while the sweep runs, from another process. What must not live here: printing, and anything
+that writes to a sweep.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
+from sweeps.ledger import Ledger, TrialRecord
+from sweeps.lock import is_held
+from sweeps.spec import SweepSpec, load_spec
+from tracking.outbox_status import Delivered, read_outbox
+from trainable.checkpoint import CheckpointStore, rank
+
+STATES = ("waiting", "running", "complete", "pruned", "failed")
+
+
+class UnknownSweep(ValueError):
+    """There is no sweep of that name."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        names = [paths.name for paths in list_sweeps(root)]
+        near = difflib.get_close_matches(name, names, n=3)
+        hint = (
+            f"did you mean {' or '.join(repr(n) for n in near)}?"
+            if near
+            else f"the sweeps there are: {', '.join(names)}"
+            if names
+            else "there are no sweeps there yet"
+        )
+        super().__init__(f"there is no sweep '{name}' below {root}; {hint}")
+
+
+class UnknownTrial(ValueError):
+    """The sweep has no trial of that number."""
+
+
+class NoBest(Exception):
+    """No trial has completed, so there is no best one."""
+
+
+class SweepView:
+    """One sweep, read at one moment.
+
+    Raises:
+        UnknownSweep: It was never created below that root.
+    """
+
+    def __init__(self, paths: SweepPaths) -> None:
+        if not paths.exists():
+            raise UnknownSweep(paths.name, paths.root)
+        self.paths = paths
+        self.running = is_held(paths.lock)
+        self.spec: SweepSpec = load_spec(paths.spec)
+        self.ledger = Ledger.open(paths.ledger)
+        self.records = self.ledger.trials()
+        self.delivered: Delivered = read_outbox(paths.outbox)
+
+    @property
+    def state(self) -> str:
+        """`running`, `interrupted`, `finished` or `failed`."""
+        if self.running:
+            return "running"
+        if len(self.records) < self.spec.trials or not all(t.finished for t in self.records):
+            return "interrupted"
+        return "finished" if any(t.state == "complete" for t in self.records) else "failed"
+
+    def trial_state(self, record: TrialRecord) -> str:
+        """A trial's state; one that nobody works on waits."""
+        return "waiting" if record.state == "running" and not self.running else record.state
+
+    def status(self) -> dict[str, Any]:
+        """The object that `sweep status --json` prints."""
+        counts = Counter(self.trial_state(record) for record in self.records)
+        counts["waiting"] += max(0, self.spec.trials - len(self.records))
+        best = self.best_record()
+        return {
+            "name": self.paths.name,
+            "state": self.state,
+            "trials": {state: counts[state] for state in STATES},
+            "num_trials": self.spec.trials,
+            "best": best and {"number": best.number, "value": best.value, "params": best.params},
+            "outbox_pending": self.delivered.pending,
+            "mlflow_experiment_id": self.delivered.experiment_id,
+            "mlflow_run_id": self.delivered.sweep_run_id,
+        }
+
+    def best_record(self) -> TrialRecord | None:
+        return self.ledger.best()
+
+    def best(self) -> dict[str, Any]:
+        """The object that `sweep best --json` prints.
+
+        Raises:
+            NoBest: No trial has completed.
+        """
+        record = self.best_record()
+        if record is None:
+            raise NoBest(
+                f"no trial of sweep '{self.paths.name}' has completed; "
+                f"see: sweep trials {self.paths.name}"
+            )
+        return self.trial(record)
+
+    def trials(self) -> list[dict[str, Any]]:
+        """The list that `sweep trials --json` prints."""
+        return [self.trial(record) for record in self.records]
+
+    def trial(self, record: TrialRecord) -> dict[str, Any]:
+        """One trial as the looking commands show it."""
+        saved = CheckpointStore(self.paths.trial(record.number)).generations()
+        best = min((g for g in saved if g.value is not None), key=rank, default=None)
+        return {
+            "number": record.number,
+            "state": self.trial_state(record),
+            "params": record.params,
+            "value": record.value,
+            "step": record.step,
+            "epoch": record.epoch,
+            "attempts": record.attempts,
+            "reason": record.reason,
+            "mlflow_run_id": self.delivered.run_ids.get(record.number),
+            "checkpoint": str(saved[-1].path) if saved else None,
+            "best_checkpoint": best and str(best.path),
+        }
+
+    def record(self, number: int) -> TrialRecord:
+        """One trial's record.
+
+        Raises:
+            UnknownTrial: There is no such trial.
+        """
+        if not 0 <= number < len(self.records):
+            raise UnknownTrial(
+                f"sweep '{self.paths.name}' has no trial {number}; "
+                f"its trials are 0 to {len(self.records) - 1}"
+                if self.records
+                else f"sweep '{self.paths.name}' has no trials yet"
+            )
+        return self.records[number]
+
+    def export_best(self, directory: Path) -> list[Path]:
+        """Write the best trial's weights and resolved configuration into a new directory.
+
+        Raises:
+            NoBest: No trial has completed, or it saved no weights.
+            FileExistsError: The directory holds files already.
+        """
+        record = self.best_record()
+        if record is None:
+            raise NoBest(f"sweep '{self.paths.name}' has no complete trial to export yet")
+        if directory.exists() and any(directory.iterdir()):
+            raise FileExistsError(
+                f"{directory} is not empty; an export overwrites nothing; name a new directory"
+            )
+        return export_trial(self.paths.trial(record.number), directory)
+
+
+def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
+    """Write a trial's best weights (safetensors) and its resolved configuration.
+
+    Args:
+        trial_directory: The trial's own directory.
+        directory: Where to write; made when missing.
+
+    Returns:
+        The files written.
+
+    Raises:
+        NoBest: The trial saved no evaluated checkpoint, or it is damaged.
+    """
+    generation = CheckpointStore(trial_directory).best()
+    if generation is None:
+        raise NoBest(f"there is no sound checkpoint with a value below {trial_directory}")
+    directory.mkdir(parents=True, exist_ok=True)
+    weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
+    # A child process: torch would stay in this one's memory, and the driver must remain small.
+    child = subprocess.run(
+        [sys.executable, "-m", "trainable.export", str(generation.path), str(weights)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if child.returncode:
+        raise NoBest(child.stderr.strip().splitlines()[-1])
+    shutil.copyfile(trial_directory / TRIAL_CONFIG, config)
+    return [weights, config]
+
+
+def format_number(value: Any) -> str:
+    """A number for people: four significant digits."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or not math.isfinite(value):
+        return str(value)
+    return f"{value:.4g}"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people: `7s`, `2m05s`, `1h03m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

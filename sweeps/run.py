@@ -1,0 +1,249 @@
+"""Running a sweep: `run`, `resume` and `extend` are the same operation.
+
+Take the lock; clean up after a dead driver; open the ledger; start a fresh Tuner whose searcher
+first hands out the unfinished trials and then asks for new ones; tell the scheduler the
+past; record; publish the best. Ray's own directory is thrown away at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray import tune
+
+from sweeps import engine
+from sweeps.callbacks import Bookkeeper, View, flatten
+from sweeps.interrupt import Interruption
+from sweeps.layout import SweepExists, SweepPaths, artifact_root, tracking_uri
+from sweeps.ledger import Ledger, TrialRecord
+from sweeps.lock import SweepLock
+from sweeps.orphans import end_orphans, kill_children
+from sweeps.resources import Machine, Plan
+from sweeps.results import NoBest, export_trial
+from sweeps.schedulers import make_scheduler, replay
+from sweeps.search import LedgerSearcher
+from sweeps.spec import SweepSpec
+from tracking.mlflow_recorder import MlflowRecorder
+from tracking.provenance import provenance
+from tracking.recorder import Recorder
+from trainable.ray_adapter import TuneTrial
+
+NO_SUCCESS = 3
+"""Exit code of a sweep in which no trial succeeded."""
+
+ViewFactory = Callable[[int], AbstractContextManager[View]]
+"""Makes the view, given how many trials were finished before."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How running a sweep ended."""
+
+    exit_code: int
+    best: TrialRecord | None
+    num_trials: int
+    pending: int
+    """Records that the tracking server has not taken yet."""
+
+
+def run_sweep(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    plan: Plan,
+    machine: Machine,
+    make_view: ViewFactory,
+    *,
+    new: bool,
+    grace: float = 30.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Run a sweep to its end, or until it is interrupted.
+
+    Args:
+        paths: Where the sweep lives.
+        spec: What to run; for a resumed sweep, with what was changed.
+        plan: Resources per trial and how many at once.
+        machine: What Ray may use.
+        new: Whether the sweep must not exist yet; otherwise it must.
+        grace: Seconds that trials have to checkpoint after the first signal.
+        say: Told in a few words what is happening when it takes long.
+
+    Raises:
+        SweepHeld: Another driver holds it.
+        SweepExists: `new`, and the name is taken.
+    """
+    lock = SweepLock(paths.lock)
+    token = lock.acquire().token
+    try:
+        if new and paths.exists():
+            raise SweepExists(paths.name)
+        if lock.previous is not None:
+            end_orphans(lock.previous.token)
+        engine.configure(token)
+        ledger = _open_ledger(paths, spec, new=new)
+        paths.drain.unlink(missing_ok=True)
+        recorder = _open_recorder(paths, spec, ledger)
+        try:
+            interruption = Interruption(
+                on_first=lambda: _request_drain(paths.drain),
+                on_second=lambda: _leave_at_once(token, paths),
+            )
+            with interruption:
+                finished = sum(trial.finished for trial in ledger.trials())
+                if finished < spec.trials:
+                    say("starting Ray")
+                    ours = engine.start(machine, concurrency=plan.concurrency)
+                    interruption.reinstall()
+                    try:
+                        with make_view(finished) as view:
+                            _tune(paths, spec, plan, ledger, recorder, view, interruption, grace)
+                    finally:
+                        if ours:
+                            engine.stop()
+                    shutil.rmtree(paths.ray, ignore_errors=True)
+                say("delivering to the tracking store")
+                return _conclude(paths, ledger, recorder, interruption)
+        finally:
+            recorder.close(timeout=0.0)
+    finally:
+        paths.drain.unlink(missing_ok=True)
+        lock.release()
+
+
+def _open_ledger(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> Ledger:
+    """The spec's file is the commit point: a sweep exists once it is there, and its ledger was
+    made before.
+    """
+    if not new:
+        ledger = Ledger.open(paths.ledger)
+    else:
+        paths.ledger.unlink(missing_ok=True)  # of a driver that died before the sweep existed
+        ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id=uuid.uuid4().hex)
+    _write_atomically(paths.spec, spec.to_yaml())
+    return ledger
+
+
+def _open_recorder(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> MlflowRecorder:
+    return MlflowRecorder(
+        uri=spec.tracking.uri or tracking_uri(paths.root),
+        artifact_root=None if spec.tracking.uri else artifact_root(paths.root),
+        experiment=spec.name,
+        sweep_id=ledger.sweep_id,
+        outbox=paths.outbox,
+        tags=provenance(),
+        params=dict(flatten(spec.model_dump(mode="json"))),
+    )
+
+
+def _tune(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    plan: Plan,
+    ledger: Ledger,
+    recorder: Recorder,
+    view: View,
+    interruption: Interruption,
+    grace: float,
+) -> None:
+    scheduler = make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+    for trial in ledger.trials():
+        if trial.finished:
+            replay(scheduler, f"past-{trial.number}", trial.reports, finished=True)
+    searcher = LedgerSearcher(
+        ledger,
+        spec,
+        paths,
+        scheduler,
+        concurrency=plan.concurrency,
+        threads=max(1, int(plan.cpu)),
+    )
+
+    def look_for_signals() -> None:
+        searcher.draining = interruption.requested
+        if interruption.seconds > grace:
+            raise _GraceExpired
+
+    bookkeeper = Bookkeeper(spec, paths, ledger, recorder, view, on_step=look_for_signals)
+    tuner = tune.Tuner(
+        tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
+        tune_config=tune.TuneConfig(
+            num_samples=-1, search_alg=searcher, scheduler=scheduler, reuse_actors=True
+        ),
+        run_config=tune.RunConfig(
+            storage_path=str(paths.ray),
+            name=f"attempt-{_next_attempt(paths.ray):03d}",
+            callbacks=[bookkeeper],
+            failure_config=tune.FailureConfig(max_failures=spec.failures.max_retries),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+            verbose=0,
+        ),
+    )
+    try:
+        tuner.fit()
+    except _GraceExpired:
+        return  # trials that did not reach a step in time continue from their last checkpoint
+
+
+def _conclude(
+    paths: SweepPaths, ledger: Ledger, recorder: MlflowRecorder, interruption: Interruption
+) -> Outcome:
+    best = ledger.best()
+    if interruption.requested:
+        recorder.finish(None, "KILLED", {"stopped_by": "interrupt"})
+        code = interruption.exit_code
+    elif best is None:
+        recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})
+        code = NO_SUCCESS
+    else:
+        _publish_best(paths, best, recorder)
+        recorder.finish(None, "FINISHED", {})
+        code = 0
+    return Outcome(code, best, len(ledger.trials()), recorder.close(timeout=60.0))
+
+
+def _publish_best(paths: SweepPaths, best: TrialRecord, recorder: Recorder) -> None:
+    """Put the best trial's weights and resolved configuration on the sweep's own run."""
+    recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
+    with tempfile.TemporaryDirectory(dir=paths.directory, prefix=".export-") as directory:
+        try:
+            files = export_trial(paths.trial(best.number), Path(directory))
+        except NoBest as missing:
+            recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
+            return
+        for file in files:
+            recorder.artifact(None, file, f"best/{file.name}")
+
+
+def _request_drain(drain: Path) -> None:
+    drain.parent.mkdir(exist_ok=True)
+    drain.touch()
+
+
+def _leave_at_once(token: str, paths: SweepPaths) -> None:
+    kill_children(token)
+    print(f"\nleft at once; continue with: sweep resume {paths.name}", file=sys.stderr, flush=True)
+    os._exit(130)
+
+
+def _next_attempt(ray_directory: Path) -> int:
+    return 1 + len(list(ray_directory.glob("attempt-*")))
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file.name, path)
+
+
+class _GraceExpired(Exception):
+    """The trials' time to checkpoint is over."""

@@ -1,0 +1,172 @@
+"""Search: Optuna's samplers, and the searcher that stands between the ledger and Ray Tune.
+
+The searcher first hands out the trials that an earlier driver left unfinished, with their numbers
+and parameters, and then asks the ledger for new ones. It keeps nothing of its own: its `save`
+and `restore` are empty because the ledger is the record. What must not live here: what happens
+to a trial afterwards (callbacks), stopping (schedulers).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ledger, TrialRecord
+from sweeps.schedulers import replay
+from sweeps.spec import SearchConfig, SpecError, SweepSpec
+from trainable.ray_adapter import OBJECTIVE
+from trainable.seeding import derive_seed
+
+
+def make_sampler(search: SearchConfig, *, seed: int, number: int) -> BaseSampler:
+    """Build the sampler for one trial.
+
+    Each trial has a sampler of its own, seeded by the sweep's seed and the trial's number: what
+    it suggests then depends on the ledger alone, not on how often the driver was restarted.
+    """
+    trial_seed = (
+        derive_seed(seed, "sampler", number) % 2**32
+    )  # NumPy's legacy generator takes 32 bits
+    match search.sampler:
+        case "tpe":
+            return optuna.samplers.TPESampler(
+                n_startup_trials=search.startup_trials, seed=trial_seed
+            )
+        case "gp":
+            return optuna.samplers.GPSampler(
+                n_startup_trials=search.startup_trials, seed=trial_seed
+            )
+        case "cmaes":
+            return optuna.samplers.CmaEsSampler(
+                n_startup_trials=search.startup_trials, seed=trial_seed
+            )
+        case "qmc":
+            # A low-discrepancy sequence is one sequence: its scrambling must not change from
+            # trial to trial.
+            with (
+                warnings.catch_warnings()
+            ):  # experimental: its interface may change, which the pinned version bounds
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                return optuna.samplers.QMCSampler(
+                    scramble=True, seed=derive_seed(seed, "sampler") % 2**32
+                )
+        case "random":
+            return optuna.samplers.RandomSampler(seed=trial_seed)
+
+
+class LedgerSearcher(Searcher):
+    """Hands Ray Tune the ledger's trials.
+
+    Args:
+        ledger: Where trials come from.
+        spec: The sweep; `spec.trials` bounds how many there are.
+        paths: Where each trial's directory is.
+        scheduler: Is told an unfinished trial's past when Tune gives it a new id.
+        concurrency: How many trials may be live at once.
+        threads: CPU threads of each trial.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        spec: SweepSpec,
+        paths: SweepPaths,
+        scheduler: TrialScheduler,
+        *,
+        concurrency: int,
+        threads: int,
+    ) -> None:
+        super().__init__(metric=OBJECTIVE, mode=spec.mode)
+        self._ledger = ledger
+        self._spec = spec
+        self._paths = paths
+        self._scheduler = scheduler
+        self._space: Mapping[str, BaseDistribution] = {
+            key: distribution.to_optuna() for key, distribution in spec.space.items()
+        }
+        self._concurrency = concurrency
+        self._threads = threads
+        trials = ledger.trials()
+        self._unfinished = [trial for trial in trials if not trial.finished]
+        self._next_number = len(trials)
+        self._live: set[str] = set()
+        self.draining = False
+        """Set to end the sweep after the live trials: no further one is handed out."""
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
+    ) -> bool:
+        """Everything is known already; Tune asks nevertheless."""
+        del metric, mode, config, spec
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the next trial's configuration, None to be asked later, or FINISHED."""
+        if len(self._live) >= self._concurrency:
+            return None
+        while not self.draining:
+            trial = self._next_trial()
+            if trial is None:
+                break
+            try:
+                config = self._spec.trial_config(trial.number, trial.params)
+            except SpecError as error:
+                self._ledger.finish(trial.number, "failed", reason=f"config: {error}")
+                continue
+            if trial.reports:
+                replay(self._scheduler, trial_id, trial.reports, finished=False)
+            self._live.add(trial_id)
+            return {
+                "number": trial.number,
+                "params": trial.params,
+                "config": config.model_dump(mode="json"),
+                "directory": str(self._paths.trial(trial.number)),
+                "drain": str(self._paths.drain),
+                "threads": self._threads,
+            }
+        return Searcher.FINISHED
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """A slot is free; what the trial's end means is the bookkeeper's business."""
+        del result, error
+        self._live.discard(trial_id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
+        has no copy.
+        """
+        return {}
+
+    def save(self, checkpoint_path: str) -> None:
+        """The ledger is the record; Tune's file stays empty."""
+        Path(checkpoint_path).touch()
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing was saved."""
+
+    def _next_trial(self) -> TrialRecord | None:
+        if self._unfinished:
+            trial = self._unfinished.pop(0)
+            if trial.params.keys() >= self._space.keys():
+                return trial
+            return self._ledger.complete_parameters(
+                trial.number, self._space, self._sampler(trial.number)
+            )
+        if self._next_number >= self._spec.trials:
+            return None
+        self._next_number += 1
+        return self._ledger.ask(self._space, self._sampler(self._next_number - 1))
+
+    def _sampler(self, number: int) -> BaseSampler:
+        return make_sampler(self._spec.search, seed=self._spec.seed, number=number)

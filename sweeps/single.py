@@ -1,0 +1,66 @@
+"""One training run in this process, without Ray: for a debugger.
+
+The spec's `train` section is used as it stands; the search space is not sampled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sweeps.results import format_number
+from sweeps.spec import SweepSpec
+
+_SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
+
+
+def train_once(spec: SweepSpec, directory: Path | None, console: Console) -> dict[str, float]:
+    """Train to the end of the budget, or resume an earlier run in `directory`.
+
+    Args:
+        directory: Where checkpoints are kept; None keeps them only while it trains.
+
+    Returns:
+        The last report's metrics.
+    """
+    sys.path.insert(0, os.getcwd())  # a user's task module lies where the command was typed
+    from trainable.build import open_trainer
+
+    with ExitStack() as stack:
+        if directory is None:
+            directory = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
+            )
+        trainer = open_trainer(spec.trial_config(0, {}), directory)
+        stack.callback(trainer.close)
+        progress = stack.enter_context(
+            Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("epochs"),
+                TimeRemainingColumn(),
+                console=console,
+                disable=not console.is_terminal,
+            )
+        )
+        bar = progress.add_task(spec.name, total=spec.budget.epochs)
+        metrics: dict[str, float] = {}
+        for report in trainer.events():
+            metrics = report.metrics
+            shown = ", ".join(
+                f"{key} {format_number(metrics[key])}" for key in _SHOWN if key in metrics
+            )
+            console.print(
+                f"epoch {report.epoch} step {report.step}: {shown}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            progress.update(bar, completed=report.epoch)
+    return metrics

@@ -1,0 +1,115 @@
+"""What the doctor finds, and that looking leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from sweeps import doctor
+from sweeps.doctor import Finding, examine, probe_writable
+from sweeps.resources import Gpu, Machine
+
+GIB = 1024**3
+Usage = namedtuple("Usage", ["total", "used", "free"])
+
+
+def _named(findings: list[Finding], what: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.what == what]
+    return found
+
+
+def test_a_healthy_machine_and_nothing_left_behind(tmp_path: Path) -> None:
+    root = tmp_path / "new" / "runs"
+    extra = Finding("warn", "left-over processes", "2", "end them")
+    findings = examine(root, None, [extra])
+    assert findings[-1] is extra
+    assert _named(findings, "torch").level == "ok"
+    assert _named(findings, "loopback").level == "ok"
+    assert _named(findings, "storage").detail == f"{root} can be made in {tmp_path}"
+    assert list(tmp_path.iterdir()) == []
+    assert all(finding.remedy for finding in findings if finding.level != "ok")
+
+
+def test_a_finding_for_json() -> None:
+    assert Finding("ok", "a", "b").as_dict() == {
+        "level": "ok",
+        "what": "a",
+        "detail": "b",
+        "remedy": "",
+    }
+
+
+def test_a_root_that_is_a_file(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    root.write_text("")
+    assert _named(examine(root), "storage") == Finding(
+        "fail",
+        "storage",
+        f"{root}: is not a directory",
+        "choose another place with --root, or correct its permissions",
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "doing"),
+    [("write", "write"), ("fsync", "fsync"), ("replace", "rename"), ("remove", "remove")],
+)
+def test_the_probe_names_what_fails_and_cleans_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, doing: str
+) -> None:
+    def fail(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        assert probe_writable(tmp_path) == f"cannot {doing} (No space left on device)"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(GIB // 4, "fail"), (2 * GIB, "warn"), (50 * GIB, "ok")]
+)
+def test_free_disk_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, level: str
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(100 * GIB, 0, free))
+    assert _named(examine(tmp_path), "disk").level == level
+
+
+def test_the_machine_as_it_was_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("node", 2, 3 * GIB, (Gpu("H200", 139 * GIB),))
+    monkeypatch.setattr(Machine, "probe", lambda: machine)
+    monkeypatch.setattr(doctor, "_driver", lambda: "570.1")
+    findings = examine(tmp_path)
+    assert _named(findings, "CPUs").detail == "2 usable by this process"
+    assert _named(findings, "memory").level == "warn"
+    assert _named(findings, "GPU 0").detail == "H200, 139 GiB, driver 570.1"
+
+
+def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package-here",))
+    assert _named(examine(tmp_path), "no-such-package-here").level == "fail"
+
+
+def test_a_tracking_server_that_listens(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://user:geheim@127.0.0.1:{server.getsockname()[1]}"
+        found = _named(examine(tmp_path, uri), "tracking")
+    assert found.level == "ok"
+    assert "geheim" not in found.detail
+
+
+def test_a_tracking_server_that_does_not(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    found = _named(examine(tmp_path, f"http://user:geheim@127.0.0.1:{port}"), "tracking")
+    assert found.level == "fail"
+    assert "geheim" not in found.detail
+    assert "--offline" in found.remedy
+    assert _named(examine(tmp_path, "http://host:port"), "tracking").level == "fail"
+    assert _named(examine(tmp_path, "sqlite:///x.db"), "tracking").level == "ok"

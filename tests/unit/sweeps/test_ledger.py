@@ -1,0 +1,133 @@
+"""The ledger: numbers, parameters and states of trials, told once and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.distributions import FloatDistribution
+from optuna.samplers import RandomSampler
+
+from sweeps.ledger import Ledger, LedgerError
+
+SPACE = {
+    "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
+    "train.schedule.warmup": FloatDistribution(0.0, 0.3),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Ledger:
+    return Ledger.create(path, mode="min", sweep_id="s1")
+
+
+def _ask(ledger: Ledger, seed: int = 0) -> int:
+    return ledger.ask(SPACE, RandomSampler(seed=seed)).number
+
+
+def test_trials_are_numbered_in_order_and_keep_their_parameters(
+    ledger: Ledger, path: Path
+) -> None:
+    first = ledger.ask(SPACE, RandomSampler(seed=1))
+    second = ledger.ask(SPACE, RandomSampler(seed=2))
+    assert (first.number, second.number) == (0, 1)
+    assert first.params != second.params
+    again = Ledger.open(path)
+    assert again.sweep_id == "s1"
+    assert [t.params for t in again.trials()] == [first.params, second.params]
+    assert {t.state for t in again.trials()} == {"running"}
+
+
+def test_value_is_the_best_report_and_a_repeated_epoch_stays_as_first_told(ledger: Ledger) -> None:
+    number = _ask(ledger)
+    for epoch, value in [(1, 0.9), (2, 0.4), (2, 0.1), (3, 0.6)]:
+        ledger.report(number, epoch=epoch, step=epoch * 10, value=value)
+    record = ledger.trial(number)
+    assert record.reports == {1: 0.9, 2: 0.4, 3: 0.6}
+    assert (record.value, record.epoch, record.step) == (0.4, 3, 30)
+    ledger.finish(number, "complete")
+    assert ledger.trial(number).state == "complete"
+    assert ledger.best() == ledger.trial(number)
+
+
+def test_pruned_keeps_its_intermediate_values_and_is_never_the_best(ledger: Ledger) -> None:
+    number = _ask(ledger)
+    ledger.report(number, epoch=1, step=10, value=0.01)
+    ledger.finish(number, "pruned")
+    record = ledger.trial(number)
+    assert (record.state, record.reports) == ("pruned", {1: 0.01})
+    assert ledger.best() is None
+
+
+def test_failed_keeps_its_reason(ledger: Ledger) -> None:
+    number = _ask(ledger)
+    ledger.finish(
+        number, "failed", reason="non_finite: the loss is nan", traceback="Traceback ..."
+    )
+    record = ledger.trial(number)
+    assert (record.state, record.reason, record.traceback) == (
+        "failed",
+        "non_finite: the loss is nan",
+        "Traceback ...",
+    )
+
+
+def test_the_first_end_stays(ledger: Ledger) -> None:
+    number = _ask(ledger)
+    ledger.report(number, epoch=1, step=10, value=0.5)
+    ledger.finish(number, "pruned")
+    ledger.finish(number, "complete")
+    ledger.report(number, epoch=2, step=20, value=0.1)
+    record = ledger.trial(number)
+    assert (record.state, record.reports) == ("pruned", {1: 0.5})
+
+
+def test_best_follows_the_mode(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "max.db", mode="max", sweep_id="s")
+    for value in (0.2, 0.8, 0.5):
+        number = _ask(ledger)
+        ledger.report(number, epoch=1, step=1, value=value)
+        ledger.finish(number, "complete")
+    best = ledger.best()
+    assert best is not None
+    assert (best.number, best.value) == (1, 0.8)
+
+
+def test_attempts_are_counted_over_reopening(ledger: Ledger, path: Path) -> None:
+    number = _ask(ledger)
+    assert ledger.start(number) == 1
+    assert Ledger.open(path).start(number) == 2
+    assert ledger.trial(number).attempts == 2
+
+
+def test_a_trial_without_parameters_is_completed_not_replaced(ledger: Ledger, path: Path) -> None:
+    del ledger
+    # What a driver leaves that dies between creating a trial and storing its parameters.
+    optuna.load_study(storage=f"sqlite:///{path}", study_name="sweep").ask()
+    reopened = Ledger.open(path)
+    assert reopened.trial(0).params == {}
+    record = reopened.complete_parameters(0, SPACE, RandomSampler(seed=3))
+    assert record.params.keys() == SPACE.keys()
+    assert len(reopened.trials()) == 1
+    assert Ledger.open(path).trial(0).params == record.params
+
+
+def test_creating_twice_is_refused(ledger: Ledger, path: Path) -> None:
+    del ledger
+    with pytest.raises(LedgerError, match="already holds a ledger"):
+        Ledger.create(path, mode="min", sweep_id="s2")
+
+
+def test_opening_nothing_or_garbage_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="there is no ledger at"):
+        Ledger.open(tmp_path / "missing.db")
+    garbage = tmp_path / "garbage.db"
+    garbage.write_bytes(b"not a database" * 100)
+    with pytest.raises(LedgerError, match="not a readable ledger"):
+        Ledger.open(garbage)

@@ -1,0 +1,55 @@
+"""Orphans: a dead driver's processes are found by its token, and nobody else's are touched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from sweeps.orphans import TOKEN_VARIABLE, end_orphans, find_orphans, kill_children, mark_children
+
+_SLEEP = "import time; print('up', flush=True); time.sleep(60)"
+_STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + _SLEEP
+
+
+def _start(code: str, token: str) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, TOKEN_VARIABLE: token},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    return child
+
+
+def test_only_the_tokens_own_processes_end() -> None:
+    with _start(_SLEEP, "dead-driver") as ours, _start(_SLEEP, "other-driver") as other:
+        try:
+            assert [process.pid for process in find_orphans("dead-driver")] == [ours.pid]
+            assert end_orphans("dead-driver") == 1
+            assert not psutil.pid_exists(ours.pid) or psutil.Process(ours.pid).status() == "zombie"
+            assert other.poll() is None
+        finally:
+            kill_children("other-driver")
+
+
+def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sweeps.orphans._GRACE_SECONDS", 0.2)
+    with _start(_STUBBORN, "stubborn") as child:
+        assert end_orphans("stubborn") == 1
+        assert not psutil.pid_exists(child.pid)
+
+
+def test_no_orphans_is_no_error() -> None:
+    assert end_orphans("nobody") == 0
+
+
+def test_this_process_is_never_an_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "")
+    mark_children("me")
+    assert find_orphans("me") == []

@@ -1,0 +1,132 @@
+"""Search: what a trial is given depends on the ledger alone, not on how often the driver was
+restarted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.tune.search import Searcher
+
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ledger
+from sweeps.schedulers import make_scheduler
+from sweeps.search import LedgerSearcher, make_sampler
+from sweeps.spec import SearchConfig, SweepSpec, parse_spec
+
+SPEC = """
+name: quad
+task: digits
+metric: val/loss
+mode: min
+trials: 8
+budget: {epochs: 3}
+space:
+  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
+  train.clip.max_norm: {loguniform: [0.1, 10]}
+search: {sampler: tpe, startup_trials: 3}
+"""
+
+
+def _loss(params: dict[str, Any]) -> float:
+    return (params["train.optimizer.lr"] - 0.01) ** 2 + params["train.clip.max_norm"] / 100
+
+
+class Driver:
+    """Asks and tells like a serial sweep does."""
+
+    def __init__(self, path: Path, spec: SweepSpec) -> None:
+        self.ledger = (
+            Ledger.open(path) if path.exists() else Ledger.create(path, mode="min", sweep_id="s")
+        )
+        self.searcher = LedgerSearcher(
+            self.ledger,
+            spec,
+            SweepPaths(path.parent, "quad"),
+            make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode),
+            concurrency=1,
+            threads=1,
+        )
+
+    def ask(self, trial_id: str) -> Any:
+        return self.searcher.suggest(trial_id)
+
+    def tell(self, trial_id: str, config: dict[str, Any]) -> None:
+        number = config["number"]
+        self.ledger.report(number, epoch=1, step=1, value=_loss(config["params"]))
+        self.ledger.finish(number, "complete")
+        self.searcher.on_trial_complete(trial_id)
+
+
+@pytest.fixture
+def spec() -> SweepSpec:
+    return parse_spec(SPEC, "quad.yaml")
+
+
+def _run(path: Path, spec: SweepSpec, *, killed_after: set[int]) -> list[dict[str, Any]]:
+    """Run to the end; after the given trials were asked for, the driver dies without telling."""
+    driver = Driver(path, spec)
+    for turn in range(100):
+        config = driver.ask(f"t{turn}")
+        if config == Searcher.FINISHED:
+            return [dict(trial.params) for trial in driver.ledger.trials()]
+        if config["number"] in killed_after:
+            killed_after = killed_after - {config["number"]}
+            driver = Driver(path, spec)
+        else:
+            driver.tell(f"t{turn}", config)
+    raise AssertionError("the search did not end")
+
+
+def test_suggestions_after_a_resume_equal_those_of_one_driver(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    once = _run(tmp_path / "once.db", spec, killed_after=set())
+    killed = _run(tmp_path / "killed.db", spec, killed_after={0, 2, 5})
+    assert len(once) == 8
+    assert killed == once
+
+
+def test_an_unfinished_trial_is_handed_out_first_with_its_number_and_parameters(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    driver = Driver(tmp_path / "l.db", spec)
+    first = driver.ask("a")
+    again = Driver(tmp_path / "l.db", spec).ask("b")
+    assert (again["number"], again["params"], again["config"]) == (
+        0,
+        first["params"],
+        first["config"],
+    )
+
+
+def test_no_more_than_the_concurrency_are_live(tmp_path: Path, spec: SweepSpec) -> None:
+    driver = Driver(tmp_path / "l.db", spec)
+    driver.ask("a")
+    assert driver.ask("b") is None
+    driver.searcher.on_trial_complete("a")
+    assert driver.ask("b")["number"] == 1
+
+
+def test_draining_hands_out_nothing(tmp_path: Path, spec: SweepSpec) -> None:
+    driver = Driver(tmp_path / "l.db", spec)
+    driver.searcher.draining = True
+    assert driver.ask("a") == Searcher.FINISHED
+    assert driver.ledger.trials() == []
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "cmaes", "qmc"])
+def test_each_sampler_of_the_spec_suggests_inside_the_space(
+    tmp_path: Path, spec: SweepSpec, sampler: Any
+) -> None:
+    ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
+    space = {key: distribution.to_optuna() for key, distribution in spec.space.items()}
+    for number in range(5):
+        config = SearchConfig(sampler=sampler, startup_trials=2)
+        trial = ledger.ask(space, make_sampler(config, seed=0, number=number))
+        assert 1e-4 <= trial.params["train.optimizer.lr"] <= 1e-1
+        ledger.report(trial.number, epoch=1, step=1, value=_loss(trial.params))
+        ledger.finish(trial.number, "complete")
+    assert len({str(trial.params) for trial in ledger.trials()}) == 5
