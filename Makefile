@@ -1,0 +1,56 @@
+# Two commands for users: `make demo` and `make test`. Everything else is for people who change the project.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: help env demo test unit check format chaos bench gpu picture clean
+
+help:  ## Show this help
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+env: $(READY)  ## Make the environment in .venv/
+
+$(READY): pyproject.toml .ci/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; $$($(PYTHON) --version) was found. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+	  { echo "The venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv -c .ci/constraints.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints .ci/constraints.txt --group dev -e .
+	@touch $@
+
+demo: $(READY)  ## Run the digits sweep to its end and say how to look at it
+	@if [ -e runs/digits/sweep.yaml ]; then $(BIN)/sweep resume digits; \
+	 else $(BIN)/sweep run sweeps/examples/digits.yaml; fi
+
+test: $(READY)  ## Run the tests
+	$(BIN)/python -m pytest
+
+unit: $(READY)  ## Run the quick tests only
+	$(BIN)/python -m pytest tests/unit tests/contract tests/golden
+
+check: $(READY)  ## Lint, types and import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+chaos: $(READY)  ## Run the fault matrix
+	$(BIN)/python -m pytest tests/chaos
+
+bench: $(READY)  ## Measure, and print one table
+	$(BIN)/python -m tests.bench
+
+gpu: $(READY)  ## Run the tests that need a GPU
+	$(BIN)/python -m pytest tests/gpu
+
+picture: $(READY)  ## Take the README's picture of the MLflow UI again, from the demo's sweep
+	$(BIN)/python -m tests.browser.picture
+
+clean:  ## Remove the environment and all caches, but no sweep
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
