@@ -1,0 +1,163 @@
+"""What every recorder keeps to, whichever it is; the real one is read back from a real store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tracking.mlflow_recorder import MlflowRecorder
+from tracking.recorder import MemoryRecorder, MemoryRun, NullRecorder, Recorder
+
+
+class Line(NamedTuple):
+    step: int
+    timestamp_ms: int
+    metrics: dict[str, float]
+
+
+@dataclass
+class Case:
+    """A recorder, and how to see what it kept of a run (None: it keeps nothing)."""
+
+    recorder: Recorder
+    look: Callable[[int | None], MemoryRun] | None
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of one tracking store: making its tables takes seconds."""
+    root = tmp_path_factory.mktemp("store")
+    yield root
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    if engine := SqlAlchemyStore._engine_map.get(f"sqlite:///{root}/mlflow.db"):
+        engine.dispose()  # its pool would warn of open connections
+
+
+@pytest.fixture(params=["null", "memory", pytest.param("mlflow", marks=pytest.mark.integration)])
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
+    if request.param == "null":
+        yield Case(NullRecorder(), None)
+    elif request.param == "memory":
+        memory = MemoryRecorder()
+        yield Case(memory, lambda trial: memory.runs[trial])
+    else:
+        root = request.getfixturevalue("store")
+        uri = f"sqlite:///{root}/mlflow.db"
+        recorder = MlflowRecorder(
+            uri, root / "artifacts", "contract", tmp_path.name, tmp_path / "outbox", {}, {}
+        )
+
+        def look(trial: int | None) -> MemoryRun:
+            assert recorder.flush(120) == 0
+            return _read(uri, recorder.parent_run_id if trial is None else recorder.run_id(trial))
+
+        yield Case(recorder, look)
+        assert recorder.close(60) == 0
+
+
+def _read(uri: str, run_id: str | None) -> MemoryRun:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    run = client.get_run(run_id)
+    points: dict[tuple[str, int], float] = {}
+    for key in run.data.metrics:
+        for metric in client.get_metric_history(run_id, key):
+            assert (key, metric.step) not in points, "recorded twice"
+            points[key, metric.step] = metric.value
+    artifacts = {}
+    root = Path(run.info.artifact_uri.removeprefix("file://"))
+    for path in root.rglob("*") if root.exists() else ():
+        if path.is_file():
+            artifacts[str(path.relative_to(root))] = path.read_bytes()
+    return MemoryRun(run.data.params, run.data.tags, points, artifacts, run.info.status)
+
+
+def test_it_is_a_recorder(case: Case) -> None:
+    assert isinstance(case.recorder, Recorder)
+
+
+def test_a_trial_from_start_to_finish(case: Case) -> None:
+    case.recorder.start(0, {"train.lr": 0.1, "task": None, "flag": True}, {"node": "a"})
+    case.recorder.log(0, [Line(1, 1000, {"loss": 2.0}), Line(2, 2000, {"loss": 1.0, "acc": 0.5})])
+    case.recorder.tag(0, {"node": "b"})
+    case.recorder.finish(0, "FINISHED", {"reason": "done"})
+    if case.look:
+        run = case.look(0)
+        assert run.params == {"train.lr": "0.1", "task": "None", "flag": "True"}
+        assert run.points == {("loss", 1): 2.0, ("loss", 2): 1.0, ("acc", 2): 0.5}
+        assert {"node": "b", "reason": "done"}.items() <= run.tags.items()
+        assert run.status == "FINISHED"
+
+
+def test_replayed_steps_change_nothing(case: Case) -> None:
+    case.recorder.start(0, {}, {})
+    case.recorder.log(0, [Line(1, 1000, {"loss": 2.0}), Line(2, 2000, {"loss": 1.0})])
+    case.recorder.start(0, {}, {})
+    case.recorder.log(0, [Line(2, 9000, {"loss": 7.0, "new": 1.0}), Line(3, 9001, {"loss": 0.5})])
+    if case.look:
+        expected = {("loss", 1): 2.0, ("loss", 2): 1.0, ("loss", 3): 0.5, ("new", 2): 1.0}
+        assert case.look(0).points == expected
+
+
+def test_non_finite_values(case: Case) -> None:
+    values = (math.inf, math.nan, -math.inf)
+    case.recorder.log(0, [Line(step, step, {"loss": v}) for step, v in enumerate(values)])
+    if case.look:
+        points = case.look(0).points
+        assert math.isnan(points.pop(("loss", 1)))
+        assert points == {("num_infinite/loss", 0): 1.0, ("num_infinite/loss", 2): 2.0}
+
+
+def test_parameters_stay_and_changes_become_tags(case: Case) -> None:
+    case.recorder.start(0, {"lr": 0.1, "wd": 0}, {})
+    case.recorder.finish(0, "KILLED", {})
+    case.recorder.start(0, {"lr": 0.2, "wd": 0, "more": 1}, {})
+    if case.look:
+        run = case.look(0)
+        assert run.params == {"lr": "0.1", "wd": "0", "more": "1"}
+        assert run.tags["param_changed.lr"] == "0.2"
+        assert "param_changed.wd" not in run.tags
+        assert run.status == "RUNNING"
+
+
+def test_the_sweep_has_a_run_of_its_own(case: Case, tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text("seed: 0")
+    case.recorder.tag(None, {"best": "3"})
+    case.recorder.artifact(None, file, "sweep.yaml")
+    case.recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})
+    if case.look:
+        run = case.look(None)
+        assert {"best": "3", "reason": "no trial succeeded"}.items() <= run.tags.items()
+        assert (run.status, run.artifacts) == ("FAILED", {"sweep.yaml": b"seed: 0"})
+
+
+def test_artifacts_are_copies(case: Case, tmp_path: Path) -> None:
+    file = tmp_path / "now.txt"
+    file.write_text("then")
+    case.recorder.start(0, {}, {})
+    case.recorder.artifact(0, file, "notes/a.txt")
+    file.unlink()
+    if case.look:
+        assert case.look(0).artifacts == {"notes/a.txt": b"then"}
+
+
+@pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../../x"])
+def test_artifact_names_stay_below_the_run(case: Case, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"artifact name is .*; it must be a relative path"):
+        case.recorder.artifact(0, tmp_path, name)
+
+
+def test_odd_metric_names_are_kept_apart(case: Case) -> None:
+    case.recorder.log(0, [Line(1, 1, {"a?": 1.0, "a!": 2.0, "x" * 300: 3.0, "ok/name": 4.0})])
+    if case.look:
+        points = case.look(0).points
+        assert sorted(points.values()) == [1.0, 2.0, 3.0, 4.0]
+        assert points["ok/name", 1] == 4.0

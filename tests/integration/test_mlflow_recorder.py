@@ -1,0 +1,284 @@
+"""The recorder on a real SQLite store, read back by MLflow's own client."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from tracking.mlflow_recorder import MlflowRecorder, sync
+from tracking.reader import runs_of_sweep
+from tracking.ui import start_server
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+LONG = 60
+
+
+class Line(NamedTuple):
+    step: int
+    timestamp_ms: int
+    metrics: dict[str, float]
+
+
+class Store:
+    """One store for the module: making its tables takes seconds."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uri = f"sqlite:///{root / 'mlflow.db'}"
+        self.artifacts = root / "mlartifacts"
+
+    def recorder(
+        self, sweep_id: str, experiment: str = "digits", **options: object
+    ) -> MlflowRecorder:
+        return MlflowRecorder(
+            self.uri,
+            self.artifacts,
+            experiment,
+            sweep_id,
+            self.root / sweep_id / "outbox",
+            {"who": "test"},
+            {"trials": 4},
+            name=f"sweep {sweep_id}",
+            **options,  # type: ignore[arg-type]
+        )
+
+    @property
+    def client(self) -> MlflowClient:
+        from mlflow import MlflowClient
+
+        return MlflowClient(tracking_uri=self.uri)
+
+    def runs(self, sweep_id: str, experiment: str = "digits") -> dict[int | None, Run]:
+        found = runs_of_sweep(self.uri, experiment, sweep_id)
+        assert len(found) == len({run.trial for run in found}), "one run per trial"
+        return {run.trial: self.client.get_run(run.run_id) for run in found}
+
+    def history(self, run: Run, key: str) -> list[tuple[int, int, float]]:
+        history = self.client.get_metric_history(run.info.run_id, key)
+        return sorted((m.step, m.timestamp, m.value) for m in history)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    built = Store(tmp_path_factory.mktemp("root"))
+    yield built
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    SqlAlchemyStore._engine_map[built.uri].dispose()  # its pool would warn of open connections
+
+
+def lines(first: int, last: int) -> list[Line]:
+    return [
+        Line(s, 10**12 + s, {"train/loss": 1 / (1 + s), "train/lr": s * 0.1})
+        for s in range(first, last + 1)
+    ]
+
+
+def test_a_sweep_is_one_run_with_a_child_per_trial(store: Store, tmp_path: Path) -> None:
+    figure = tmp_path / "loss.svg"
+    figure.write_text("<svg/>")
+    recorder = store.recorder("whole")
+    for trial in (0, 12):
+        recorder.start(trial, {"train.lr": 0.1, "task.note": "x" * 7000}, {"node": "here"})
+        recorder.log(trial, lines(1, 700))
+    recorder.log(12, [Line(701, 10**12 + 701, {"train/loss": math.nan, "train/lr": math.inf})])
+    recorder.artifact(0, figure, "figures/loss.svg")
+    recorder.finish(0, "FINISHED", {"reason": "done"})
+    recorder.finish(12, "KILLED", {"reason": "pruned"})
+    recorder.tag(None, {"best": "0"})
+    recorder.finish(None, "FINISHED", {})
+    assert recorder.close(LONG) == 0
+
+    runs = store.runs("whole")
+    assert runs.keys() == {None, 0, 12}
+    parent = runs[None]
+    assert (parent.info.run_name, parent.info.status) == ("sweep whole", "FINISHED")
+    assert parent.info.run_id == recorder.parent_run_id
+    assert parent.info.experiment_id == recorder.experiment_id
+    assert parent.data.params == {"trials": "4"}
+    assert {
+        "who": "test",
+        "best": "0",
+        "gradsweep.role": "sweep",
+    }.items() <= parent.data.tags.items()
+    for trial, status in ((0, "FINISHED"), (12, "KILLED")):
+        run = runs[trial]
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert (run.info.run_name, run.info.status) == (f"trial-{trial:04d}", status)
+        assert run.info.run_id == recorder.run_id(trial)
+        assert run.info.end_time >= run.info.start_time
+        assert run.data.params["train.lr"] == "0.1"
+        assert len(run.data.params["task.note"]) == 6000
+        expected = [
+            (row.step, row.timestamp_ms, row.metrics["train/loss"]) for row in lines(1, 700)
+        ]
+        assert store.history(run, "train/loss")[:700] == expected
+    assert math.isnan(store.history(runs[12], "train/loss")[700][2])
+    assert store.history(runs[12], "num_infinite/train/lr") == [(701, 10**12 + 701, 1.0)]
+    assert len(store.history(runs[12], "train/lr")) == 700
+    stored = store.root / "mlartifacts" / "digits" / runs[0].info.run_id / "artifacts" / "figures"
+    assert [path.read_text() for path in stored.iterdir()] == ["<svg/>"]
+
+
+def test_a_resumed_trial_keeps_its_run(store: Store) -> None:
+    recorder = store.recorder("resumed")
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, lines(1, 50))
+    recorder.finish(0, "KILLED", {})
+    assert recorder.close(LONG) == 0
+    recorder = store.recorder("resumed")
+    recorder.start(0, {"lr": 2, "new": True}, {})
+    recorder.log(0, lines(31, 80))
+    assert recorder.close(LONG) == 0
+    run = store.runs("resumed")[0]
+    assert run.info.status == "RUNNING"
+    assert run.data.params == {"lr": "1", "new": "True"}
+    assert run.data.tags["param_changed.lr"] == "2"
+    assert [step for step, _, _ in store.history(run, "train/loss")] == list(range(1, 81))
+
+
+def test_a_driver_killed_while_it_delivers_leaves_nothing_doubled(store: Store) -> None:
+    program = """
+import os, signal, sys
+from pathlib import Path
+from tracking import mlflow_server
+from tracking.mlflow_recorder import MlflowRecorder
+from tracking.points import PackedRow
+sent = 0
+real = mlflow_server.MlflowServer.log_points
+def log_points(self, run_id, points):
+    global sent
+    real(self, run_id, points)
+    sent += 1
+    if sent == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+mlflow_server.MlflowServer.log_points = log_points
+uri, root = sys.argv[1:]
+recorder = MlflowRecorder(uri, None, "digits", "killed", Path(root), {}, {})
+for trial in range(3):
+    recorder.start(trial, {"lr": trial}, {})
+    steps = range(1, 41)
+    recorder.log(trial, [PackedRow(s, 10**12 + s, {"train/loss": 1 / (1 + s)}) for s in steps])
+recorder.close(60)
+"""
+    outbox = store.root / "killed" / "outbox"
+    command = [sys.executable, "-c", program, store.uri, str(outbox)]
+    assert subprocess.run(command, cwd=ROOT, timeout=120, check=False).returncode == -9
+    recorder = store.recorder("killed")
+    for trial in range(3):
+        recorder.start(trial, {"lr": trial}, {})
+        recorder.log(trial, lines(1, 60))
+    assert recorder.close(LONG) == 0
+    runs = store.runs("killed")
+    assert runs.keys() == {None, 0, 1, 2}
+    for trial in range(3):
+        assert [step for step, _, _ in store.history(runs[trial], "train/loss")] == list(
+            range(1, 61)
+        )
+
+
+def test_a_deleted_outbox_or_experiment_or_run_doubles_nothing(store: Store) -> None:
+    recorder = store.recorder("lost", "short-lived")
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, lines(1, 50))
+    assert recorder.close(LONG) == 0
+    run_id = recorder.run_id(0)
+    assert run_id is not None
+    for path in (store.root / "lost" / "outbox").iterdir():
+        path.unlink()
+    store.client.delete_run(run_id)
+    store.client.delete_experiment(recorder.experiment_id)
+    recorder = store.recorder("lost", "short-lived")
+    recorder.log(0, lines(1, 70))
+    assert recorder.close(LONG) == 0
+    run = store.runs("lost", "short-lived")[0]
+    assert run.info.run_id == run_id
+    assert [step for step, _, _ in store.history(run, "train/loss")] == list(range(1, 71))
+
+
+def test_sync_delivers_and_a_second_one_adds_nothing(store: Store) -> None:
+    recorder = store.recorder("offline", open_server=_refuse)
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, lines(1, 50))
+    recorder.finish(0, "FINISHED", {})
+    recorder.finish(None, "FINISHED", {})
+    assert recorder.close(0.1) == 5
+    outbox = store.root / "offline" / "outbox"
+    for _ in range(2):
+        assert sync(store.uri, store.artifacts, "digits", "offline", outbox, timeout=LONG) == 0
+        runs = store.runs("offline")
+        assert {trial: run.info.status for trial, run in runs.items()} == {
+            None: "FINISHED",
+            0: "FINISHED",
+        }
+        assert [step for step, _, _ in store.history(runs[0], "train/loss")] == list(range(1, 51))
+
+
+def test_a_sweep_without_runs_has_none(store: Store) -> None:
+    assert runs_of_sweep(store.uri, "absent", "s") == []
+
+
+def test_nothing_is_written_beside_the_store_and_the_terminal_stays_quiet(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from tracking.mlflow_recorder import MlflowRecorder
+recorder = MlflowRecorder(sys.argv[1], Path(sys.argv[2]), "x", "s", Path(sys.argv[3]), {}, {})
+imported = "mlflow" in sys.modules
+recorder.start(0, {}, {})
+sys.exit(recorder.close(60))
+"""
+    work, root = tmp_path / "work", tmp_path / "root"
+    work.mkdir()
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        f"sqlite:///{root}/mlflow.db",
+        f"{root}/a",
+        f"{root}/outbox",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=work,
+        env={"PYTHONPATH": str(ROOT), "HOME": str(work)},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert [path for path in work.rglob("*") if path.is_file()] == []
+
+
+def test_the_user_interface_starts_and_leaves_no_process(store: Store) -> None:
+    import psutil
+
+    with start_server(store.uri, store.artifacts) as server:
+        with urllib.request.urlopen(
+            f"{server.url}/api/2.0/mlflow/experiments/search?max_results=10"
+        ) as answer:
+            names = {experiment["name"] for experiment in json.load(answer)["experiments"]}
+        assert "digits" in names
+        family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        assert {
+            c.laddr.ip for p in family for c in p.net_connections() if c.status == "LISTEN"
+        } == {"127.0.0.1"}
+        assert not any(store.uri in " ".join(process.cmdline()) for process in family)
+    assert not any(process.is_running() and process.status() != "zombie" for process in family)
+
+
+def _refuse() -> object:
+    raise ConnectionRefusedError

@@ -1,0 +1,253 @@
+"""Delivery against a server that refuses, commits and then fails, or commits late."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tracking.delivery import Delivery, Refused, RunGone
+from tracking.outbox import SWEEP, Outbox
+from tracking.points import PackedRow
+
+
+class House:
+    """An outbox, a server and a delivery between them."""
+
+    def __init__(self, module: ModuleType, directory: Path) -> None:
+        self.module = module
+        self.directory = directory
+        self.server = module.DiskServer(directory / "server.db")
+        self.outbox = Outbox(directory / "outbox")
+        self.delivery = self.new_delivery()
+
+    def new_delivery(self) -> Delivery:
+        return Delivery(
+            self.outbox,
+            self.server,
+            sweep_id="s1",
+            name="digits",
+            tags={"mlflow.user": "ada", "x": "y"},
+        )
+
+    def start(self, trial: int, tags: dict[str, str] | None = None, **params: str) -> None:
+        self.outbox.append(trial, "start", {"params": params, "tags": tags or {}, "time": 5})
+
+    def log(self, trial: int, first: int, last: int) -> None:
+        self.outbox.append_rows(trial, self.module.lines(trial, first, last))
+
+    def attempt(self) -> bool:
+        """One attempt, as the thread makes it; True when nothing is left."""
+        try:
+            self.delivery.connect()
+            self.delivery.drain(lambda: False)
+        except (OSError, TimeoutError):
+            self.delivery.disconnect()
+        return self.outbox.pending == 0
+
+    def deliver(self) -> None:
+        for _ in range(200):
+            if self.attempt():
+                return
+        pytest.fail("200 attempts did not deliver everything")
+
+
+@pytest.fixture
+def house(disk_server: ModuleType, tmp_path: Path) -> Iterator[House]:
+    built = House(disk_server, tmp_path)
+    yield built
+    built.outbox.close()
+    built.server.close()
+
+
+def fail_sometimes(
+    seed: int, places: str, error: Callable[[], Exception]
+) -> Callable[[str], None]:
+    generator = random.Random(seed)
+
+    def fault(place: str) -> None:
+        if place.startswith(places) and generator.random() < 0.4:
+            raise error()
+
+    return fault
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("places", "error"),
+    [
+        ("before", ConnectionRefusedError),
+        ("after", ConnectionResetError),
+        ("after", TimeoutError),
+        ("", OSError),
+    ],
+    ids=["refuses", "commits-then-raises", "commits-then-times-out", "anything"],
+)
+def test_a_flaky_server_gets_everything_once(
+    house: House, places: str, error: Callable[[], Exception], seed: int
+) -> None:
+    house.server.fault = fail_sometimes(seed, places, error)
+    for trial in range(3):
+        house.start(trial, lr=str(trial))
+    for first in range(1, house.module.STEPS, 40):
+        for trial in range(3):
+            house.log(trial, 1, first + 39)  # every append replays all that came before
+        house.deliver()
+    for trial in range(3):
+        house.outbox.append(trial, "finish", {"status": "FINISHED", "time": 9, "tags": {}})
+    house.deliver()
+    for trial in range(3):
+        assert house.server.points(trial) == house.module.expected(trial)
+        [(status, params, _)] = house.server.runs(trial)
+        assert (status, params) == ("FINISHED", {"lr": str(trial)})
+    assert len(house.server.runs(SWEEP)) == 1
+
+
+def test_a_run_carries_the_tags_by_which_it_is_found(house: House) -> None:
+    house.start(7, tags={"own": "tag"})
+    house.deliver()
+    [(status, _, tags)] = house.server.runs(7)
+    assert status == "RUNNING"
+    assert tags == {
+        "gradsweep.sweep_id": "s1",
+        "gradsweep.trial": "7",
+        "gradsweep.role": "trial",
+        "mlflow.runName": "trial-0007",
+        "mlflow.parentRunId": house.outbox.run_id(SWEEP),
+        "mlflow.user": "ada",
+        "own": "tag",
+    }
+    [(_, _, parent)] = house.server.runs(SWEEP)
+    assert parent == {
+        "gradsweep.sweep_id": "s1",
+        "gradsweep.role": "sweep",
+        "mlflow.runName": "digits",
+    }
+
+
+def test_a_clean_delivery_reads_nothing_back(house: House) -> None:
+    house.start(0)
+    house.log(0, 1, 100)
+    house.deliver()
+    house.log(0, 1, 120)
+    house.deliver()
+    assert house.server.calls == {"log_points": 2}
+
+
+def test_starting_again_reopens_and_tags_what_changed(house: House) -> None:
+    house.start(0, lr="1", wd="2")
+    house.outbox.append(0, "finish", {"status": "KILLED", "time": 9, "tags": {"reason": "signal"}})
+    house.deliver()
+    house.start(0, lr="1", wd="3", momentum="4")
+    house.deliver()
+    [(status, params, tags)] = house.server.runs(0)
+    assert status == "RUNNING"
+    assert params == {"lr": "1", "wd": "2", "momentum": "4"}
+    assert tags["param_changed.wd"] == "3"
+    assert "param_changed.lr" not in tags
+
+
+def test_a_record_that_is_refused_for_good_holds_up_nothing(house: House) -> None:
+    real = house.server.set_tags
+
+    def picky(run_id: str, tags: dict[str, str]) -> None:
+        if "bad" in tags:
+            raise Refused("the tag 'bad' is not allowed here")
+        real(run_id, tags)
+
+    house.server.set_tags = picky
+    house.start(0)
+    house.outbox.append(0, "tags", {"bad": "1"})
+    house.log(0, 1, 120)
+    house.outbox.append(0, "tags", {"good": "1"})
+    house.deliver()
+    assert house.server.points(0) == house.module.expected(0)
+    assert house.server.runs(0)[0][2]["good"] == "1"
+    [(kind, reason)] = house.outbox._db.execute("SELECT kind, reason FROM refused").fetchall()
+    assert (kind, reason) == ("tags", "the tag 'bad' is not allowed here")
+
+
+def test_only_the_refused_record_of_a_batch_is_set_aside(house: House) -> None:
+    real = house.server.log_points
+
+    def picky(run_id: str, points: list[Any]) -> None:
+        if any(point.step == 15 for point in points):
+            raise Refused("step 15 is unlucky")
+        real(run_id, points)
+
+    house.server.log_points = picky
+    for first in (1, 11, 21):
+        house.log(0, first, first + 9)
+    house.deliver()
+    assert {step for _, step, _ in house.server.points(0)} == {*range(1, 11), *range(21, 31)}
+
+
+def test_a_run_in_the_trash_is_restored(house: House) -> None:
+    house.start(0)
+    house.log(0, 1, 60)
+    house.deliver()
+    house.server.delete_run(house.outbox.run_id(0))
+    house.delivery.disconnect()
+    house.log(0, 1, 120)
+    house.deliver()
+    assert house.server.points(0) == house.module.expected(0)
+
+
+def test_runs_that_are_gone_are_recorded_anew_and_can_be_refilled(house: House) -> None:
+    house.start(0)
+    house.log(0, 1, 60)
+    house.deliver()
+    house.server.wipe()
+    house.log(0, 61, 70)
+    with pytest.raises(RunGone):
+        house.delivery.drain(lambda: False)
+    house.delivery.disconnect()
+    house.deliver()
+    house.log(0, 1, 120)
+    house.deliver()
+    assert {step for _, step, _ in house.server.points(0)} >= set(range(61, 121))
+    assert len(house.server.points(0)) == len(set(house.server.points(0)))
+
+
+def test_an_empty_twin_of_a_late_create_is_deleted(house: House) -> None:
+    house.start(0, lr="1")
+    house.deliver()
+    house.server.create_run("7", 99, {"gradsweep.trial": "0"})
+    house.delivery.disconnect()
+    house.deliver()
+    house.delivery.connect()
+    assert len(house.server.runs(0)) == 1
+    assert house.server.runs(0)[0][1] == {"lr": "1"}
+
+
+def test_a_lost_outbox_goes_on_counting_infinite_values(house: House) -> None:
+    infinite = [PackedRow(step, step, {"loss": float("inf")}) for step in (1, 2)]
+    house.outbox.append_rows(0, infinite)
+    house.deliver()
+    house.outbox.close()
+    house.outbox = Outbox(house.directory / "another")
+    house.delivery = house.new_delivery()
+    house.start(0)
+    house.deliver()
+    house.outbox.append_rows(0, [*infinite, PackedRow(3, 3, {"loss": float("inf")})])
+    house.deliver()
+    assert house.server.points(0) == [
+        ("num_infinite/loss", 1, 1.0),
+        ("num_infinite/loss", 2, 2.0),
+        ("num_infinite/loss", 3, 3.0),
+    ]
+
+
+def test_artifacts_arrive_under_their_path(house: House, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"content")
+    house.outbox.append_artifact(0, tmp_path / "x", "figures/loss.png")
+    house.outbox.append_artifact(SWEEP, tmp_path / "x", "sweep.yaml")
+    house.deliver()
+    assert sorted(house.server.files()) == [
+        ("figures/loss.png", b"content"),
+        ("sweep.yaml", b"content"),
+    ]

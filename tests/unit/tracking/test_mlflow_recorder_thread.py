@@ -1,0 +1,179 @@
+"""The recorder's thread makes no caller wait, raises into none, and stops in time."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tracking import mlflow_recorder
+from tracking.delivery import Server
+from tracking.mlflow_recorder import MlflowRecorder, sync
+from tracking.outbox import Outbox
+from tracking.outbox_status import pending
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_recorder, "_LINGER_SECONDS", 0.0)
+    monkeypatch.setattr(mlflow_recorder, "_FIRST_DELAY_SECONDS", 0.01)
+
+
+@pytest.fixture
+def server(disk_server: ModuleType, tmp_path: Path) -> Iterator[Any]:
+    built = disk_server.DiskServer(tmp_path / "server.db")
+    yield built
+    built.close()
+
+
+def recorder_on(outbox: Path, open_server: Callable[[], Server], **options: Any) -> MlflowRecorder:
+    return MlflowRecorder(
+        "unused", None, "x", "s1", outbox, {}, {}, open_server=open_server, **options
+    )
+
+
+def test_ids_are_known_once_delivered_and_at_once_in_the_next_process(
+    tmp_path: Path, server: Any
+) -> None:
+    recorder = recorder_on(tmp_path / "outbox", lambda: server)
+    recorder.start(0, {}, {})
+    assert recorder.wait_ready(10)
+    assert recorder.flush(10) == 0
+    ids = (recorder.experiment_id, recorder.parent_run_id, recorder.run_id(0))
+    assert None not in ids
+    assert recorder.run_id(1) is None
+    assert recorder.close(10) == 0
+
+    gate = threading.Event()
+
+    def unreachable() -> Server:
+        gate.wait()
+        raise ConnectionRefusedError
+
+    recorder = recorder_on(tmp_path / "outbox", unreachable)
+    assert (recorder.experiment_id, recorder.parent_run_id, recorder.run_id(0)) == ids
+    assert not recorder.wait_ready(0)
+    gate.set()
+    assert recorder.close(0.1) == 1
+
+
+def test_verbs_return_at_once_while_the_server_hangs(
+    tmp_path: Path, server: Any, disk_server: ModuleType
+) -> None:
+    gate = threading.Event()
+    server.fault = lambda _: gate.wait()
+    recorder = recorder_on(tmp_path / "outbox", lambda: server)
+    started = time.monotonic()
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
+    recorder.finish(0, "FINISHED", {})
+    assert time.monotonic() - started < 1
+    started = time.monotonic()
+    assert recorder.close(0.2) == recorder.pending() == 4
+    assert time.monotonic() - started < 1
+    gate.set()
+    recorder._thread.join(10)
+    assert not recorder._thread.is_alive()
+
+
+def test_an_outage_is_told_once_and_survived(
+    tmp_path: Path, server: Any, disk_server: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_down = threading.Event()
+    is_down.set()
+
+    def fault(_: str) -> None:
+        if is_down.is_set():
+            raise ConnectionRefusedError("http://ada:hunter2@tracking refused")
+
+    server.fault = fault
+    with caplog.at_level(logging.INFO, "tracking"):
+        recorder = recorder_on(tmp_path / "outbox", lambda: server)
+        recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
+        assert recorder.flush(0.3) == 2
+        is_down.clear()
+        assert recorder.flush(10) == 0
+        assert recorder.close(10) == 0
+    assert server.points(0) == disk_server.expected(0)
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 2
+    assert "wait, the tracking server does not answer (ConnectionRefusedError: " in texts[0]
+    assert "hunter2" not in texts[0]
+    assert texts[1] == "the tracking server answers again"
+
+
+def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
+    tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> Server:
+        raise ConnectionRefusedError
+
+    recorder = recorder_on(tmp_path / "outbox", refuse)
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
+    recorder.finish(0, "FINISHED", {})
+    assert recorder.close(0.1) == pending(tmp_path / "outbox") == 4
+
+    stand_in = ModuleType("tracking.mlflow_server")
+    stand_in.MlflowServer = lambda *_: server  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tracking.mlflow_server", stand_in)
+    for _ in range(2):
+        assert sync("unused", None, "x", "s1", tmp_path / "outbox", timeout=10) == 0
+        assert server.points(0) == disk_server.expected(0)
+        assert server.runs(0)[0][0] == "FINISHED"
+
+
+def test_sync_of_nothing_creates_nothing(tmp_path: Path) -> None:
+    assert sync("http://nowhere.invalid", None, "x", "s1", tmp_path / "outbox", timeout=10) == 0
+    assert not (tmp_path / "outbox").exists()
+
+
+def test_it_waits_for_another_process_that_delivers(tmp_path: Path, server: Any) -> None:
+    other = Outbox(tmp_path / "outbox")
+    assert other.own()
+    recorder = recorder_on(tmp_path / "outbox", lambda: server)
+    assert not recorder.wait_ready(0.1)
+    other.close()
+    assert recorder.wait_ready(10)
+    assert recorder.close(10) == 0
+
+
+def test_secrets_are_hidden_before_they_are_written(tmp_path: Path, server: Any) -> None:
+    recorder = recorder_on(tmp_path / "outbox", lambda: server)
+    params = {
+        "task.api_token": "canary-1",
+        "task.url": "s3://user:canary-2@bucket/x",
+        "train.lr": 0.1,
+    }
+    recorder.start(0, params, {"note": "run with --password canary-3"})
+    assert recorder.close(10) == 0
+    [(_, held, tags)] = server.runs(0)
+    assert held == {
+        "task.api_token": "[hidden]",
+        "task.url": "s3://[hidden]@bucket/x",
+        "train.lr": "0.1",
+    }
+    assert tags["note"] == "run with --password [hidden]"
+    assert b"canary" not in b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+
+
+def test_a_sweep_id_that_cannot_be_searched_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sweep_id is \"a' or 'b\"; it must be"):
+        MlflowRecorder("unused", None, "x", "a' or 'b", tmp_path, {}, {})
+
+
+def test_a_damaged_outbox_is_told(
+    tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "outbox").mkdir()
+    (tmp_path / "outbox" / "outbox.db").write_bytes(b"torn" * 500)
+    recorder = recorder_on(tmp_path / "outbox", lambda: server)
+    assert recorder.close(10) == 0
+    assert "outbox.db.damaged-" in caplog.text

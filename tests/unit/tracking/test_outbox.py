@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from tracking.outbox import SWEEP, Outbox, OutboxError
+from tracking.outbox_status import pending, read_outbox
+from tracking.points import Marks, PackedRow
+
+
+def row(step: int, **metrics: float) -> PackedRow:
+    return PackedRow(step, 1000 + step, metrics)
+
+
+def steps(outbox: Outbox, trial: int) -> list[int]:
+    batch = outbox.claim(trial)
+    assert batch is not None
+    return [point.step for record in batch.records for point in record.points]
+
+
+def test_records_of_a_trial_keep_their_order(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.append(3, "start", {"params": {}})
+    outbox.append_rows(3, [row(1, a=1.0)])
+    outbox.append_rows(4, [row(1, a=1.0)])
+    outbox.append_rows(3, [row(2, a=2.0, b=3.0)])
+    outbox.append(3, "finish", {})
+    outbox.append(SWEEP, "tags", {"x": "y"})
+    assert outbox.trials() == [SWEEP, 3, 4]
+    seen = []
+    while batch := outbox.claim(3):
+        seen.append((batch.records[0].kind, len(batch.records)))
+        outbox.delivered(batch)
+    assert seen == [("start", 1), ("metrics", 2), ("finish", 1)]
+    assert outbox.pending == pending(tmp_path) == 2
+    outbox.close()
+
+
+def test_a_batch_holds_at_most_a_thousand_points(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    for first in range(0, 2400, 300):
+        outbox.append_rows(0, [row(first + i, a=1.0) for i in range(300)])
+    outbox.append_rows(0, [row(5000 + i, a=1.0) for i in range(1001)])
+    sizes = []
+    while batch := outbox.claim(0):
+        sizes.append(sum(len(record.points) for record in batch.records))
+        outbox.delivered(batch)
+    assert sizes == [900, 900, 600, 1000, 1]
+    outbox.close()
+
+
+def test_what_was_claimed_is_uncertain_for_the_next_process(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.append_rows(0, [row(1, a=1.0)])
+    claimed = outbox.claim(0)
+    assert claimed is not None
+    assert not claimed.uncertain
+    outbox.append_rows(0, [row(2, a=1.0)])
+    outbox.close()
+
+    outbox = Outbox(tmp_path)
+    again = outbox.claim(0)
+    assert again is not None
+    assert again.uncertain
+    assert again.records == claimed.records, "the certain record behind it waits for its own batch"
+    outbox.delivered(again)
+    assert steps(outbox, 0) == [2]
+    outbox.close()
+
+
+def test_marks_outlive_the_process_and_the_records(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    assert outbox.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2
+    batch = outbox.claim(0)
+    assert batch is not None
+    outbox.delivered(batch)
+    outbox.close()
+    outbox = Outbox(tmp_path)
+    assert outbox.append_rows(0, [row(1, a=9.0), row(2, a=9.0, b=1.0), row(3, a=1.0)]) == 2
+    assert outbox.append_rows(1, [row(1, a=1.0)]) == 1, "each trial has marks of its own"
+    outbox.close()
+
+
+def test_adopting_a_run_raises_marks_and_doubts_what_is_queued(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.append_rows(0, [row(1, a=1.0)])
+    outbox.adopt(0, "r", Marks({"a": 5}))
+    batch = outbox.claim(0)
+    assert batch is not None
+    assert batch.uncertain
+    assert outbox.append_rows(0, [row(5, a=1.0), row(6, a=1.0)]) == 1
+    assert outbox.run_id(0) == "r"
+    outbox.forget(0)
+    assert outbox.run_id(0) is None
+    assert outbox.append_rows(0, [row(1, a=1.0)]) == 1
+    outbox.close()
+
+
+def test_another_process_reads_pending_and_run_ids(tmp_path: Path) -> None:
+    assert read_outbox(tmp_path).pending == 0
+    outbox = Outbox(tmp_path)
+    outbox.append(0, "start", {})
+    outbox.adopt(SWEEP, "parent", None)
+    outbox.adopt(0, "child", None)
+    outbox.experiment_id = "7"
+    status = read_outbox(tmp_path)
+    assert (status.pending, status.experiment_id, status.sweep_run_id) == (1, "7", "parent")
+    assert status.run_ids == {0: "child"}
+    outbox.close()
+    assert pending(tmp_path) == 1
+
+
+def test_a_full_disk_changes_nothing_and_names_path_and_free_bytes(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.append_rows(0, [row(1, a=1.0)])
+    size = outbox._db.execute("PRAGMA page_count").fetchone()[0]
+    outbox._db.execute(f"PRAGMA max_page_count = {size}")
+    big = [row(2 + i, a=float(i)) for i in range(5000)]
+    with pytest.raises(OutboxError, match=rf"{tmp_path}.*full; \d+ bytes are free"):
+        outbox.append_rows(0, big)
+    assert outbox.pending == 1
+    outbox._db.execute("PRAGMA max_page_count = 1000000")
+    assert outbox.append_rows(0, big) == 5000, "the marks did not move either"
+    outbox.close()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutboxError, match="file/outbox"):
+        Outbox(tmp_path / "file" / "outbox")
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database" * 100, b"SQLite format 3\0" + b"\xff" * 5000]
+)
+def test_a_damaged_file_is_moved_aside(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "outbox.db").write_bytes(content)
+    outbox = Outbox(tmp_path)
+    assert outbox.moved_aside is not None
+    assert outbox.moved_aside.read_bytes() == content
+    outbox.append_rows(0, [row(1, a=1.0)])
+    outbox.close()
+    assert pending(tmp_path) == 1
+
+
+def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    Outbox(tmp_path).close()
+    db = sqlite3.connect(tmp_path / "outbox.db")
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(OutboxError, match="version 99; this release reads 1; use the release"):
+        Outbox(tmp_path)
+
+
+def test_artifacts_are_copied_at_once_and_removed_after_delivery(tmp_path: Path) -> None:
+    source = tmp_path / "loss.png"
+    source.write_bytes(b"first")
+    outbox = Outbox(tmp_path / "outbox")
+    outbox.append_artifact(0, source, "figures/best.png")
+    source.write_bytes(b"second")
+    batch = outbox.claim(0)
+    assert batch is not None
+    staged = outbox.directory / batch.records[0].payload["staged"]
+    assert (staged.name, staged.read_bytes()) == ("best.png", b"first")
+    assert batch.records[0].payload["folder"] == "figures"
+    outbox.delivered(batch)
+    assert not list((tmp_path / "outbox" / "artifacts").iterdir())
+    outbox.close()
+
+
+def test_copies_without_a_record_are_removed_on_opening(tmp_path: Path) -> None:
+    source = tmp_path / "a.txt"
+    source.write_text("kept")
+    outbox = Outbox(tmp_path / "outbox")
+    outbox.append_artifact(0, source, "a.txt")
+    outbox.close()
+    orphan = tmp_path / "outbox" / "artifacts" / "0123"
+    orphan.mkdir()
+    Outbox(tmp_path / "outbox").close()
+    assert not orphan.exists()
+    assert [p.read_text() for p in (tmp_path / "outbox").rglob("a.txt")] == ["kept"]
+
+
+def test_missing_artifact_and_bad_names_queue_nothing(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox")
+    with pytest.raises(FileNotFoundError):
+        outbox.append_artifact(0, tmp_path / "absent", "a.txt")
+    for name in ("", "/etc/passwd", "../up", "a/../../up"):
+        with pytest.raises(ValueError, match="artifact name"):
+            outbox.append_artifact(0, tmp_path, name)
+    assert outbox.pending == 0
+    assert not [p for p in (tmp_path / "outbox").rglob("artifacts/*") if p.is_dir()]
+    outbox.close()
+
+
+def test_one_drainer_at_a_time(tmp_path: Path) -> None:
+    first, second = Outbox(tmp_path), Outbox(tmp_path)
+    assert first.own()
+    assert not second.own()
+    first.close()
+    assert second.own()
+    second.close()
+
+
+def test_appends_from_many_threads_are_all_kept(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+
+    def work(trial: int) -> None:
+        for step in range(50):
+            outbox.append_rows(trial, [row(step, a=1.0)])
+
+    threads = [threading.Thread(target=work, args=(trial,)) for trial in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outbox.pending == pending(tmp_path) == 200
+    assert all(steps(outbox, trial) == list(range(50)) for trial in range(4))
+    outbox.close()
+
+
+def test_payloads_are_json_and_files_follow_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        outbox = Outbox(tmp_path / "outbox")
+        outbox.append_rows(0, [row(1, a=float("nan"))])
+    finally:
+        os.umask(old)
+    modes = {path.stat().st_mode & 0o077 for path in outbox.directory.iterdir()}
+    assert modes == {0}
+    [(payload,)] = outbox._db.execute("SELECT payload FROM records").fetchall()
+    assert json.loads(payload)[0][:2] == [1, 1001]
+    outbox.close()
+
+
+def test_nothing_can_be_appended_after_close(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.close()
+    outbox.close()
+    with pytest.raises(OutboxError, match="closed"):
+        outbox.append(0, "start", {})

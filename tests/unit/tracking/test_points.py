@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import math
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracking.limits import MAX_KEY, clean_key, clip_text, split_pairs
+from tracking.points import Marks, PackedRow, parts
+
+rows = st.lists(
+    st.builds(
+        PackedRow,
+        st.integers(0, 30),
+        st.integers(0, 10**13),
+        st.dictionaries(st.sampled_from(["a", "b", "c/d"]), st.floats(), min_size=1),
+    ),
+    max_size=20,
+)
+
+
+def pairs(admitted: list[PackedRow]) -> list[tuple[str, int]]:
+    return [(key, row.step) for row in admitted for key in row.metrics]
+
+
+@given(rows, rows)
+def test_no_key_and_step_is_admitted_twice(
+    first: list[PackedRow], second: list[PackedRow]
+) -> None:
+    marks = Marks()
+    admitted = pairs(marks.admit(first)) + pairs(marks.admit(second)) + pairs(marks.admit(first))
+    assert len(admitted) == len(set(admitted))
+
+
+@given(rows)
+def test_a_replay_is_dropped_whole(logged: list[PackedRow]) -> None:
+    marks = Marks()
+    marks.admit(logged)
+    assert marks.admit(logged) == []
+
+
+def test_infinite_values_are_counted_and_nan_is_kept() -> None:
+    marks = Marks()
+    [first, second, third] = marks.admit(
+        [
+            PackedRow(1, 10, {"loss": math.inf, "lr": 0.1}),
+            PackedRow(2, 20, {"loss": math.nan}),
+            PackedRow(3, 30, {"loss": -math.inf}),
+        ]
+    )
+    assert first.metrics == {"num_infinite/loss": 1.0, "lr": 0.1}
+    assert math.isnan(second.metrics["loss"])
+    assert third.metrics == {"num_infinite/loss": 2.0}
+    assert marks.admit([PackedRow(3, 30, {"loss": 1.0})]) == []
+
+
+def test_marks_rise_and_never_fall() -> None:
+    marks = Marks({"a": 5, "b": 1})
+    marks.raise_to(Marks({"a": 3, "b": 4, "c": 2}, {"num_infinite/a": 2}))
+    assert marks == Marks({"a": 5, "b": 4, "c": 2}, {"num_infinite/a": 2})
+
+
+@given(st.lists(st.integers(1, 1500), max_size=8))
+def test_parts_hold_everything_in_order_and_at_most_a_thousand_points(sizes: list[int]) -> None:
+    packed = [
+        PackedRow(step, 0, {f"k{i}": float(i) for i in range(n)}) for step, n in enumerate(sizes)
+    ]
+    divided = list(parts(packed))
+    assert [pair for part, _ in divided for pair in pairs(part)] == pairs(packed)
+    assert all(0 < num_points == len(pairs(part)) <= 1000 for part, num_points in divided)
+    assert len(divided) == math.ceil(sum(sizes) / 1000)
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_cleaned_keys_are_accepted_and_stay_different(one: str, other: str) -> None:
+    cleaned = clean_key(one)
+    assert 0 < len(cleaned) <= MAX_KEY
+    assert re.fullmatch(r"[/\w.\- :]+", cleaned)
+    assert (cleaned == clean_key(other)) == (one == other)
+    assert clean_key(cleaned) == cleaned
+
+
+def test_ordinary_keys_stay_as_they_are() -> None:
+    for key in ("val/loss", "train.optimizer.lr", "grad_norm/layers.0.weight", "best/val/loss"):
+        assert clean_key(key) == key
+
+
+def test_long_text_is_cut_with_an_ellipsis() -> None:
+    assert clip_text("abc", 3) == "abc"
+    assert clip_text("abcd", 3) == "ab…"
+
+
+def test_pairs_are_split_by_number_and_by_bytes_as_sent() -> None:
+    assert [len(part) for part in split_pairs({str(i): "" for i in range(250)})] == [100, 100, 50]
+    wide = {str(i): "é" * 6000 for i in range(100)}
+    divided = list(split_pairs(wide))
+    assert {key: value for part in divided for key, value in part.items()} == wide
+    assert len(divided) == 5

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tracking.provenance import provenance, redact, redact_value
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://ada:s3cret@db:5432/x", "postgresql://[hidden]@db:5432/x"),
+        ("http://tok@host/path and s3://a:b@c", "http://[hidden]@host/path and s3://[hidden]@c"),
+        ("https://host/p@th?api_key=abc&x=1", "https://host/p@th?api_key=[hidden]&x=1"),
+        ("sweep run --db-password hunter2 a.yaml", "sweep run --db-password [hidden] a.yaml"),
+        ("MLFLOW_TRACKING_TOKEN=abc sweep", "MLFLOW_TRACKING_TOKEN=[hidden] sweep"),
+        ("-s task.api_key='a b' -s x=1", "-s task.api_key=[hidden] -s x=1"),
+        ("secret: abc", "secret: [hidden]"),
+        ("the token is lost and the key was here", "the token is lost and the key was here"),
+        ("-s train.lr=0.1 --trials 4", "-s train.lr=0.1 --trials 4"),
+        ("http://127.0.0.1:5000/#/experiments/1", "http://127.0.0.1:5000/#/experiments/1"),
+    ],
+)
+def test_secrets_are_removed_and_the_rest_is_kept(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    assert redact(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("DB_PASSWORD", True),
+        ("task.api-key", True),
+        ("token", True),
+        ("aws.secret", True),
+        ("num_tokens", False),
+        ("train.optimizer.lr", False),
+        ("keyword", False),
+    ],
+)
+def test_values_of_secret_fields_are_hidden(name: str, hidden: bool) -> None:
+    assert redact_value(name, "v") == ("[hidden]" if hidden else "v")
+    assert redact_value(name, "") == ""
+
+
+def test_the_command_line_is_told_without_secrets(tmp_path: Path) -> None:
+    command = [
+        "/usr/bin/sweep",
+        "run",
+        "my file.yaml",
+        "--token",
+        "canary",
+        "--tracking-uri",
+        "http://u:canary@h",
+    ]
+    tags = provenance(tmp_path, command)
+    assert tags["gradsweep.command"] == (
+        "/usr/bin/sweep run 'my file.yaml' --token '[hidden]' --tracking-uri 'http://[hidden]@h'"
+    )
+    assert tags["mlflow.source.name"] == "sweep"
+
+
+def test_versions_and_machine_are_told(tmp_path: Path) -> None:
+    tags = provenance(tmp_path, ["sweep"])
+    assert {
+        "gradsweep.version.python",
+        "gradsweep.version.mlflow",
+        "gradsweep.host",
+    } <= tags.keys()
+    assert int(tags["gradsweep.num_cpus"]) >= 1
+    assert all(isinstance(value, str) for value in tags.values())
+
+
+def test_git_state_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NAME": "A", "EMAIL": "a@b.invalid"}.items():
+        monkeypatch.setenv(f"GIT_AUTHOR_{name}", value)
+        monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    assert "mlflow.source.git.commit" not in provenance(tmp_path, ["sweep"])
+    git("init", "--initial-branch", "trunk")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-m", "one")
+    tags = provenance(tmp_path, ["sweep"])
+    assert tags["mlflow.source.git.commit"] == git("rev-parse", "HEAD")
+    assert tags["mlflow.source.git.branch"] == "trunk"
+    assert tags["gradsweep.git.dirty"] == "false"
+    (tmp_path / "a").write_text("2")
+    assert provenance(tmp_path, ["sweep"])["gradsweep.git.dirty"] == "true"
+
+
+def test_a_machine_without_git_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "mlflow.source.git.commit" not in provenance(tmp_path, ["sweep"])

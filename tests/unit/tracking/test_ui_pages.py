@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tracking.ui import compare_page, runs_page, start_server
+
+
+def test_the_runs_page_orders_by_a_metric() -> None:
+    url = runs_page("http://127.0.0.1:5000/", "12", "best/val/loss", ascending=True)
+    assert url == (
+        "http://127.0.0.1:5000/#/experiments/12/runs?workflowType=machine_learning"
+        "&orderByKey=metrics.%60best%2Fval%2Floss%60&orderByAsc=true"
+    )
+
+
+def test_the_compare_page_names_runs_and_experiment() -> None:
+    url = compare_page("http://h:1", ["a1", "b2"], "12")
+    path, query = urlsplit(url).fragment.split("?")
+    assert path == "/compare-runs"
+    assert {key: json.loads(value) for key, [value] in parse_qs(query).items()} == {
+        "runs": ["a1", "b2"],
+        "experiments": ["12"],
+    }
+
+
+def test_a_server_is_not_started_on_a_server(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"http://\[hidden\]@h:1 is a tracking server already"):
+        start_server("http://u:p@h:1", tmp_path)

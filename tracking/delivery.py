@@ -1,0 +1,342 @@
+"""Delivering an outbox to a tracking server, so that each (run, key, step) arrives exactly once.
+
+The rule: after anything but a clean acknowledgement nothing is assumed. The next attempt looks for
+the runs again by their tags, and compares metric records that were in flight with what the server
+holds. What must not live here: MLflow (see `tracking.mlflow_server`), threads and waiting (see
+`tracking.mlflow_recorder`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
+from tracking.outbox import SWEEP, Batch, Outbox, Record
+from tracking.points import INFINITE_PREFIX, Marks, Point
+from tracking.recorder import CHANGED_PREFIX
+
+logger = logging.getLogger("tracking")
+
+TAG_SWEEP = "gradsweep.sweep_id"
+TAG_TRIAL = "gradsweep.trial"
+TAG_ROLE = "gradsweep.role"
+TAG_PARENT = "mlflow.parentRunId"
+TAG_NAME = "mlflow.runName"
+
+_INHERITED = ("mlflow.user", "mlflow.source.")
+_MAX_REFUSALS = 2
+
+
+class Refused(Exception):
+    """The server understood a request and will not take its content, now or later."""
+
+
+class RunGone(Exception):
+    """The server does not have the run."""
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run of this sweep as a search returns it."""
+
+    run_id: str
+    trial: int
+    """The trial's number, or `SWEEP`."""
+    start_ms: int
+    deleted: bool = False
+    """In the server's trash: can be restored."""
+    empty: bool = False
+    """Holds neither parameters nor metrics."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a server holds for one run."""
+
+    status: str
+    params: dict[str, str] = field(default_factory=dict)
+    keys: frozenset[str] = frozenset()
+    """The metrics with at least one value."""
+
+
+class Server(Protocol):
+    """What delivery needs of a tracking server.
+
+    Every method may raise anything; `Refused` and `RunGone` are told apart, all else means an
+    unknown outcome.
+    """
+
+    def open_experiment(self) -> str:
+        """Find, restore or create the experiment; returns its id."""
+        ...
+
+    def find_runs(self, experiment_id: str) -> list[FoundRun]:
+        """All runs of the sweep, deleted ones included."""
+        ...
+
+    def create_run(self, experiment_id: str, start_ms: int, tags: Mapping[str, str]) -> str:
+        """Create a run; returns its id."""
+        ...
+
+    def restore_run(self, run_id: str) -> None:
+        """Take a run out of the trash."""
+        ...
+
+    def delete_run(self, run_id: str) -> None:
+        """Put a run into the trash."""
+        ...
+
+    def read_run(self, run_id: str) -> RunState:
+        """Read status, parameters and metric names."""
+        ...
+
+    def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
+        """All values of one metric, as (step, value)."""
+        ...
+
+    def log_points(self, run_id: str, points: list[Point]) -> None:
+        """Write at most 1,000 points."""
+        ...
+
+    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        """Write parameters that the run does not have yet."""
+        ...
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        ...
+
+    def set_status(self, run_id: str, status: str, end_ms: int | None) -> None:
+        """Set the status, and the end time where one is given."""
+        ...
+
+    def upload(self, run_id: str, path: Path, folder: str) -> None:
+        """Store a file under the artifact path `folder`."""
+        ...
+
+
+class Delivery:
+    """Takes records from an outbox to a server. Used by one thread.
+
+    Args:
+        sweep_id: Goes into every run's tags.
+        tags: The sweep's own tags; those that say who ran what are given to the trials' runs too.
+    """
+
+    def __init__(
+        self, outbox: Outbox, server: Server, *, sweep_id: str, name: str, tags: Mapping[str, str]
+    ) -> None:
+        self._outbox = outbox
+        self._server = server
+        self._sweep_id = sweep_id
+        self._name = name
+        self._inherited = {k: v for k, v in tags.items() if k.startswith(_INHERITED)}
+        self._experiment_id: str | None = None
+        self._found: dict[int, FoundRun] = {}
+        self._open: dict[int, str] = {}
+        self._held: dict[tuple[str, str], set[int]] = {}
+        self._refusals: dict[int, int] = {}
+
+    def connect(self) -> None:
+        """Find the experiment and all runs of the sweep, unless they are known from before."""
+        if self._experiment_id is not None:
+            return
+        experiment_id = self._server.open_experiment()
+        known = self._outbox.runs()
+        self._found = self._choose(self._server.find_runs(experiment_id), known)
+        for trial, run_id in known.items():
+            found = self._found.get(trial)
+            if found is None or found.run_id != run_id:
+                logger.warning("run %s of %s is gone from the server", run_id, _describe(trial))
+                self._outbox.forget(trial)
+        self._outbox.experiment_id = experiment_id
+        self._experiment_id = experiment_id
+
+    def disconnect(self) -> None:
+        """Assume nothing about the server any more."""
+        self._experiment_id = None
+        self._open.clear()
+        self._held.clear()
+
+    def drain(self, stop: Callable[[], bool]) -> None:
+        """Deliver until the outbox is empty or `stop` says so, one batch of each trial in turn.
+
+        Raises:
+            Exception: Whatever the server raised; call `disconnect` before the next attempt.
+        """
+        while trials := self._outbox.trials():
+            for trial in trials:
+                if stop():
+                    return
+                self._deliver_next(trial)
+
+    def _deliver_next(self, trial: int) -> None:
+        batch = self._outbox.claim(trial, single=trial in self._refusals)
+        if batch is None:
+            return
+        try:
+            self._deliver(batch)
+        except Refused as error:
+            # One record of the batch may be at fault, or the run was put into the trash meanwhile:
+            # take records one by one and look for the run again, before anything is set aside.
+            self._refusals[trial] = self._refusals.get(trial, 0) + 1
+            self.disconnect()
+            self.connect()
+            if len(batch.records) == 1 and self._refusals[trial] > _MAX_REFUSALS:
+                logger.error("the server refuses a record of %s: %s", _describe(trial), error)
+                self._outbox.refuse(batch, str(error))
+                del self._refusals[trial]
+            return
+        self._outbox.delivered(batch)
+        if self._refusals.pop(trial, None) is not None:
+            logger.info("the server takes records of %s again", _describe(trial))
+
+    def _deliver(self, batch: Batch) -> None:
+        record = batch.records[0]
+        payload = record.payload
+        match record.kind:
+            case "start":
+                self._start(batch.trial, record)
+            case "metrics":
+                self._log(batch)
+            case "tags":
+                self._server.set_tags(self._run(batch.trial), payload)
+            case "artifact":
+                path = self._outbox.directory / payload["staged"]
+                run_id = self._run(batch.trial)
+                if not path.exists():
+                    raise Refused(f"the staged artifact {path} is missing")
+                self._server.upload(run_id, path, payload["folder"])
+            case "finish":
+                run_id = self._run(batch.trial)
+                if payload["tags"]:
+                    self._server.set_tags(run_id, payload["tags"])
+                self._server.set_status(run_id, payload["status"], payload["time"])
+
+    def _start(self, trial: int, record: Record) -> None:
+        params, tags = record.payload["params"], record.payload["tags"]
+        is_new = trial not in self._open and trial not in self._found
+        run_id = self._run(trial, tags, record.payload["time"])
+        if is_new:
+            self._server.log_params(run_id, params)
+            return
+        state = self._server.read_run(run_id)
+        if state.status != "RUNNING":
+            self._server.set_status(run_id, "RUNNING", None)
+        changed = {
+            clean_key(CHANGED_PREFIX + key): clip_text(value, MAX_TAG_VALUE)
+            for key, value in params.items()
+            if state.params.get(key, value) != value
+        }
+        if tags or changed:
+            self._server.set_tags(run_id, {**tags, **changed})
+        missing = {key: value for key, value in params.items() if key not in state.params}
+        if missing:
+            self._server.log_params(run_id, missing)
+
+    def _log(self, batch: Batch) -> None:
+        run_id = self._run(batch.trial)
+        points = [point for record in batch.records for point in record.points]
+        if batch.uncertain:
+            points = self._missing(run_id, points)
+        if points:
+            self._server.log_points(run_id, points)
+        for point in points:
+            if (held := self._held.get((run_id, point.key))) is not None:
+                held.add(point.step)
+
+    def _missing(self, run_id: str, points: list[Point]) -> list[Point]:
+        """Return the points that the server does not hold, each (key, step) once."""
+        unknown = {point.key for point in points if (run_id, point.key) not in self._held}
+        if unknown:
+            recorded = self._server.read_run(run_id).keys
+            for key in unknown:
+                history = self._server.history(run_id, key) if key in recorded else []
+                self._held[run_id, key] = {step for step, _ in history}
+        missing: dict[tuple[str, int], Point] = {}
+        for point in points:
+            if point.step not in self._held[run_id, point.key]:
+                missing.setdefault((point.key, point.step), point)
+        return list(missing.values())
+
+    def _run(
+        self, trial: int, tags: Mapping[str, str] | None = None, start_ms: int | None = None
+    ) -> str:
+        """Return the id of a trial's run: found by its tags, or created."""
+        if (run_id := self._open.get(trial)) is not None:
+            return run_id
+        assert self._experiment_id is not None, "connect comes first"
+        found = self._found.get(trial)
+        if found is None:
+            own = self._identity(trial)
+            start_ms = int(time.time() * 1000) if start_ms is None else start_ms
+            run_id = self._server.create_run(
+                self._experiment_id, start_ms, {**(tags or {}), **own}
+            )
+            self._outbox.adopt(trial, run_id, held=None)
+        else:
+            run_id = found.run_id
+            if found.deleted:
+                self._server.restore_run(run_id)
+            if self._outbox.run_id(trial) != run_id:
+                self._outbox.adopt(trial, run_id, held=self._read_marks(run_id))
+        self._open[trial] = run_id
+        return run_id
+
+    def _identity(self, trial: int) -> dict[str, str]:
+        if trial == SWEEP:
+            return {TAG_SWEEP: self._sweep_id, TAG_ROLE: "sweep", TAG_NAME: self._name}
+        return {
+            **self._inherited,
+            TAG_SWEEP: self._sweep_id,
+            TAG_ROLE: "trial",
+            TAG_TRIAL: str(trial),
+            TAG_NAME: f"trial-{trial:04d}",
+            TAG_PARENT: self._run(SWEEP),
+        }
+
+    def _read_marks(self, run_id: str) -> Marks:
+        """Rebuild from the server what an outbox that was lost had known."""
+        marks = Marks()
+        for key in self._server.read_run(run_id).keys:
+            history = self._server.history(run_id, key)
+            marks.steps[key] = max(step for step, _ in history)
+            if key.startswith(INFINITE_PREFIX):
+                marks.num_infinite[key] = int(max(value for _, value in history))
+        return marks
+
+    def _choose(self, runs: list[FoundRun], known: Mapping[int, str]) -> dict[int, FoundRun]:
+        """Return one run per trial: the one this outbox knows, else a living one, else the oldest.
+
+        A create whose answer was lost and that reached the server late may have left an empty
+        twin; it is deleted.
+        """
+        chosen: dict[int, FoundRun] = {}
+        runs = sorted(
+            runs,
+            key=lambda r: (
+                known.get(r.trial) != r.run_id,
+                r.deleted,
+                r.empty,
+                r.start_ms,
+                r.run_id,
+            ),
+        )
+        for run in runs:
+            if run.trial not in chosen:
+                chosen[run.trial] = run
+            elif run.empty and not run.deleted:
+                self._server.delete_run(run.run_id)
+        return chosen
+
+
+def _describe(trial: int) -> str:
+    return "the sweep" if trial == SWEEP else f"trial {trial}"
+
+
+__all__ = ["Delivery", "FoundRun", "Refused", "RunGone", "RunState", "Server"]

@@ -1,0 +1,57 @@
+"""What a tracking server accepts: lengths of names and values, and how many travel together.
+
+Everything is made to fit before it is queued, so that a record in the outbox can be refused only
+by a server with rules of its own. What must not live here: anything about runs, queues or MLflow's
+classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+MAX_KEY = 250
+MAX_PARAM_VALUE = 6000
+MAX_TAG_VALUE = 5000  # servers before MLflow 2.14 take no more
+MAX_POINTS = 1000
+MAX_PAIRS = 100
+MAX_REQUEST_BYTES = 900_000  # the limit is 1 MB; the rest is for the envelope
+
+_FORBIDDEN = re.compile(r"[^/\w.\- :]")
+_DIGEST = 8
+
+
+# Metric names repeat at every step; without the cache this is half of the cost of an append.
+@lru_cache(maxsize=65536)
+def clean_key(key: str) -> str:
+    """Return `key` as a server accepts it: unchanged, or with a digest that keeps it unique."""
+    cleaned = _FORBIDDEN.sub("_", key)
+    path = posixpath.normpath(cleaned).lstrip("/.") if cleaned else ""
+    if path != key or len(key) > MAX_KEY or not key:
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+        return f"{path[: MAX_KEY - _DIGEST - 1] or 'key'}-{digest}"
+    return key
+
+
+def clip_text(text: str, limit: int) -> str:
+    """Return at most `limit` characters of `text`, with an ellipsis where it was cut."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def split_pairs(pairs: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Split parameters or tags into parts that fit into one request each."""
+    part: dict[str, str] = {}
+    num_bytes = 0
+    for key, value in pairs.items():
+        size = len(json.dumps([key, value]))  # as sent: six bytes for each character beyond ASCII
+        if part and (len(part) == MAX_PAIRS or num_bytes + size > MAX_REQUEST_BYTES):
+            yield part
+            part, num_bytes = {}, 0
+        part[key] = value
+        num_bytes += size
+    if part:
+        yield part

@@ -1,0 +1,234 @@
+"""The one place that imports mlflow: a server behind the calls that delivery and reading need.
+
+mlflow is imported inside `connect`, because that takes seconds and 150 MB: the caller decides
+which thread waits. Only `MlflowClient` is used; mlflow's fluent API keeps global state that a
+sweep must not touch. What must not live here: what is sent when, and what happens after an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL, FoundRun, Refused, RunGone, RunState
+from tracking.limits import clean_key, split_pairs
+from tracking.outbox import SWEEP
+from tracking.points import Point
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+_PAGE = 1000
+# A plain "bad request" is not among them: a proxy on the way answers so, too, and the next attempt
+# may get through.
+_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE"})
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    # mlflow would repeat a request by itself whose answer was lost. Repeating is delivery's task,
+    # which looks first what the first request did; and a thread inside mlflow's back-off, two
+    # minutes by default, cannot be stopped.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+}
+
+
+def connect(uri: str) -> MlflowClient:
+    """Import mlflow and return a client.
+
+    The first use of an SQLite store creates its tables, which takes seconds. Environment variables
+    that the user has set are left as they are.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+
+    if "MLFLOW_LOGGING_LEVEL" not in os.environ:
+        _quiet()
+    return mlflow.MlflowClient(tracking_uri=uri)
+
+
+def search(client: MlflowClient, experiment_id: str, sweep_id: str) -> Iterator[Run]:
+    """Yield all runs of a sweep, deleted ones included."""
+    from mlflow.entities import ViewType
+
+    token = None
+    while True:
+        page = client.search_runs(
+            [experiment_id],
+            filter_string=f"tags.`{TAG_SWEEP}` = '{sweep_id}'",
+            run_view_type=ViewType.ALL,
+            max_results=_PAGE,
+            page_token=token,
+        )
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def trial_of(run: Run) -> int | None:
+    """Return a run's trial: `SWEEP` for the sweep's own run, None for a run that is neither."""
+    if run.data.tags.get(TAG_ROLE) == "sweep":
+        return SWEEP
+    number = run.data.tags.get(TAG_TRIAL, "")
+    return int(number) if number.isdecimal() else None
+
+
+class MlflowServer:
+    """A tracking server and one experiment in it.
+
+    Args:
+        uri: An MLflow tracking URI.
+        artifact_root: Where a new experiment keeps its artifacts; None leaves that to the server.
+        experiment: The experiment's name.
+    """
+
+    def __init__(
+        self, uri: str, artifact_root: Path | None, experiment: str, sweep_id: str
+    ) -> None:
+        self._client = connect(uri)
+        self._artifact_root = artifact_root
+        self._experiment = experiment
+        self._sweep_id = sweep_id
+
+    def open_experiment(self) -> str:
+        """Find, restore or create the experiment; returns its id."""
+        with _translated():
+            found = self._client.get_experiment_by_name(self._experiment)
+            if found is None:
+                location = None
+                if self._artifact_root is not None:
+                    location = (
+                        self._artifact_root.absolute() / _folder(self._experiment)
+                    ).as_uri()
+                return str(
+                    self._client.create_experiment(self._experiment, artifact_location=location)
+                )
+            if found.lifecycle_stage == "deleted":
+                self._client.restore_experiment(found.experiment_id)
+            return str(found.experiment_id)
+
+    def find_runs(self, experiment_id: str) -> list[FoundRun]:
+        """All runs of the sweep, deleted ones included."""
+        with _translated():
+            return [
+                FoundRun(
+                    run_id=run.info.run_id,
+                    trial=trial,
+                    start_ms=run.info.start_time or 0,
+                    deleted=run.info.lifecycle_stage == "deleted",
+                    empty=not run.data.metrics and not run.data.params,
+                )
+                for run in search(self._client, experiment_id, self._sweep_id)
+                if (trial := trial_of(run)) is not None
+            ]
+
+    def create_run(self, experiment_id: str, start_ms: int, tags: Mapping[str, str]) -> str:
+        """Create a run; returns its id."""
+        with _translated():
+            run = self._client.create_run(experiment_id, start_time=start_ms, tags=dict(tags))
+            return str(run.info.run_id)
+
+    def restore_run(self, run_id: str) -> None:
+        """Take a run out of the trash."""
+        with _translated():
+            self._client.restore_run(run_id)
+
+    def delete_run(self, run_id: str) -> None:
+        """Put a run into the trash."""
+        with _translated():
+            self._client.delete_run(run_id)
+
+    def read_run(self, run_id: str) -> RunState:
+        """Read status, parameters and metric names."""
+        with _translated():
+            run = self._client.get_run(run_id)
+            return RunState(run.info.status, dict(run.data.params), frozenset(run.data.metrics))
+
+    def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
+        """All values of one metric, as (step, value)."""
+        with _translated():
+            return [(m.step, m.value) for m in self._client.get_metric_history(run_id, key)]
+
+    def log_points(self, run_id: str, points: list[Point]) -> None:
+        """Write at most 1,000 points, in one request."""
+        from mlflow.entities import Metric
+
+        with _translated():
+            self._client.log_batch(
+                run_id, metrics=[Metric(p.key, p.value, p.timestamp_ms, p.step) for p in points]
+            )
+
+    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        """Write parameters that the run does not have yet."""
+        from mlflow.entities import Param
+
+        with _translated():
+            for part in split_pairs(params):
+                self._client.log_batch(run_id, params=[Param(k, v) for k, v in part.items()])
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        from mlflow.entities import RunTag
+
+        with _translated():
+            for part in split_pairs(tags):
+                self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in part.items()])
+
+    def set_status(self, run_id: str, status: str, end_ms: int | None) -> None:
+        """Set the status, and the end time where one is given."""
+        with _translated():
+            if end_ms is None:
+                self._client.update_run(run_id, status=status)
+            else:
+                self._client.set_terminated(run_id, status=status, end_time=end_ms)
+
+    def upload(self, run_id: str, path: Path, folder: str) -> None:
+        """Store a file under the artifact path `folder`."""
+        with _translated():
+            self._client.log_artifact(run_id, str(path), folder or None)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Tell a refusal, which no repetition will change, from everything else."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            raise RunGone(str(error)) from error
+        if error.error_code in _REFUSALS:
+            raise Refused(str(error)) from error
+        raise
+
+
+class _Relay(logging.Handler):
+    """Hands warnings and errors of a library to the logger `tracking`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.getLogger("tracking").handle(record)
+
+
+def _quiet() -> None:
+    """Keep mlflow's notes on creating and upgrading tables off the terminal; hand on warnings."""
+    for name in ("mlflow", "alembic"):
+        library = logging.getLogger(name)
+        library.handlers = [_Relay(logging.WARNING)]
+        library.setLevel(logging.WARNING)
+        library.propagate = False
+
+
+def _folder(experiment: str) -> str:
+    return re.sub(r"[ :/]", "_", clean_key(experiment))
+
+
+__all__ = ["MlflowServer", "connect", "search", "trial_of"]

@@ -1,0 +1,409 @@
+"""A durable queue between the sweep and the tracking server: one SQLite file, short transactions.
+
+An append commits without waiting for the disk: it survives the death of the process. Before a
+metric record is sent it is marked in flight and that mark is synced, so after any crash, a power
+failure included, the queue knows which records may already be at the server. What must not live
+here: anything about servers; see `tracking.delivery`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tracking.limits import MAX_POINTS
+from tracking.outbox_file import FILE_NAME, OutboxError, move_aside, open_file, read_meta
+from tracking.points import Marks, Point, Row, parts
+from tracking.recorder import check_artifact_name
+
+Kind = Literal["start", "metrics", "tags", "artifact", "finish"]
+
+SWEEP = -1
+"""The sweep's own run, where a trial's number is expected."""
+
+_STAGED = "artifacts"
+_QUEUED, _IN_FLIGHT = 0, 1
+_MAX_RECORDS = 256
+
+
+@dataclass(frozen=True)
+class Record:
+    """One queued call. `payload` is what JSON made of it."""
+
+    id: int
+    kind: Kind
+    payload: Any
+
+    @property
+    def points(self) -> list[Point]:
+        """The points of a metrics record, in the order they were logged."""
+        return [
+            Point(key, value, step, timestamp_ms)
+            for step, timestamp_ms, metrics in self.payload
+            for key, value in metrics.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Records of one trial to deliver together: several of metrics, or one of another kind."""
+
+    trial: int
+    records: list[Record]
+    uncertain: bool
+    """An earlier attempt had an unknown end: some points may already be at the server."""
+
+
+class Outbox:
+    """The queue in one directory. Its methods may be called from any thread.
+
+    Args:
+        directory: Created when it is missing. A file that is not a database is moved aside.
+
+    Raises:
+        OutboxError: The directory cannot be written, or a newer version wrote the file.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._path = directory / FILE_NAME
+        self._lock = threading.Lock()
+        self._marks: dict[int, Marks] = {}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._owner = os.open(
+                directory / "drain.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
+        except OSError as error:
+            raise OutboxError(f"cannot write the outbox {directory}: {error}") from error
+        try:
+            try:
+                self._db = open_file(self._path)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                # Nothing in a torn file can be trusted. The server's own history then says what
+                # was delivered, and the trials' metrics.jsonl hold the rest.
+                self.moved_aside: Path | None = move_aside(self._path)
+                self._db = open_file(self._path)
+            else:
+                self.moved_aside = None
+        except sqlite3.Error as error:
+            os.close(self._owner)
+            raise self._error(error) from error
+        self._closed = False
+        self._pending = int(self._db.execute("SELECT COUNT(*) FROM records").fetchone()[0])
+        self._runs: dict[int, str] = dict(self._db.execute("SELECT trial, run_id FROM runs"))
+        self._experiment_id = read_meta(self._db, "experiment_id")
+        self._remove_orphans()
+
+    # -- the sweep's side -------------------------------------------------------------------------
+
+    def append(self, trial: int, kind: Kind, payload: Mapping[str, Any]) -> None:
+        """Queue one record.
+
+        Raises:
+            OutboxError: It could not be written; nothing changed.
+        """
+        text = json.dumps(payload)
+        with self._lock:
+            with self._transaction() as db:
+                _insert(db, trial, kind, 1, text)
+            self._pending += 1
+
+    def append_rows(self, trial: int, rows: Iterable[Row]) -> int:
+        """Queue the points of `rows` that lie above the trial's marks.
+
+        Returns:
+            How many points were queued.
+
+        Raises:
+            OutboxError: They could not be written; nothing changed.
+        """
+        with self._lock:
+            marks = self._load_marks(trial).copy()  # kept only if the commit succeeds
+            packed = list(parts(marks.admit(rows)))
+            if not packed:
+                return 0
+            with self._transaction() as db:
+                for part, num_points in packed:
+                    state = _QUEUED if marks.are_complete else _IN_FLIGHT
+                    _insert(db, trial, "metrics", num_points, json.dumps(part), state)
+                _save_marks(db, trial, marks)
+            self._marks[trial] = marks
+            self._pending += len(packed)
+        return sum(num_points for _, num_points in packed)
+
+    def append_artifact(self, trial: int, path: Path, name: str) -> None:
+        """Queue a copy of a file.
+
+        Raises:
+            ValueError: `name` is not a relative path.
+            OutboxError: The file could not be copied or the record not be written.
+        """
+        target = check_artifact_name(name)
+        # The copy keeps the artifact's own file name, because a server names what it stores after
+        # the file.
+        staged = self.directory / _STAGED / uuid.uuid4().hex / target.name
+        staged.parent.mkdir(parents=True)
+        try:
+            shutil.copyfile(path, staged)
+            folder = "" if str(target.parent) == "." else str(target.parent)
+            self.append(
+                trial,
+                "artifact",
+                {"staged": str(staged.relative_to(self.directory)), "folder": folder},
+            )
+        except BaseException:
+            shutil.rmtree(staged.parent, ignore_errors=True)
+            raise
+
+    @property
+    def pending(self) -> int:
+        """How many records wait; costs nothing."""
+        return self._pending
+
+    # -- the sender's side ------------------------------------------------------------------------
+
+    def own(self) -> bool:
+        """Become the one process that delivers; False while another one is."""
+        try:
+            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def trials(self) -> list[int]:
+        """The trials with waiting records, the sweep's own run first."""
+        with self._lock:
+            return [
+                trial
+                for (trial,) in self._db.execute(
+                    "SELECT DISTINCT trial FROM records ORDER BY trial"
+                )
+            ]
+
+    def claim(self, trial: int, *, single: bool = False) -> Batch | None:
+        """Take the trial's oldest records, at most 1,000 points, and mark metrics as in flight.
+
+        Args:
+            single: Take one record only.
+
+        Returns:
+            What to deliver next, or None when the trial has nothing left.
+        """
+        limit = 1 if single else _MAX_RECORDS
+        columns = "id, kind, payload, state, points"
+        query = f"SELECT {columns} FROM records WHERE trial = ? ORDER BY id LIMIT ?"
+        with self._lock:
+            rows = self._db.execute(query, (trial, limit)).fetchall()
+            if not rows:
+                return None
+            kind, state = rows[0][1], rows[0][3]
+            taken, num_points = [rows[0]], rows[0][4]
+            for row in rows[1:]:
+                num_points += row[4]
+                if (
+                    kind != "metrics"
+                    or (row[1], row[3]) != (kind, state)
+                    or num_points > MAX_POINTS
+                ):
+                    break
+                taken.append(row)
+            mark = kind == "metrics" and state == _QUEUED
+            if mark:
+                with self._transaction() as db:
+                    db.execute(
+                        "UPDATE records SET state = ? WHERE trial = ? AND id BETWEEN ? AND ?",
+                        (_IN_FLIGHT, trial, taken[0][0], taken[-1][0]),
+                    )
+        if mark:
+            self._sync()
+        records = [Record(id_, kind_, json.loads(payload)) for id_, kind_, payload, _, _ in taken]
+        return Batch(trial, records, uncertain=state == _IN_FLIGHT)
+
+    def delivered(self, batch: Batch) -> None:
+        """Remove records that the server acknowledged."""
+        with self._lock:
+            with self._transaction() as db:
+                db.executemany(
+                    "DELETE FROM records WHERE id = ?", [(record.id,) for record in batch.records]
+                )
+            self._pending -= len(batch.records)
+        self._unstage(batch)
+
+    def refuse(self, batch: Batch, reason: str) -> None:
+        """Set records aside that the server will never take, so that they hold up nothing."""
+        with self._lock:
+            with self._transaction() as db:
+                for record in batch.records:
+                    db.execute(
+                        "INSERT INTO refused (trial, kind, payload, reason) "
+                        "SELECT trial, kind, payload, ? FROM records WHERE id = ?",
+                        (reason, record.id),
+                    )
+                    db.execute("DELETE FROM records WHERE id = ?", (record.id,))
+            self._pending -= len(batch.records)
+
+    def run_id(self, trial: int) -> str | None:
+        """The id of the trial's run, or None while it is unknown."""
+        return self._runs.get(trial)
+
+    def runs(self) -> dict[int, str]:
+        """Run ids by trial, the sweep's own run under `SWEEP`."""
+        return dict(self._runs)
+
+    def adopt(self, trial: int, run_id: str, held: Marks | None) -> None:
+        """Remember a run.
+
+        Args:
+            held: What the server already holds, when the run existed and this queue did not know
+                it: marks are raised to it, and what is queued is compared before it is sent.
+        """
+        with self._lock:
+            marks = self._load_marks(trial).copy()
+            with self._transaction() as db:
+                db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (trial, run_id))
+                if held is not None:
+                    marks.raise_to(held)
+                    _save_marks(db, trial, marks)
+                    _doubt(db, trial)
+            self._marks[trial] = marks
+            self._runs[trial] = run_id
+
+    def forget(self, trial: int) -> None:
+        """Forget a run that the server no longer has, so that it can be recorded anew.
+
+        Everything may be logged again then, also what is still queued: from now on each point of
+        the trial is compared with the server before it is sent.
+        """
+        marks = Marks(are_complete=False)
+        with self._lock:
+            with self._transaction() as db:
+                db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
+                _save_marks(db, trial, marks)
+                _doubt(db, trial)
+            self._marks[trial] = marks
+            self._runs.pop(trial, None)
+
+    @property
+    def experiment_id(self) -> str | None:
+        """The experiment's id as last seen."""
+        return self._experiment_id
+
+    @experiment_id.setter
+    def experiment_id(self, value: str) -> None:
+        with self._lock:
+            with self._transaction() as db:
+                db.execute("INSERT OR REPLACE INTO meta VALUES ('experiment_id', ?)", (value,))
+            self._experiment_id = value
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._db.close()
+                os.close(self._owner)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        if self._closed:
+            raise OutboxError(
+                f"the outbox {self._path} is closed; nothing can be recorded any more"
+            )
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+
+    def _sync(self) -> None:
+        """Wait until everything committed is on disk, without holding up appends meanwhile.
+
+        Commits go to the write-ahead log unsynced; a checkpoint syncs the log before it moves
+        pages. So syncing the log as it is now covers every commit so far. SQLite locks other files
+        than the log, so closing it here drops no lock.
+        """
+        log = os.open(f"{self._path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(log)
+        finally:
+            os.close(log)
+
+    def _load_marks(self, trial: int) -> Marks:
+        marks = self._marks.get(trial)
+        if marks is None:
+            row = self._db.execute("SELECT marks FROM marks WHERE trial = ?", (trial,)).fetchone()
+            marks = self._marks[trial] = Marks(*json.loads(row[0])) if row else Marks()
+        return marks
+
+    def _unstage(self, batch: Batch) -> None:
+        for record in batch.records:
+            if record.kind == "artifact":
+                shutil.rmtree(
+                    (self.directory / record.payload["staged"]).parent, ignore_errors=True
+                )
+
+    def _remove_orphans(self) -> None:
+        """Remove copies whose record was never committed, or whose removal was cut short."""
+        kept = {
+            Path(json.loads(payload)["staged"]).parts[1]
+            for (payload,) in self._db.execute(
+                "SELECT payload FROM records WHERE kind = 'artifact'"
+            )
+        }
+        staged = self.directory / _STAGED
+        for directory in staged.iterdir() if staged.is_dir() else ():
+            if directory.name not in kept:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def _error(self, error: sqlite3.Error) -> OutboxError:
+        free = shutil.disk_usage(self.directory).free
+        return OutboxError(
+            f"cannot use the outbox {self._path}: {error}; {free} bytes are free on that disk"
+        )
+
+
+def _insert(
+    db: sqlite3.Connection,
+    trial: int,
+    kind: Kind,
+    num_points: int,
+    payload: str,
+    state: int = _QUEUED,
+) -> None:
+    db.execute(
+        "INSERT INTO records (trial, kind, state, points, payload) VALUES (?, ?, ?, ?, ?)",
+        (trial, kind, state, num_points, payload),
+    )
+
+
+def _save_marks(db: sqlite3.Connection, trial: int, marks: Marks) -> None:
+    text = json.dumps([marks.steps, marks.num_infinite, marks.are_complete])
+    db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (trial, text))
+
+
+def _doubt(db: sqlite3.Connection, trial: int) -> None:
+    """Treat all queued metrics of a trial as if they might have been sent."""
+    db.execute(
+        "UPDATE records SET state = ? WHERE trial = ? AND kind = 'metrics'", (_IN_FLIGHT, trial)
+    )

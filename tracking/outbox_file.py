@@ -1,0 +1,75 @@
+"""The outbox's file: its name, its tables, opening it, and setting a damaged one aside.
+
+What must not live here: what the records mean.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from pathlib import Path
+
+FILE_NAME = "outbox.db"
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY, trial INTEGER NOT NULL, kind TEXT NOT NULL, state INTEGER NOT NULL,
+    points INTEGER NOT NULL, payload TEXT NOT NULL);
+CREATE INDEX records_in_order ON records (trial, id);
+CREATE TABLE refused (
+    id INTEGER PRIMARY KEY, trial INTEGER NOT NULL, kind TEXT NOT NULL, payload TEXT NOT NULL,
+    reason TEXT NOT NULL);
+CREATE TABLE runs (trial INTEGER PRIMARY KEY, run_id TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE marks (trial INTEGER PRIMARY KEY, marks TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+class OutboxError(OSError):
+    """The queue's file cannot be used."""
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """Open the queue's file, creating its tables in an empty one.
+
+    Raises:
+        OutboxError: A newer version wrote it.
+        sqlite3.DatabaseError: It is not a database, or cannot be opened.
+    """
+    db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            # One transaction: a process killed here leaves an empty file, not half a schema.
+            db.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
+            )
+        elif version != _VERSION:
+            raise OutboxError(
+                f"the outbox {path} has version {version}; this release reads {_VERSION}; "
+                "use the release that wrote it to deliver it"
+            )
+        elif (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(verdict)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def move_aside(path: Path) -> Path:
+    """Rename a damaged file, so that it can be looked at; returns its new path."""
+    aside = path.with_name(f"{path.name}.damaged-{uuid.uuid4().hex[:8]}")
+    path.rename(aside)
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    return aside
+
+
+def read_meta(db: sqlite3.Connection, key: str) -> str | None:
+    """Return one remembered value, or None."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return str(row[0]) if row else None

@@ -1,0 +1,63 @@
+"""Looking into an outbox from another process, without a server and without disturbing its writer.
+
+What must not live here: anything that writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracking.outbox import SWEEP
+from tracking.outbox_file import FILE_NAME, OutboxError, read_meta
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What an outbox knows about the server, read without one."""
+
+    pending: int
+    refused: int
+    experiment_id: str | None
+    sweep_run_id: str | None
+    run_ids: dict[int, str]
+    """Run ids by trial."""
+
+
+_EMPTY = Delivered(0, 0, None, None, {})
+
+
+def read_outbox(directory: Path) -> Delivered:
+    """Read an outbox that another process may be using. A missing one is empty.
+
+    Raises:
+        OutboxError: The file cannot be read.
+    """
+    path = directory / FILE_NAME
+    if not path.exists():
+        return _EMPTY
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        ) as db:
+            if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+                return _EMPTY  # its writer has opened it and not yet made the tables
+            runs: dict[int, str] = dict(
+                db.execute("SELECT trial, run_id FROM runs ORDER BY trial")
+            )
+            return Delivered(
+                pending=db.execute("SELECT COUNT(*) FROM records").fetchone()[0],
+                refused=db.execute("SELECT COUNT(*) FROM refused").fetchone()[0],
+                experiment_id=read_meta(db, "experiment_id"),
+                sweep_run_id=runs.pop(SWEEP, None),
+                run_ids=runs,
+            )
+    except sqlite3.Error as error:
+        raise OutboxError(f"cannot read the outbox {path}: {error}") from error
+
+
+def pending(directory: Path) -> int:
+    """How many records wait in the outbox of `directory`, read from any process."""
+    return read_outbox(directory).pending

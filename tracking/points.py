@@ -1,0 +1,123 @@
+"""Metric points, and the rule by which each (run, key, step) is recorded at most once.
+
+A run that resumes from a checkpoint logs the steps after it a second time. `Marks` remembers the
+highest step per key and admits only what lies above it: the first value stays. What must not live
+here: storage and transport.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tracking.limits import MAX_POINTS, clean_key
+
+INFINITE_PREFIX = "num_infinite/"
+
+
+class Row(Protocol):
+    """What was logged at one step; any object with these three attributes will do."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed."""
+        ...
+
+    @property
+    def timestamp_ms(self) -> int:
+        """When, in milliseconds since the epoch."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The values, by metric name."""
+        ...
+
+
+class Point(NamedTuple):
+    """One value of one metric."""
+
+    key: str
+    value: float
+    step: int
+    timestamp_ms: int
+
+
+class PackedRow(NamedTuple):
+    """A row as it is queued: only what is new."""
+
+    step: int
+    timestamp_ms: int
+    metrics: dict[str, float]
+
+
+@dataclass
+class Marks:
+    """The highest recorded step of each key of one run.
+
+    An infinite value would wreck the scale of every chart, so it is not recorded;
+    `num_infinite/<key>` counts such values instead. NaN is recorded as it is.
+    """
+
+    steps: dict[str, int] = field(default_factory=dict)
+    num_infinite: dict[str, int] = field(default_factory=dict)
+    are_complete: bool = True
+    """False: points were recorded above the marks, so that each new one must be compared."""
+
+    def copy(self) -> Marks:
+        """Return an independent copy."""
+        return Marks(dict(self.steps), dict(self.num_infinite), self.are_complete)
+
+    def admit(self, rows: Iterable[Row]) -> list[PackedRow]:
+        """Return what in `rows` lies above the marks, and raise the marks to it."""
+        steps = self.steps
+        admitted: list[PackedRow] = []
+        for row in rows:
+            step = int(row.step)
+            fresh: dict[str, float] = {}
+            for name, number in row.metrics.items():
+                key = clean_key(name)
+                if step <= steps.get(key, -1):
+                    continue
+                value = float(number)
+                if math.isinf(value):
+                    counter = clean_key(INFINITE_PREFIX + key)
+                    if step <= steps.get(counter, -1):
+                        continue
+                    self.num_infinite[counter] = self.num_infinite.get(counter, 0) + 1
+                    fresh[counter] = float(self.num_infinite[counter])
+                    steps[counter] = step
+                else:
+                    fresh[key] = value
+                steps[key] = step
+            if fresh:
+                admitted.append(PackedRow(step, int(row.timestamp_ms), fresh))
+        return admitted
+
+    def raise_to(self, other: Marks) -> None:
+        """Raise each mark to that of `other` where the other is higher."""
+        for key, step in other.steps.items():
+            self.steps[key] = max(step, self.steps.get(key, step))
+        for key, count in other.num_infinite.items():
+            self.num_infinite[key] = max(count, self.num_infinite.get(key, count))
+
+
+def parts(rows: Iterable[PackedRow]) -> Iterator[tuple[list[PackedRow], int]]:
+    """Split rows into lists of at most 1,000 points, each with its number of points."""
+    part: list[PackedRow] = []
+    num_points = 0
+    for row in rows:
+        items = list(row.metrics.items())
+        while items:
+            taken, items = items[: MAX_POINTS - num_points], items[MAX_POINTS - num_points :]
+            part.append(
+                row if len(taken) == len(row.metrics) else row._replace(metrics=dict(taken))
+            )
+            num_points += len(taken)
+            if num_points == MAX_POINTS:
+                yield part, num_points
+                part, num_points = [], 0
+    if part:
+        yield part, num_points

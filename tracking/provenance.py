@@ -1,0 +1,163 @@
+"""Where a sweep ran and from what: git state, package versions, hardware, command line, as tags.
+
+Nothing here raises and nothing heavy is imported: what cannot be found out is left out. What must
+not live here: MLflow.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+HIDDEN = "[hidden]"
+
+_PACKAGES = ("torch", "ray", "optuna", "mlflow", "pydantic", "gradsweep")
+_GIT_SECONDS = 5.0
+_SECRET = "(?:token|passw(?:or)?d|pwd|passphrase|secret|credentials?|key)"
+_SECRET_NAME = re.compile(rf"(?:^|[-_./])\w*{_SECRET}$", re.IGNORECASE)
+_USERINFO = re.compile(r"(?<=://)[^\s/?#'\"]+@")
+_ASSIGNED = re.compile(
+    rf"(?P<name>(?<![\w])[\w./-]*{_SECRET})(?P<sep>\s*[=:]\s*|\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s&;,'\"]+)",
+    re.IGNORECASE,
+)
+
+
+def redact(text: str) -> str:
+    """Return `text` without secrets.
+
+    Removed are the userinfo of URLs, and the values of options, variables and query parameters
+    whose names end in token, password, secret, credentials or key: `--api-key X`,
+    `MLFLOW_TRACKING_TOKEN=X`, `?key=X`.
+    """
+    text = _USERINFO.sub(f"{HIDDEN}@", text)
+
+    def hide(match: re.Match[str]) -> str:
+        separator = match["sep"]
+        # Without = or : only an option's name is followed by its value; in prose "the key is" is
+        # no secret.
+        if separator.isspace() and not match["name"].startswith("-"):
+            return match[0]
+        return f"{match['name']}{separator}{HIDDEN}"
+
+    return _ASSIGNED.sub(hide, text)
+
+
+def redact_value(name: str, value: str) -> str:
+    """Return what may be shown of the value of a field called `name`."""
+    return HIDDEN if value and _SECRET_NAME.search(name) else redact(value)
+
+
+def provenance(
+    directory: Path | None = None, command: Sequence[str] | None = None
+) -> dict[str, str]:
+    """Describe the present process as tags for a sweep's run.
+
+    Args:
+        directory: The working directory whose git state is told; default the present one.
+        command: The command line; default that of this process.
+
+    Returns:
+        Tags. The names `mlflow.*` are those that MLflow's own pages show.
+    """
+    command = sys.argv if command is None else command
+    tags = {
+        "mlflow.source.name": Path(command[0]).name if command else "",
+        "mlflow.source.type": "LOCAL",
+        "gradsweep.command": _command_line(command),
+        "gradsweep.host": socket.gethostname(),
+        "gradsweep.platform": platform.platform(),
+        "gradsweep.num_cpus": str(_num_cpus()),
+        "gradsweep.version.python": platform.python_version(),
+    }
+    try:
+        tags["mlflow.user"] = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without an entry in the password file
+        tags["mlflow.user"] = str(os.getuid())
+    for package in _PACKAGES:
+        try:
+            tags[f"gradsweep.version.{package}"] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if gpus := _gpu_names():
+        tags["gradsweep.gpus"] = ", ".join(gpus)
+    tags.update(_git_tags(directory or Path.cwd()))
+    return tags
+
+
+def _command_line(command: Sequence[str]) -> str:
+    """Join a command line, hiding the argument that follows a secret option, too."""
+    shown: list[str] = []
+    for argument in command:
+        follows = bool(shown) and shown[-1].startswith("-") and "=" not in shown[-1]
+        if follows and _SECRET_NAME.search(shown[-1]) and not argument.startswith("-"):
+            shown.append(HIDDEN)
+        else:
+            shown.append(redact(argument))
+    return shlex.join(shown)
+
+
+def _num_cpus() -> int:
+    """The CPUs this process may use, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpu_names() -> list[str]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except (
+        Exception
+    ):  # no library, no driver, no permission: each has its own class, and none matters here
+        return []
+    try:
+        names = [
+            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
+            for index in range(pynvml.nvmlDeviceGetCount())
+        ]
+        return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _git_tags(directory: Path) -> dict[str, str]:
+    commit = _git(directory, "rev-parse", "HEAD")
+    if not commit:
+        return {}
+    tags = {"mlflow.source.git.commit": commit}
+    if branch := _git(directory, "rev-parse", "--abbrev-ref", "HEAD"):
+        tags["mlflow.source.git.branch"] = branch
+    status = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    if status is not None:
+        tags["gradsweep.git.dirty"] = "true" if status else "false"
+    return tags
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    try:
+        # Without optional locks a look never disturbs a git command that runs at the same time.
+        done = subprocess.run(
+            ["git", "--no-optional-locks", *arguments],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,206 @@
+"""The MLflow user interface: starting its server, and addresses of the pages worth opening.
+
+The server runs in a process of its own, from the same environment, bound to this machine. What
+must not live here: mlflow as an import, opening a browser, printing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+from urllib.parse import quote, urlencode
+
+from tracking.provenance import redact
+
+_START_SECONDS = 180.0  # 20 to 60 s were measured on two cores
+_STOP_SECONDS = 5.0
+_ENVIRONMENT = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+class ServerError(RuntimeError):
+    """The user interface's server did not come up."""
+
+
+class Server:
+    """A running `mlflow server`; a context manager that stops it.
+
+    Attributes:
+        url: The address, such as `http://127.0.0.1:5000`.
+    """
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        self.url = url
+        self._process = process
+        self._log = log
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the id of the process group."""
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        """Whether the server's main process lives."""
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Wait until the server ends by itself; returns its exit status."""
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """End the server and every process it started; a second call does nothing."""
+        if self._log.closed:
+            return
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_SECONDS)
+        self._signal(signal.SIGKILL)  # workers that outlived the main process, too
+        self._process.wait()
+        self._log.close()
+
+    def output(self) -> str:
+        """What the server printed last, without secrets."""
+        self._log.flush()
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), 4000, max(size - 4000, 0))
+        return redact(tail.decode(errors="replace")).strip()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def start_server(
+    uri: str,
+    artifact_root: Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    timeout: float = _START_SECONDS,
+) -> Server:
+    """Start the user interface on a tracking database and wait until it answers.
+
+    Args:
+        uri: The database, such as `sqlite:///runs/mlflow.db`.
+        artifact_root: Where artifacts lie that go through the server.
+        port: 0 takes a free one.
+        timeout: Seconds to wait; a cold start takes 20 to 60.
+
+    Raises:
+        ValueError: `uri` is a server already; its pages can be opened as they are.
+        ServerError: It ended or did not answer in time; the message holds its last output.
+    """
+    if uri.startswith(("http://", "https://")):
+        raise ValueError(f"{redact(uri)} is a tracking server already; open it in a browser")
+    port = port or _free_port(host)
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
+    command += ["--artifacts-destination", str(artifact_root.absolute())]
+    # The database's address may hold a password, and command lines are readable by every user of
+    # the machine.
+    environment = {**os.environ, **_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - Server.stop closes it
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    server = Server(f"http://{host}:{port}", process, log)
+    try:
+        _wait_until_healthy(server, timeout)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def runs_page(base: str, experiment_id: str, order_by_metric: str, ascending: bool) -> str:
+    """Return the address of an experiment's training runs, ordered by a metric's last value.
+
+    Args:
+        base: The server's address.
+        order_by_metric: Such as `best/val/loss`.
+        ascending: Smallest first.
+    """
+    query = {
+        "workflowType": "machine_learning",
+        "orderByKey": f"metrics.`{order_by_metric}`",
+        "orderByAsc": "true" if ascending else "false",
+    }
+    runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id, safe='')}/runs"
+    return f"{runs}?{urlencode(query, quote_via=quote)}"
+
+
+def compare_page(base: str, run_ids: Sequence[str], experiment_id: str) -> str:
+    """Return the address of the page that compares runs side by side."""
+    query = {
+        "runs": json.dumps(list(run_ids), separators=(",", ":")),
+        "experiments": json.dumps([experiment_id]),
+    }
+    return f"{base.rstrip('/')}/#/compare-runs?{urlencode(query, quote_via=quote)}"
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_healthy(server: Server, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # never through a proxy to ourselves
+    while time.monotonic() < deadline:
+        if not server.is_running():
+            raise ServerError(
+                f"mlflow server ended with status {server.wait()}:\n{server.output()}"
+            )
+        try:
+            with opener.open(f"{server.url}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:  # refused or reset while it starts; urllib's own errors are OSErrors
+            time.sleep(0.2)
+    raise ServerError(f"mlflow server did not answer within {timeout:g} s:\n{server.output()}")
