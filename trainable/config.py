@@ -1,8 +1,8 @@
 """The configuration of one training run: frozen, validated, and nothing else.
 
-Each section stands with a docstring under each field and its checks beside it. Spelling is the same in YAML, on the
-command line, in Python and as a tracked parameter. What must not live here: anything about sweeps, and any import of
-torch (the command line validates specs without it).
+Each section stands with a docstring under each field and its checks beside it. Spelling is the
+same in YAML, on the command line, in Python and as a tracked parameter. What must not live here:
+anything about sweeps, and any import of torch (the command line validates specs without it).
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ class Section(BaseModel):
     """Base of every section: frozen, strict about types, strict about unknown keys."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
     )
 
 
@@ -48,8 +52,11 @@ def _parse_interval(value: object) -> object:
         return value
     match = _INTERVAL.fullmatch(value) if isinstance(value, str) else None
     if match is None or int(match[1]) == 0:
-        raise ValueError("an interval is a positive count and a unit, such as '1 epoch', '100 steps' or '30 seconds'")
-    return Interval(count=int(match[1]), unit=match[2])  # type: ignore[arg-type]
+        raise ValueError(
+            "an interval is a positive count and a unit, such as '1 epoch', '100 steps' or '30 "
+            "seconds'"
+        )
+    return Interval(count=int(match[1]), unit=match[2])
 
 
 Every = Annotated[Interval, BeforeValidator(_parse_interval), PlainSerializer(str)]
@@ -114,7 +121,8 @@ class ScheduleConfig(Section):
     def _warmup_is_fraction_or_count(self) -> ScheduleConfig:
         if self.warmup < 0 or (isinstance(self.warmup, float) and self.warmup >= 1):
             raise ValueError(
-                f"warmup is {self.warmup}; it is a fraction of all steps in [0, 1), or a whole number of steps; "
+                f"warmup is {self.warmup}; it is a fraction of all steps in [0, 1), or a whole "
+                "number of steps; "
                 "write 0.1 for a tenth of the run or 100 for a hundred steps"
             )
         return self
@@ -133,7 +141,7 @@ class LoaderConfig(Section):
     """How batches reach the device."""
 
     num_workers: int = Field(default=0, ge=0)
-    """Loader processes; data that is already tensors in memory is indexed directly and needs none."""
+    """Loader processes; tensors in memory are indexed directly and need none."""
     pin_memory: bool | None = None
     """Page-locked host memory for asynchronous transfers; null: where there is a GPU."""
     persistent_workers: bool = True
@@ -152,13 +160,13 @@ class TrainConfig(Section):
     accumulation: int = Field(default=1, ge=1)
     """Micro-batches per optimizer step; each holds batch_size / accumulation samples."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Autocast precision; auto: bf16 where the device computes in it, else fp32."""
+    """Autocast precision; auto: bf16 where a GPU has it, fp16 on older GPUs, fp32 on a CPU."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     clip: ClipConfig = ClipConfig()
     loader: LoaderConfig = LoaderConfig()
     deterministic: bool = True
-    """Deterministic algorithms: the same seed gives the same bits on the same hardware and versions."""
+    """The same seed gives the same bits on the same hardware and versions."""
     layer_norms_every: int = Field(default=0, ge=0)
     """Log `grad_norm/<layer>` every this many steps; 0 switches it off."""
 
@@ -167,7 +175,8 @@ class TrainConfig(Section):
         if self.batch_size % self.accumulation:
             raise ValueError(
                 f"batch_size {self.batch_size} / accumulation {self.accumulation} = "
-                f"{self.batch_size / self.accumulation:g} samples per micro-batch; it must be whole; "
+                f"{self.batch_size / self.accumulation:g} samples per micro-batch; it must be "
+                "whole; "
                 "choose a batch_size that is a multiple of accumulation"
             )
         return self
@@ -191,7 +200,7 @@ class CheckpointConfig(Section):
     every: Every = Interval(count=1, unit="epoch")
     """Interval between two checkpoints. The last step and each new best are saved in any case."""
     keep: int = Field(default=2, ge=2)
-    """Newest generations kept, beside the best; at least 2, so that a damaged one has a predecessor."""
+    """Newest generations kept, beside the best; at least 2: a damaged one needs a predecessor."""
 
 
 class TrialConfig(Section):

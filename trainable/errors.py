@@ -4,6 +4,7 @@
     ├── ConfigError (ValueError)  the configuration cannot be trained; nothing was started
     ├── TaskError                 the user's task broke its contract
     ├── NonFiniteLoss             the loss became NaN or infinite at a known step
+    ├── NonFiniteGradient         the loss was finite, its gradient was not
     ├── OutOfMemory               the device's memory did not suffice
     └── CheckpointError           a checkpoint could not be written or read
         └── AllCheckpointsDamaged every generation failed its digest
@@ -50,6 +51,28 @@ class NonFiniteLoss(TrainingError):
         )
         self.step = step
         self.value = value
+
+
+class NonFiniteGradient(TrainingError):
+    """The loss was finite, but its gradient was NaN or infinite (fp32 and bf16; fp16 skips such
+    steps).
+
+    Args:
+        step: The optimizer step (counted from 1) that was not taken.
+        norm: The global gradient norm as it was.
+    """
+
+    kind = "non_finite"
+
+    def __init__(self, step: int, norm: float) -> None:
+        super().__init__(
+            f"the gradient norm is {norm} at step {step} while the loss is finite; no parameter "
+            "was changed by that "
+            "step; look for sqrt, log or a division near 0 in the model, or lower the learning "
+            "rate"
+        )
+        self.step = step
+        self.norm = norm
 
 
 class OutOfMemory(TrainingError):

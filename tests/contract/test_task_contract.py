@@ -1,0 +1,122 @@
+"""The suite for users' own tasks: it passes good ones and names what is wrong."""
+
+# ruff: noqa: ARG001, ARG005  what stands in for something keeps its signature
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from trainable.errors import TaskError
+from trainable.task import BUILT_IN, Data, Task, cross_entropy, load_task
+from trainable.testing import check_task
+
+
+class Good(Task):
+    def build_model(self):
+        return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+    def build_data(self):
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(20, 3, generator=generator)
+        samples = (inputs, (inputs[:, 0] > 0).long())
+        return Data(train=samples, val=samples)
+
+
+class AsDataset(Good):
+    def build_data(self):
+        inputs, targets = Good.build_data(self).train
+        samples = list(zip(inputs, targets, strict=True))
+        return Data(train=samples, val=samples)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_built_in_tasks_keep_the_contract(name):
+    check_task(load_task(name, {}))
+
+
+@pytest.mark.parametrize("kind", [Good, AsDataset])
+def test_good_tasks_pass_and_leave_no_trace(kind):
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    check_task(kind())
+    assert torch.equal(torch.rand(4), expected)
+
+
+def _mean_loss(self, model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1]), 1.0
+
+
+def _wrong_weight(self, model, batch):
+    return cross_entropy(model(batch[0]), batch[1])[0], 1.0
+
+
+def _detached(self, model, batch):
+    return cross_entropy(model(batch[0]).detach(), batch[1])
+
+
+def _not_finite(self, model, batch):
+    total, weight = cross_entropy(model(batch[0]), batch[1])
+    return total / 0, weight
+
+
+def _no_parameter(self, model, batch):
+    return torch.ones((), requires_grad=True) * len(batch[0]), len(batch[0])
+
+
+_SHARED = nn.Linear(3, 2)
+_SEEDS = itertools.count()
+
+
+def _unseeded(self):
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, float(next(_SEEDS)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"build_data": lambda self: (1, 2)}, "must return trainable.Data"),
+        ({"build_model": lambda self: "net"}, "return a torch.nn.Module"),
+        ({"build_model": lambda self: _SHARED}, "the same model twice"),
+        ({"build_model": _unseeded}, "other weights under the same seed"),
+        ({"build_model": lambda self: nn.Linear(3, 2, device="meta")}, "leave it on the CPU"),
+        ({"param_groups": lambda self, model: None}, "must return a list of dicts"),
+        (
+            {"param_groups": lambda self, model: [{"params": [model[0].weight]}]},
+            "leaves out 0.bias, 2.weight, 2.bias",
+        ),
+        (
+            {"param_groups": lambda self, m: [{"params": [*m.parameters(), m[0].bias]}]},
+            "lists 0.bias twice",
+        ),
+        ({"loss": lambda self, model, batch: 3.0}, "return .sum of losses, weight."),
+        ({"loss": _mean_loss}, "return a sum over samples, not a mean"),
+        ({"loss": _wrong_weight}, "the number of targets as the weight"),
+        ({"loss": _detached}, "do not detach"),
+        ({"loss": _not_finite}, "the loss must be finite"),
+        ({"loss": _no_parameter}, "no parameter received a gradient"),
+        ({"evaluate": lambda self, model, batches: 0.5}, "return a dict of metrics"),
+        ({"evaluate": lambda self, m, b: {"val/loss": 1.0}}, "use a plain name"),
+        ({"evaluate": lambda self, m, b: {"loss": torch.ones(2)}}, "give one number"),
+    ],
+)
+def test_broken_promises_are_named(override, message):
+    with pytest.raises(TaskError, match=message):
+        check_task(type("Broken", (Good,), override)())
+
+
+def test_all_broken_promises_are_told_at_once():
+    class Broken(Good):
+        loss = _mean_loss
+
+        def param_groups(self, model):
+            return [{"params": [model[0].weight]}]
+
+    with pytest.raises(TaskError, match=r"(?s)leaves out.*not a mean"):
+        check_task(Broken())

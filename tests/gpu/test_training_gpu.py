@@ -1,0 +1,197 @@
+"""Training on a CUDA device: parity with fp32, overflow, stopping, resuming across devices.
+
+Needs torch, NumPy, pydantic and pytest only.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from trainable.build import open_trainer
+from trainable.config import TrialConfig
+from trainable.errors import NonFiniteLoss
+from trainable.precision import resolve_precision
+from trainable.task import Data, Task
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
+
+class Blobs(Task):
+    """Three Gaussian blobs and a small network with dropout."""
+
+    def __init__(self, *, dropout: float = 0.1, poison_step: int = 0) -> None:
+        self.dropout, self.poison_step, self.calls = dropout, poison_step, 0
+
+    def build_model(self):
+        return nn.Sequential(
+            nn.Linear(16, 64),
+            nn.LayerNorm(64),
+            nn.GELU(),
+            nn.Dropout(self.dropout),
+            nn.Linear(64, 3),
+        )
+
+    def build_data(self):
+        generator = torch.Generator().manual_seed(0)
+        targets = torch.randint(3, (600,), generator=generator)
+        inputs = torch.randn(600, 16, generator=generator) + 1.5 * targets[:, None]
+        return Data(train=(inputs[:500], targets[:500]), val=(inputs[500:], targets[500:]))
+
+    def loss(self, model, batch):
+        total, weight = super().loss(model, batch)
+        self.calls += model.training
+        return (total * math.nan if self.calls == self.poison_step else total), weight
+
+
+def _config(*, epochs=3, every="1 epoch", **train):
+    return TrialConfig.model_validate(
+        {
+            "task": {"name": "blobs"},
+            "metric": "val/loss",
+            "mode": "min",
+            "budget": {"epochs": epochs},
+            "checkpoint": {"every": every},
+            "train": {"batch_size": 50, "accumulation": 2, "optimizer": {"lr": 0.01}, **train},
+        }
+    )
+
+
+def _train(config, directory, task=None, device="cuda:0"):
+    with open_trainer(config, directory, device=device, task=task or Blobs()) as trainer:
+        return list(trainer.events()), trainer
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_trains_as_fp32_does(tmp_path, precision):
+    if precision == "bf16" and resolve_precision("auto", torch.device("cuda")) != "bf16":
+        pytest.skip("this GPU does not compute in bf16")
+    task = {"dropout": 0.0}
+    full, _ = _train(_config(precision="fp32"), tmp_path / "full", Blobs(**task))
+    mixed, _ = _train(_config(precision=precision), tmp_path / "mixed", Blobs(**task))
+    assert mixed[-1].metrics["val/loss"] == pytest.approx(full[-1].metrics["val/loss"], abs=0.02)
+    assert mixed[-1].metrics["val/accuracy"] == pytest.approx(
+        full[-1].metrics["val/accuracy"], abs=0.03
+    )
+
+
+def test_fp16_overflow_skips_and_recovers(tmp_path):
+    config = _config(precision="fp16")
+    with open_trainer(config, tmp_path, device="cuda:0", task=Blobs()) as trainer:
+        scaler = trainer.precision.scaler
+        scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**40})
+        reports = list(trainer.events())
+    skipped = reports[-1].metrics["num_skipped_steps"]
+    assert skipped > 0
+    assert reports[-1].step == 30 - skipped
+    assert math.isfinite(reports[-1].metrics["val/loss"])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "adafactor"])
+def test_non_finite_loss_changes_no_parameter(tmp_path, optimizer):
+    """The loss of step 4 (micro-batch 7) is NaN; nobody looks before the end of the epoch."""
+    config = _config(precision="fp32", optimizer={"name": optimizer, "lr": 0.01}, every="1 step")
+    clean = open_trainer(config, tmp_path / "clean", device="cuda:0", task=Blobs())
+    seen = []
+    original = clean._step.__call__
+
+    def follow(window, step):
+        outcome = original(window, step)
+        if step == 3:
+            seen.append([p.detach().clone() for p in clean.model.parameters()])
+        return outcome
+
+    clean._step = _Following(clean._step, follow)
+    next(clean.events())
+    clean.close()
+    config = _config(precision="fp32", optimizer={"name": optimizer, "lr": 0.01})
+    task = Blobs(poison_step=7)
+    poisoned = open_trainer(config, tmp_path / "bad", device="cuda:0", task=task)
+    with pytest.raises(NonFiniteLoss, match="at step 4"):
+        list(poisoned.events())
+    poisoned.close()
+    for expected, found in zip(seen[0], poisoned.model.parameters(), strict=True):
+        assert torch.equal(expected, found.detach())
+
+
+class _Following:
+    """Stands in for the step and lets a test look after each one."""
+
+    def __init__(self, step, call):
+        self._inner, self._call = step, call
+
+    def __call__(self, window, step):
+        return self._call(window, step)
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+def test_resume_is_exact_on_the_same_device(tmp_path):
+    config = _config(every="4 steps")
+    _, whole = _train(config, tmp_path / "whole")
+    steps = iter(range(1, 100))
+    first = open_trainer(
+        config,
+        tmp_path / "cut",
+        device="cuda:0",
+        task=Blobs(),
+        interrupted=lambda: next(steps) > 12,
+    )
+    list(first.events())
+    first.close()
+    _, second = _train(config, tmp_path / "cut")
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("first", "second"), [("cuda:0", "cpu"), ("cpu", "cuda:0")])
+def test_run_moves_to_another_kind_of_device(tmp_path, first, second):
+    config = _config(precision="fp32", clip={"max_norm": None})
+    straight, _ = _train(config, tmp_path / "straight", Blobs(dropout=0.0), device=first)
+    steps = iter(range(1, 100))
+    begun = open_trainer(
+        config,
+        tmp_path / "moved",
+        device=first,
+        task=Blobs(dropout=0.0),
+        interrupted=lambda: next(steps) > 12,
+    )
+    list(begun.events())
+    begun.close()
+    moved, trainer = _train(config, tmp_path / "moved", Blobs(dropout=0.0), device=second)
+    assert trainer.model[0].weight.device.type == torch.device(second).type
+    assert moved[-1].step == straight[-1].step == 30
+    assert moved[-1].metrics["val/loss"] == pytest.approx(
+        straight[-1].metrics["val/loss"], abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_optimizers_are_fused(tmp_path, optimizer):
+    config = _config(optimizer={"name": optimizer, "lr": 0.01})
+    with open_trainer(config, tmp_path, device="cuda:0", task=Blobs()) as trainer:
+        assert all(group["fused"] for group in trainer._step.optimizer.param_groups)
+
+
+def test_no_device_synchronisation_between_reports(tmp_path):
+    config = _config(precision="fp32", epochs=2, every="100 epochs")
+    with open_trainer(config, tmp_path, device="cuda:0", task=Blobs()) as trainer:
+        windows = list(trainer._train.windows(0))
+        trainer._take_step(windows[0])  # kernels and workspaces are made on first use
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with warnings.catch_warnings():
+                # torch says once that this mode is a prototype.
+                warnings.simplefilter("ignore", UserWarning)
+                for window in windows[1:]:
+                    trainer._take_step(window)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

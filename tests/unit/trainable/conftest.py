@@ -1,0 +1,116 @@
+"""Small tasks and configurations that the tests of one training run share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from trainable.build import open_trainer
+from trainable.config import TrialConfig
+from trainable.loop import Trainer
+from trainable.task import Data, Task
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Samples with random augmentation from every generator of the host."""
+
+    def __init__(self, samples: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(samples, 5, generator=generator)
+        self.targets = torch.randint(3, (samples,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        import random
+
+        import numpy
+
+        jitter = torch.rand(5) + numpy.random.rand() + random.random()
+        return self.inputs[index] + 0.1 * jitter.float(), self.targets[index]
+
+
+class Toy(Task):
+    """Three classes, five inputs, dropout; as tensors or as a data set with augmentation."""
+
+    def __init__(
+        self, *, samples: int = 43, augmented: bool = False, double: bool = False
+    ) -> None:
+        self.samples, self.augmented = samples, augmented
+        self.dtype = torch.float64 if double else torch.float32
+        self.dropout = 0.0 if double else 0.2
+
+    def build_model(self) -> nn.Module:
+        model = nn.Sequential(
+            nn.Linear(5, 8), nn.Tanh(), nn.Dropout(self.dropout), nn.Linear(8, 3)
+        )
+        return model.to(self.dtype)
+
+    def build_data(self) -> Data:
+        noisy = Noisy(self.samples)
+        tensors = (noisy.inputs.to(self.dtype), noisy.targets)
+        return Data(train=noisy if self.augmented else tensors, val=tensors)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """One thread, and determinism left as it was found."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_deterministic_debug_mode("default")
+
+
+@pytest.fixture
+def toy() -> type[Toy]:
+    """The toy task's class."""
+    return Toy
+
+
+@pytest.fixture
+def configure() -> Callable[..., TrialConfig]:
+    """Make a configuration; further keywords are options of `train`."""
+
+    def make(
+        *,
+        epochs: int = 3,
+        every: str = "1 epoch",
+        keep: int = 2,
+        metric: str = "val/loss",
+        mode: str = "min",
+        seed: int = 0,
+        **train: Any,
+    ) -> TrialConfig:
+        return TrialConfig.model_validate(
+            {
+                "task": {"name": "toy"},
+                "metric": metric,
+                "mode": mode,
+                "seed": seed,
+                "budget": {"epochs": epochs},
+                "checkpoint": {"every": every, "keep": keep},
+                "train": {"batch_size": 12, **train},
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Trainer]]:
+    """Open trainers that are closed when the test ends."""
+    trainers: list[Trainer] = []
+
+    def start(config: TrialConfig, directory: Path, task: Task, **options: Any) -> Trainer:
+        trainers.append(open_trainer(config, directory, device="cpu", task=task, **options))
+        return trainers[-1]
+
+    yield start
+    for trainer in trainers:
+        trainer.close()

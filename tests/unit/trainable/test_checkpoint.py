@@ -1,0 +1,294 @@
+"""The store: whole or not there, whatever is interrupted or damaged."""
+
+# ruff: noqa: ARG002  what stands in for something keeps its signature
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+import torch
+
+from trainable.checkpoint import CheckpointStore, Files, Pointer
+from trainable.config import CheckpointConfig
+from trainable.errors import AllCheckpointsDamaged, CheckpointError
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL at one call of the file layer."""
+
+
+class Recording(Files):
+    """Counts calls, and stops before, or in the middle of, the one with the given index."""
+
+    def __init__(self, stop_at: int | None = None, *, torn: bool = False) -> None:
+        self.calls: list[str] = []
+        self.stop_at, self.torn = stop_at, torn
+
+    def _reach(self, name, act, half):
+        if len(self.calls) == self.stop_at:
+            if self.torn:
+                half()
+            raise Killed
+        self.calls.append(name)
+        act()
+
+    def make_directory(self, path):
+        self._reach("make", lambda: super(Recording, self).make_directory(path), lambda: None)
+
+    def write(self, path, content):
+        self._reach(
+            "write",
+            lambda: super(Recording, self).write(path, content),
+            lambda: path.write_bytes(content[: len(content) // 2]),
+        )
+
+    def sync(self, path):
+        self._reach("sync", lambda: super(Recording, self).sync(path), lambda: None)
+
+    def rename(self, source, target):
+        self._reach("rename", lambda: super(Recording, self).rename(source, target), lambda: None)
+
+    def remove(self, path):
+        self._reach(
+            "remove",
+            lambda: super(Recording, self).remove(path),
+            lambda: next(path.iterdir()).unlink(),
+        )
+
+
+def _store(directory, *, every="1 epoch", keep=2, mode="min", files=None, clock=None):
+    config = CheckpointConfig.model_validate({"every": every, "keep": keep})
+    options = {"clock": clock} if clock else {}
+    return CheckpointStore(directory, config, metric="val/loss", mode=mode, files=files, **options)
+
+
+def _save(store, step, value=None, **options):
+    return store.offer(
+        lambda: {"step": step, "weights": torch.arange(4.0) + step},
+        step=step,
+        epoch=step,
+        boundary=True,
+        value=value,
+        **options,
+    )
+
+
+def _steps(store):
+    return [generation.step for generation in store.generations()]
+
+
+def test_layout_and_pointer(tmp_path):
+    pointer = _save(_store(tmp_path), 120, 0.5)
+    directory = tmp_path / "checkpoints" / "step-00000120"
+    assert sorted(path.name for path in directory.iterdir()) == ["manifest.json", "state.pt"]
+    digest = hashlib.sha256((directory / "state.pt").read_bytes()).hexdigest()
+    assert pointer == Pointer(str(directory), 120, digest)
+    manifest = json.loads((directory / "manifest.json").read_text())["manifest"]
+    assert manifest["files"]["state.pt"]["sha256"] == digest
+    assert (manifest["step"], manifest["epoch"], manifest["value"]) == (120, 120, 0.5)
+
+
+def test_order_of_calls_is_the_one_that_survives_a_power_loss(tmp_path):
+    files = Recording()
+    store = _store(tmp_path, files=files)
+    files.calls.clear()
+    _save(store, 1)
+    assert files.calls == [
+        "make", "write", "sync", "write", "sync", "sync", "rename", "sync",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_kill_at_every_call_leaves_the_newest_whole_generation(tmp_path, torn):
+    """Saves 1 and 2 stand; a kill at any call of saves 3 and 4 costs only what it interrupts."""
+    index = 0
+    while True:
+        directory = tmp_path / str(index)
+        store = _store(directory)
+        _save(store, 1, 0.1)  # the best, so that retention removes 2 when 4 is saved
+        _save(store, 2, 0.2)
+        files, committed = Recording(index, torn=torn), [2]
+        try:
+            store = _store(directory, files=files)
+            committed = [2]
+            for step in (3, 4):
+                _save(store, step, 0.1 * step)
+                committed.append(step)
+        except Killed:
+            reader = CheckpointStore(directory)
+            assert reader.newest().step in (committed[-1], committed[-1] + 1)
+            assert reader.best().step == 1
+            again = _store(directory)
+            assert again.resume()["step"] == reader.newest().step
+            assert not list((directory / "checkpoints").glob(".aside-*"))
+            assert not (directory / "checkpoints" / "quarantine").exists()
+        else:
+            break
+        index += 1
+    assert index == len(files.calls) > 16
+
+
+def test_keeps_the_newest_and_the_best(tmp_path):
+    store = _store(tmp_path, keep=2)
+    for step, value in enumerate([5.0, 1.0, 4.0, 1.0, 3.0, 2.0], start=1):
+        _save(store, step, value)
+    assert _steps(store) == [2, 5, 6]  # of the two equals the earlier one
+    assert store.best().step == 2
+    assert store.newest().step == 6
+
+
+def test_mode_max_and_values_that_are_no_numbers(tmp_path):
+    store = _store(tmp_path, mode="max")
+    for step, value in enumerate([1.0, 7.0, float("nan"), float("inf"), None], start=1):
+        _save(store, step, value)
+    assert store.best().step == 2
+    assert [g.value for g in store.generations()] == [7.0, None, None]
+
+
+def _flip(path, bit):
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "manifest.json"])
+def test_every_bit_flip_and_cut_is_detected(tmp_path, name):
+    store = _store(tmp_path)
+    _save(store, 1, 0.5)
+    path = tmp_path / "checkpoints" / "step-00000001" / name
+    content = path.read_bytes()
+    bits = range(0, 8 * len(content), max(1, 8 * len(content) // 200))
+    original = store.load(store.newest())["weights"]
+    for bit in bits:
+        _flip(path, bit)
+        try:
+            CheckpointStore(tmp_path).newest()
+        except AllCheckpointsDamaged:
+            pass
+        else:  # only a change of white space in the manifest may be harmless
+            assert name == "manifest.json"
+            assert torch.equal(store.load(CheckpointStore(tmp_path).newest())["weights"], original)
+        path.write_bytes(content)
+    for cut in range(0, len(content) - 1, max(1, len(content) // 64)):
+        path.write_bytes(content[:cut])
+        with pytest.raises(AllCheckpointsDamaged):
+            CheckpointStore(tmp_path).newest()
+    path.write_bytes(content)
+    assert CheckpointStore(tmp_path).newest().step == 1
+
+
+def test_damaged_newest_goes_to_quarantine_and_the_one_before_it_is_used(tmp_path):
+    store = _store(tmp_path)
+    for step in (1, 2):
+        _save(store, step)
+    _flip(tmp_path / "checkpoints" / "step-00000002" / "state.pt", 4000)
+    reader = CheckpointStore(tmp_path)
+    assert reader.newest().step == 1
+    assert (tmp_path / "checkpoints" / "step-00000002").exists()  # a reader changes nothing
+    again = _store(tmp_path)
+    assert again.resume()["step"] == 1
+    assert (tmp_path / "checkpoints" / "quarantine" / "step-00000002" / "state.pt").exists()
+    _save(again, 2)
+    assert again.newest().step == 2
+
+
+def test_all_damaged_is_an_error_that_names_them_and_stays_one(tmp_path):
+    store = _store(tmp_path)
+    for step in (1, 2):
+        _save(store, step)
+        _flip(tmp_path / "checkpoints" / f"step-0000000{step}" / "state.pt", 4000)
+    for _ in range(2):
+        with pytest.raises(
+            AllCheckpointsDamaged, match=r"(?s)step-00000001.*sha256.*step-00000002"
+        ):
+            _store(tmp_path).resume()
+
+
+def test_quarantine_alone_is_no_fresh_start(tmp_path):
+    store = _store(tmp_path)
+    _save(store, 1)
+    quarantine = tmp_path / "checkpoints" / "quarantine"
+    quarantine.mkdir()
+    (tmp_path / "checkpoints" / "step-00000001").rename(quarantine / "step-00000001")
+    with pytest.raises(AllCheckpointsDamaged):
+        _store(tmp_path).resume()
+
+
+def test_run_without_checkpoints_starts_at_the_beginning(tmp_path):
+    assert _store(tmp_path).resume() is None
+    assert CheckpointStore(tmp_path / "nowhere").newest() is None
+    assert CheckpointStore(tmp_path / "nowhere").best() is None
+
+
+def test_second_generation_of_a_step_destroys_nothing(tmp_path):
+    store = _store(tmp_path)
+    first, second = _save(store, 3), _save(store, 3, 0.5)
+    assert (first.path[-13:], second.path[-15:]) == ("step-00000003", "step-00000003.1")
+    assert store.newest().path.name == "step-00000003.1"
+
+
+def test_newest_is_the_last_committed_not_the_highest_step(tmp_path):
+    store = _store(tmp_path)
+    _save(store, 200)
+    _save(store, 100)  # the run went back, as population-based training does
+    assert CheckpointStore(tmp_path).newest().step == 100
+    assert _store(tmp_path).resume()["step"] == 100
+
+
+def test_steps_beyond_eight_digits_sort_as_numbers(tmp_path):
+    store = _store(tmp_path)
+    _save(store, 99_999_999)
+    _save(store, 100_000_000)
+    assert CheckpointStore(tmp_path).newest().step == 100_000_000
+
+
+@pytest.mark.parametrize(
+    ("every", "saved"), [("2 steps", [2, 4, 6]), ("10 seconds", [3, 6]), ("1 epoch", [])]
+)
+def test_intervals_within_an_epoch(tmp_path, every, saved):
+    now = [0.0]
+    store = _store(tmp_path, every=every, keep=9, clock=lambda: now[0])
+    for step in range(1, 7):
+        now[0] += 4
+        store.offer(dict, step=step, epoch=0)
+    assert _steps(store) == saved
+
+
+def test_new_best_and_the_end_are_always_saved(tmp_path):
+    store = _store(tmp_path, every="1000 steps", keep=9)
+    assert _save(store, 1, 0.5) is None
+    assert _save(store, 2, 0.4, new_best=True) is not None
+    assert _save(store, 3, 0.6, final=True) is not None
+
+
+def test_state_is_not_made_when_nothing_is_due(tmp_path):
+    store = _store(tmp_path, every="2 steps")
+    store.offer(pytest.fail, step=1, epoch=0)
+
+
+def test_full_disk_names_path_and_size_and_leaves_the_rest(tmp_path):
+    class Full(Files):
+        def write(self, path, content):
+            raise OSError(28, "No space left on device")
+
+    _save(_store(tmp_path), 1)
+    store = _store(tmp_path, files=Full())
+    with pytest.raises(
+        CheckpointError, match=r"bytes\) could not be written to .*step-00000002.*No space"
+    ):
+        _save(store, 2)
+    assert CheckpointStore(tmp_path).newest().step == 1
+
+
+def test_load_verifies_the_digest_and_refuses_objects(tmp_path):
+    store = _store(tmp_path)
+    pointer = _save(store, 1)
+    assert store.load(pointer)["step"] == store.load(pointer.path)["step"] == 1
+    _flip(tmp_path / "checkpoints" / "step-00000001" / "state.pt", 4000)
+    with pytest.raises(CheckpointError, match="sha256"):
+        store.load(pointer)
+    bad = store.offer(lambda: {"x": Killed}, step=2, epoch=2, boundary=True)
+    with pytest.raises(CheckpointError, match="not plain data"):
+        store.load(bad)

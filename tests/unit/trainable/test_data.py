@@ -1,0 +1,170 @@
+"""Windows: what they hold, in which order, and that nothing else decides it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from trainable.config import LoaderConfig
+from trainable.data import LoaderSource, Plan, TensorSource, move, open_source
+from trainable.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+class Numbers(Dataset):
+    """Sample i is (i, a random number from each generator)."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        draws = [torch.rand(()).item(), numpy.random.rand(), random.random()]
+        return torch.tensor(index), torch.tensor(draws, dtype=torch.float64)
+
+
+def _loader(plan, workers=0, samples=43):
+    return LoaderSource(
+        Numbers(samples),
+        plan,
+        split="train",
+        device=CPU,
+        loader=LoaderConfig(num_workers=workers),
+    )
+
+
+def _sizes(source, epoch=0, start=0):
+    return [[len(batch[0]) for batch in window] for window in source.windows(epoch, start)]
+
+
+def _drawn(source, epoch=0, start=0):
+    """Sample index -> its random numbers, over an epoch."""
+    found = {}
+    for window in source.windows(epoch, start):
+        for index, draws in window:
+            found |= {int(i): tuple(d.tolist()) for i, d in zip(index, draws, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("kind", ["tensors", "loader"])
+def test_last_window_is_short_in_both_kinds_of_source(kind):
+    plan = Plan(43, 12, 3, seed=1)
+    source = (
+        TensorSource((torch.arange(43),), plan, device=CPU) if kind == "tensors" else _loader(plan)
+    )
+    assert _sizes(source) == [[3, 3, 3, 3]] * 3 + [[3, 3, 1]]
+    assert _sizes(source, start=2) == [[3, 3, 3, 3], [3, 3, 1]]
+
+
+def test_drop_last_leaves_whole_windows_only():
+    plan = Plan(43, 12, 3, drop_last=True)
+    assert plan.windows == 3
+    assert _sizes(_loader(plan)) == [[3, 3, 3, 3]] * 3
+    with pytest.raises(ConfigError, match="batch_size is 64 and there are 43 samples"):
+        Plan(43, 64, 64, drop_last=True)
+
+
+def test_order_depends_on_seed_and_epoch_and_nothing_else():
+    plans = [Plan(43, 12, 3, seed=1), Plan(43, 6, 6, seed=1)]
+    torch.manual_seed(5)
+    first = plans[0].order(2)
+    torch.manual_seed(6)
+    assert torch.equal(first, plans[1].order(2))
+    assert sorted(first.tolist()) == list(range(43))
+    assert not torch.equal(first, plans[0].order(3))
+    assert not torch.equal(first, Plan(43, 12, 3, seed=2).order(2))
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_resuming_at_a_window_gives_the_same_samples(start):
+    plan = Plan(43, 12, 4, seed=3)
+    tensors = TensorSource((torch.arange(43),), plan, device=CPU)
+    whole = [torch.cat([b[0] for b in window]) for window in tensors.windows(1)]
+    rest = [torch.cat([b[0] for b in window]) for window in tensors.windows(1, start)]
+    loaded = [torch.cat([b[0] for b in window]) for window in _loader(plan).windows(1, start)]
+    for one, other, third in zip(whole[start:], rest, loaded, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+
+
+def test_randomness_of_a_sample_depends_on_its_epoch_and_index_alone():
+    reference = _drawn(_loader(Plan(43, 12, 3, seed=1)))
+    assert len(set(reference.values())) == 43
+    assert _drawn(_loader(Plan(43, 8, 8, seed=1))) == reference
+    workers = _loader(Plan(43, 12, 3, seed=1), workers=2)
+    assert _drawn(workers) == reference
+    assert _drawn(workers, epoch=1) != reference
+    assert _drawn(workers, epoch=0) == reference
+    workers.close()
+    assert _drawn(_loader(Plan(43, 12, 3, seed=2))) != reference
+
+
+class NowAndThen(Numbers):
+    """Only every seventh sample draws: the first batches may well draw nothing."""
+
+    def __getitem__(self, index):
+        draw = numpy.random.randn() if index % 7 == 0 else 0.0
+        return torch.tensor(index), torch.tensor([draw])
+
+
+def test_samples_that_seldom_draw_are_the_same_wherever_the_first_draw_falls():
+    found = []
+    for start, size in ((0, 3), (0, 43), (7, 2)):
+        source = LoaderSource(
+            NowAndThen(43), Plan(43, size, size), split="train", device=CPU, loader=LoaderConfig()
+        )
+        found.append(_drawn(source, start=start))
+    assert found[0] == found[1]
+    assert found[2].items() <= found[0].items()
+    assert len(set(found[0].values())) == 8
+
+
+def test_fetching_leaves_the_generators_of_the_process_alone():
+    source = _loader(Plan(43, 12, 12))
+    torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
+    expected = torch.rand(()), numpy.random.rand(), random.random()
+    torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
+    for window in source.windows(0):
+        list(window)
+    assert (torch.rand(()), numpy.random.rand(), random.random()) == expected
+
+
+def test_closing_ends_the_worker_processes_even_in_the_middle_of_an_epoch():
+    source = _loader(Plan(43, 4, 4), workers=2)
+    windows = source.windows(0)
+    list(next(windows))
+    assert multiprocessing.active_children()
+    source.close()
+    assert not multiprocessing.active_children()
+
+
+def test_tensor_data_sets_are_indexed_directly():
+    plan = Plan(4, 2, 2)
+    tensors = (torch.arange(4), torch.arange(4))
+    for samples in (tensors, TensorDataset(*tensors)):
+        source = open_source(samples, plan, split="val", device=CPU, loader=LoaderConfig())
+        assert isinstance(source, TensorSource)
+
+
+def test_validation_keeps_the_order_of_the_data():
+    source = TensorSource((torch.arange(5),), Plan(5, 2, 2, shuffle=False), device=CPU)
+    assert [w[0][0].tolist() for w in source.windows(0)] == [[0, 1], [2, 3], [4]]
+
+
+def test_move_keeps_containers_and_leaves_other_objects():
+    from collections import namedtuple
+
+    Pair = namedtuple("Pair", "a b")
+    batch = {"x": [torch.ones(1), "text"], "y": Pair(torch.ones(2), None), "z": (1,)}
+    moved = move(batch, torch.device("meta"))
+    assert moved["x"][0].device.type == moved["y"].a.device.type == "meta"
+    assert (moved["x"][1], moved["y"].b, moved["z"]) == ("text", None, (1,))
+    assert type(moved["y"]) is Pair

@@ -1,0 +1,84 @@
+"""The curve on disk: once each step, durable, and cut back on resume."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from trainable.history import History, Row, read_rows
+
+
+def _row(step):
+    return Row(step, 1000 * step, {"train/loss": 1 / step})
+
+
+def _write(directory, steps):
+    history = History(directory)
+    history.append(map(_row, steps))
+    history.close()
+
+
+def test_rows_come_back_as_they_were(tmp_path):
+    _write(tmp_path, [1, 2, 3])
+    assert read_rows(tmp_path) == [_row(1), _row(2), _row(3)]
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert first == {"step": 1, "time": 1000, "metrics": {"train/loss": 1.0}}
+
+
+def test_nothing_logged_is_no_rows(tmp_path):
+    assert read_rows(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "kept"), [(0, []), (2, [1, 2]), (5, [1, 2, 3, 5]), (9, [1, 2, 3, 5])]
+)
+def test_cut_drops_every_row_after_the_step(tmp_path, step, kept):
+    _write(tmp_path, [1, 2, 3, 5])
+    history = History(tmp_path)
+    history.cut(step)
+    history.append([_row(step + 1)])
+    history.close()
+    assert [row.step for row in read_rows(tmp_path)] == [*kept, step + 1]
+
+
+def test_every_torn_end_is_tolerated_and_repaired(tmp_path):
+    _write(tmp_path, [1, 2, 3])
+    path = tmp_path / "metrics.jsonl"
+    content = path.read_bytes()
+    second = content.index(b"\n", content.index(b"\n") + 1) + 1
+    for length in range(second, len(content)):
+        path.write_bytes(content[:length])
+        assert [row.step for row in read_rows(tmp_path)] == [1, 2]
+        history = History(tmp_path)
+        history.cut(2)
+        history.append([_row(3)])
+        history.close()
+        assert path.read_bytes() == content
+
+
+def test_lines_of_one_step_are_one_row(tmp_path):
+    history = History(tmp_path)
+    history.append([Row(4, 10, {"train/loss": 1.0}), Row(4, 20, {"val/loss": 2.0})])
+    history.close()
+    assert read_rows(tmp_path) == [Row(4, 20, {"train/loss": 1.0, "val/loss": 2.0})]
+
+
+def test_other_processes_see_rows_before_the_file_is_closed(tmp_path):
+    history = History(tmp_path)
+    history.append([_row(1)])
+    assert len(read_rows(tmp_path)) == 1
+    history.close()
+
+
+def test_sync_reaches_the_disk(tmp_path, monkeypatch):
+    synced = []
+    history = History(tmp_path)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    history.append([_row(1)])
+    assert not synced
+    history.sync()
+    assert len(synced) == 1
+    history.close()
+    history.close()

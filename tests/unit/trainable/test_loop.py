@@ -1,0 +1,242 @@
+"""What the loop reports, which value is the best, and how it ends when something is wrong."""
+
+# ruff: noqa: ARG001, ARG004, ARG005  what stands in for something keeps its signature
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from trainable.errors import (
+    ConfigError,
+    NonFiniteGradient,
+    NonFiniteLoss,
+    OutOfMemory,
+    TaskError,
+)
+from trainable.history import read_rows
+
+
+def _task(toy, **methods):
+    return type("Custom", (toy,), methods)()
+
+
+def _scripted(values):
+    """An evaluation that returns the given losses one after another."""
+    queue = iter(values)
+    return lambda self, model, batches: {"loss": next(queue)}
+
+
+def test_reports_have_the_metrics_and_rows_of_their_epoch(tmp_path, opened, configure, toy):
+    reports = list(opened(configure(layer_norms_every=2), tmp_path, toy()).events())
+    assert [(r.step, r.epoch, r.finished) for r in reports] == [
+        (4, 1, False),
+        (8, 2, False),
+        (12, 3, True),
+    ]
+    assert set(reports[0].metrics) == {
+        "train/loss",
+        "train/grad_norm",
+        "train/lr",
+        "train/clip_fraction",
+        "train/samples_per_second",
+        "val/loss",
+        "val/accuracy",
+        "best/val/loss",
+        "epoch",
+        "grad_norm/0",
+        "grad_norm/3",
+    }
+    assert all(r.rows[-1].metrics == r.metrics for r in reports)
+    rows = [row for report in reports for row in report.rows]
+    assert [row.step for row in rows] == list(range(1, 13))
+    assert read_rows(tmp_path) == rows
+    layers = [
+        row.metrics["grad_norm/0"] ** 2 + row.metrics["grad_norm/3"] ** 2 for row in rows[1::2]
+    ]
+    assert [math.sqrt(x) for x in layers] == pytest.approx(
+        [row.metrics["train/grad_norm"] for row in rows[1::2]], rel=1e-5
+    )
+
+
+def test_clip_fraction_counts_since_the_previous_report(tmp_path, opened, configure, toy):
+    trainer = opened(configure(clip={"max_norm": 0.2}), tmp_path, toy())
+    for report in trainer.events():
+        norms = [row.metrics["train/grad_norm"] for row in report.rows]
+        assert report.metrics["train/clip_fraction"] == sum(n > 0.2 for n in norms) / len(norms)
+
+
+def test_rows_carry_the_time_of_their_step(tmp_path, opened, configure, toy):
+    trainer = opened(configure(epochs=1), tmp_path, toy())
+    ticks = iter(range(1, 100))
+    trainer._wall_clock = lambda: next(ticks)
+    (report,) = trainer.events()
+    assert [row.timestamp_ms for row in report.rows] == [1000, 2000, 3000, 4000]
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "best_epoch", "best"),
+    [
+        ("min", [3.0, 1.0, 1.0, 2.0], 2, 1.0),
+        ("max", [3.0, 1.0, 5.0, 5.0], 3, 5.0),
+        ("min", [math.nan, 2.0, math.nan, 3.0], 2, 2.0),
+    ],
+)
+def test_best_is_kept_whatever_follows(
+    tmp_path, opened, configure, toy, mode, values, best_epoch, best
+):
+    task = _task(toy, evaluate=_scripted(values))
+    trainer = opened(configure(epochs=4, mode=mode, every="100 epochs"), tmp_path, task)
+    reports = list(trainer.events())
+    assert reports[-1].metrics["best/val/loss"] == best
+    assert trainer.store.best().epoch == best_epoch
+    assert trainer.store.newest().epoch == 4
+
+
+def test_unknown_metric_lists_what_is_reported(tmp_path, opened, configure, toy):
+    trainer = opened(configure(metric="val/los"), tmp_path, toy())
+    with pytest.raises(
+        ConfigError, match=r"'val/los' \(did you mean 'val/loss'\?\).*val/accuracy"
+    ):
+        list(trainer.events())
+
+
+def test_evaluation_restores_the_mode_of_each_module(tmp_path, opened, configure, toy):
+    seen = []
+
+    def evaluate(self, model, batches):
+        seen.append((model.training, torch.is_inference_mode_enabled()))
+        return {"loss": 1.0}
+
+    trainer = opened(configure(epochs=1), tmp_path, _task(toy, evaluate=evaluate))
+    trainer.model[2].eval()  # someone froze one module
+    list(trainer.events())
+    assert seen == [(False, True)]
+    assert [m.training for m in trainer.model] == [True, True, False, True]
+
+
+def test_validation_is_weighted_by_targets(tmp_path, opened, configure, toy):
+    trainer = opened(configure(epochs=1), tmp_path, toy())  # 43 samples in batches of 12
+    (report,) = trainer.events()
+    inputs, targets = toy().build_data().val
+    trainer.model.eval()
+    with torch.no_grad():
+        logits = trainer.model(inputs)
+    assert report.metrics["val/loss"] == pytest.approx(
+        nn.functional.cross_entropy(logits, targets).item()
+    )
+    assert report.metrics["val/accuracy"] == pytest.approx(
+        (logits.argmax(1) == targets).double().mean().item()
+    )
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_non_finite_loss_keeps_the_curve_up_to_it(tmp_path, opened, configure, toy, at_once):
+    def loss(self, model, batch):
+        total, weight = toy.loss(self, model, batch)
+        self.calls = getattr(self, "calls", 0) + model.training
+        return (total * math.nan if self.calls == 7 else total), weight
+
+    trainer = opened(configure(), tmp_path, _task(toy, loss=loss))
+    trainer._step._reads_at_once = at_once
+    with pytest.raises(NonFiniteLoss) as caught:
+        list(trainer.events())
+    assert caught.value.step == 7
+    trainer.close()
+    steps = [row.step for row in read_rows(tmp_path)]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert trainer.store.newest().step == 4
+
+
+def test_fp16_that_never_recovers_ends(tmp_path, opened, configure, toy):
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx, upstream):
+            return upstream * math.inf
+
+    def loss(self, model, batch):
+        total, weight = toy.loss(self, model, batch)
+        return Broken.apply(total), weight
+
+    trainer = opened(configure(epochs=20, precision="fp16"), tmp_path, _task(toy, loss=loss))
+    with pytest.raises(NonFiniteGradient, match="at step 1 "):
+        list(trainer.events())
+
+
+def test_fp16_skips_are_counted(tmp_path, opened, configure, toy):
+    trainer = opened(configure(epochs=2, precision="fp16"), tmp_path, toy())
+    trainer.precision.scaler.load_state_dict(
+        trainer.precision.scaler.state_dict() | {"scale": 2.0**40}
+    )
+    reports = list(trainer.events())
+    skipped = reports[-1].metrics["num_skipped_steps"]
+    assert skipped > 0
+    assert reports[-1].step == 8 - skipped
+    assert [row.step for row in read_rows(tmp_path)][-1] == reports[-1].step
+
+
+def test_out_of_memory_names_the_device_and_the_remedy(tmp_path, opened, configure, toy):
+    def loss(self, model, batch):
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    trainer = opened(configure(), tmp_path, _task(toy, loss=loss))
+    with pytest.raises(OutOfMemory, match=r"the device cpu.*train.accumulation"):
+        list(trainer.events())
+
+
+def test_missing_deterministic_implementation_names_the_switch(tmp_path, opened, configure, toy):
+    def loss(self, model, batch):
+        raise RuntimeError("put_ does not have a deterministic implementation, but ...")
+
+    trainer = opened(configure(), tmp_path, _task(toy, loss=loss))
+    with pytest.raises(ConfigError, match=r"train\.deterministic: false"):
+        list(trainer.events())
+
+
+@pytest.mark.parametrize("returned", [{}, None, 0.5])
+def test_evaluate_must_return_metrics(tmp_path, opened, configure, toy, returned):
+    task = _task(toy, evaluate=lambda self, model, batches: returned)
+    with pytest.raises(TaskError, match="must return a dict of metrics"):
+        list(opened(configure(), tmp_path, task).events())
+
+
+def test_batch_norm_with_accumulation_warns(tmp_path, opened, configure, toy):
+    def build_model(self):
+        return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+    task = _task(toy, build_model=build_model)
+    with pytest.warns(UserWarning, match="micro-batches of 3 samples.*GroupNorm"):
+        opened(configure(accumulation=4), tmp_path, task)
+    opened(configure(), tmp_path / "alone", task)
+
+
+def test_initial_weights_do_not_depend_on_what_the_data_drew(tmp_path, opened, configure, toy):
+    def build_data(self):
+        torch.rand(17)
+        return toy.build_data(self)
+
+    one = opened(configure(), tmp_path / "a", toy())
+    other = opened(configure(), tmp_path / "b", _task(toy, build_data=build_data))
+    assert torch.equal(one.model[0].weight, other.model[0].weight)
+
+
+def test_closing_twice_is_safe(tmp_path, opened, configure, toy):
+    trainer = opened(configure(), tmp_path, toy(augmented=True))
+    next(trainer.events())
+    trainer.close()
+    trainer.close()
+
+
+def test_events_reads_as_a_table_of_contents():
+    import inspect
+
+    from trainable.loop import Trainer
+
+    assert len(inspect.getsource(Trainer.events).splitlines()) < 70  # its docstring included

@@ -1,0 +1,282 @@
+"""Precision, optimizers, state, seeds and diagnostics, each on its own."""
+
+# ruff: noqa: ARG005  what stands in for something keeps its signature
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import trainable
+from trainable.config import OptimizerConfig, ScheduleConfig
+from trainable.diagnostics import LayerNorms, Throughput
+from trainable.errors import CheckpointError, ConfigError, TaskError
+from trainable.optim import build_optimizer, bytes_per_parameter
+from trainable.precision import Precision, resolve_precision
+from trainable.schedule import Schedule
+from trainable.seeding import derive_seed, isolated_host_randomness, set_determinism, set_seed
+from trainable.state import TrainState
+from trainable.task import decay_groups
+
+CPU = torch.device("cpu")
+
+
+def _state(name="adamw", width=3):
+    torch.manual_seed(0)
+    model = nn.Linear(width, 2)
+    optimizer = build_optimizer(OptimizerConfig(name=name), decay_groups(model))
+    schedule = Schedule(ScheduleConfig(), peak=1e-3, total_steps=9, steps_per_epoch=3)
+    return TrainState(
+        model=model, optimizer=optimizer, schedule=schedule, precision=Precision("fp32", CPU)
+    )
+
+
+# Precision
+
+
+def test_auto_is_fp32_on_the_cpu():
+    assert resolve_precision("auto", CPU) == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("native", "name", "expected"),
+    [
+        (True, "auto", "bf16"),
+        (False, "auto", "fp16"),
+        (False, "fp32", "fp32"),
+        (False, "fp16", "fp16"),
+    ],
+)
+def test_auto_follows_the_gpu(monkeypatch, native, name, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+    assert resolve_precision(name, torch.device("cuda")) == expected
+
+
+def test_precision_the_device_cannot_do_names_the_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old T4")
+    with pytest.raises(ConfigError, match=r"bf16; cuda:0 \(Old T4\) does not compute in it"):
+        resolve_precision("bf16", torch.device("cuda:0"))
+    with pytest.raises(ConfigError, match="the device mps only fp32"):
+        resolve_precision("fp16", torch.device("mps"))
+
+
+def test_only_fp16_has_a_scaler():
+    assert [Precision(n, CPU).scaler is None for n in ("fp32", "bf16", "fp16")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind"),
+    [
+        ("sgd", {"momentum": 0.9, "nesterov": True}, torch.optim.SGD),
+        ("adam", {"betas": (0.8, 0.9), "eps": 1e-7}, torch.optim.Adam),
+        ("adamw", {}, torch.optim.AdamW),
+        ("adafactor", {"eps": 1e-4}, torch.optim.Adafactor),
+    ],
+)
+def test_optimizers_of_torch(name, options, kind):
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(OptimizerConfig(name=name, lr=0.5, **options), decay_groups(model))
+    assert type(optimizer) is kind
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.01, 0.0]
+    model(torch.ones(1, 3)).sum().backward()
+    before = model.weight.clone()
+    optimizer.step()
+    assert not torch.equal(before, model.weight)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lion"])
+def test_optimizer_of_a_missing_package_says_what_to_install(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(ConfigError, match=r"pip install 'gradsweep\[optimizers\]'"):
+        build_optimizer(OptimizerConfig(name=name), decay_groups(nn.Linear(1, 1)))
+
+
+def test_group_multiplier_scales_the_learning_rate():
+    model = nn.Linear(3, 2)
+    groups = [
+        {"params": [model.weight], "lr_multiplier": 0.1},
+        {"params": [model.bias]},
+    ]
+    optimizer = build_optimizer(OptimizerConfig(name="sgd", lr=0.5), groups)
+    assert [g["initial_lr"] for g in optimizer.param_groups] == pytest.approx([0.05, 0.5])
+
+
+def test_groups_without_or_with_repeated_parameters_are_refused():
+    weight = nn.Parameter(torch.ones(1))
+    with pytest.raises(TaskError, match="hold no parameter"):
+        build_optimizer(OptimizerConfig(), [{"params": []}])
+    with pytest.raises(TaskError, match="lists a parameter twice"):
+        build_optimizer(OptimizerConfig(), [{"params": [weight]}, {"params": [weight]}])
+
+
+@pytest.mark.parametrize(
+    ("name", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0), ("adamw", 0.0)]
+)
+def test_bytes_per_parameter_are_what_the_state_takes(name, momentum):
+    model = nn.Linear(100, 100, bias=False)
+    config = OptimizerConfig(name=name, momentum=momentum)
+    optimizer = build_optimizer(config, decay_groups(model))
+    model(torch.ones(1, 100)).sum().backward()
+    optimizer.step()
+    tensors = [v for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)]
+    held = sum(t.numel() * t.element_size() for t in tensors if t.numel() > 1)
+    assert held == bytes_per_parameter(name, momentum) * 10_000
+
+
+# State
+
+
+def test_state_survives_torchs_safe_loading(tmp_path):
+    state = _state()
+    random.gauss(0, 1)  # Python draws these in pairs: the second one is part of the state
+    torch.save(state.state_dict(), tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    expected = torch.rand(3), numpy.random.rand(), random.gauss(0, 1)
+    state.load_state_dict(loaded)
+    found = torch.rand(3), numpy.random.rand(), random.gauss(0, 1)
+    assert torch.equal(expected[0], found[0])
+    assert expected[1:] == found[1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("scaler"), r"lacks the keys \['scaler'\]"),
+        (lambda s: s.update(extra=1), r"unknown keys \['extra'\]"),
+        (lambda s: s["progress"].pop("best"), r"the progress lacks the keys \['best'\]"),
+        (lambda s: s["random"].update(other=1), r"the random state .*unknown keys \['other'\]"),
+        (lambda s: s.update(format=99), "has format 99"),
+    ],
+)
+def test_state_with_missing_or_unknown_keys_is_refused(change, message):
+    saved = _state().state_dict()
+    change(saved)
+    with pytest.raises(CheckpointError, match=message):
+        _state().load_state_dict(saved)
+
+
+def test_state_of_another_model_is_refused():
+    with pytest.raises(CheckpointError, match="does not fit the model or the optimizer"):
+        _state(width=4).load_state_dict(_state().state_dict())
+
+
+# Seeds
+
+
+def test_seeds_are_fixed_for_ever():
+    assert derive_seed(0, "order", 3) == derive_seed(0, "order", 3) != derive_seed(0, "order", 4)
+    assert derive_seed(1, 23) != derive_seed(12, 3)
+    assert derive_seed("a") == 7299139317422481125
+
+
+def test_set_seed_starts_every_generator():
+    draws = []
+    for _ in range(2):
+        set_seed(2**62 + 7)
+        draws.append((torch.rand(()).item(), numpy.random.rand(), random.random()))
+    assert draws[0] == draws[1]
+
+
+def test_isolated_randomness_is_put_back_after_an_error():
+    set_seed(1)
+    expected = torch.rand(()).item(), numpy.random.rand(), random.random()
+    set_seed(1)
+
+    def fail():
+        set_seed(2)
+        raise KeyError
+
+    with pytest.raises(KeyError), isolated_host_randomness():
+        fail()
+    assert (torch.rand(()).item(), numpy.random.rand(), random.random()) == expected
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_determinism_is_switched_both_ways(deterministic):
+    set_determinism(not deterministic)
+    set_determinism(deterministic)
+    assert torch.are_deterministic_algorithms_enabled() is deterministic
+    assert torch.backends.cudnn.benchmark is not deterministic
+
+
+# Diagnostics
+
+
+def test_layer_norms_join_the_parameters_of_a_module_and_skip_missing_gradients():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].weight.grad = torch.full((2, 2), 3.0)
+    model[0].bias.grad = torch.full((2,), 4.0)
+    layers = LayerNorms(model, list(model.parameters()))
+    assert layers.present() == ["0", "0"]
+    norms = [6.0, 4.0 * 2**0.5]
+    assert LayerNorms.metrics(layers.present(), norms, 2.0) == {
+        "grad_norm/0": pytest.approx((36 + 32) ** 0.5 / 2)
+    }
+
+
+def test_parameter_of_the_model_itself_and_of_no_module():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+    model, stray = Bare(), nn.Parameter(torch.ones(1))
+    for parameter in (model.scale, stray):
+        parameter.grad = torch.ones(1)
+    assert LayerNorms(model, [model.scale, stray]).present() == ["(model)", "(outside the model)"]
+
+
+def test_throughput_leaves_pauses_out():
+    now = [0.0]
+    throughput = Throughput(lambda: now[0])
+    throughput.start()
+    throughput.count(30)
+    now[0] = 3.0
+    assert throughput.read() == 10.0
+    now[0] = 100.0
+    throughput.start()
+    throughput.count(8)
+    now[0] = 102.0
+    assert throughput.read() == 4.0
+    assert throughput.read() == 0.0
+
+
+# Imports
+
+HEAVY = "[m for m in ('torch', 'ray', 'numpy', 'sklearn', 'mlflow') if m in sys.modules]"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import trainable",
+        "import trainable.config, trainable.errors, trainable.seeding, trainable.history",
+        "from trainable import TrialConfig, Row, read_rows",
+    ],
+)
+def test_light_imports_load_nothing_heavy(statement):
+    code = f"import sys\n{statement}\nprint({HEAVY})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_can_be_imported():
+    for name in trainable.__all__:
+        assert getattr(trainable, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = trainable.nothing
+    assert set(trainable.__all__) <= set(dir(trainable))

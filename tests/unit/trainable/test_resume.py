@@ -1,0 +1,261 @@
+"""The flagship promise: a run that was stopped anywhere ends bit for bit like one that was not."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from trainable.build import open_trainer
+from trainable.checkpoint import Files
+from trainable.config import TrialConfig
+from trainable.history import History, read_rows
+
+TIMED = {"train/samples_per_second"}
+WARMUP = {"name": "cosine", "warmup": 6}
+
+
+class Crash(Exception):
+    """Stands for a kill: nothing is saved, nothing is closed properly."""
+
+
+def _equal(first, second):
+    """Deep, bitwise equality; measured speeds are left out."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(
+            _equal(first[key], second[key]) for key in first if key not in TIMED
+        )
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    return first == second
+
+
+def _curve(directory):
+    return [
+        (row.step, {key: value for key, value in row.metrics.items() if key not in TIMED})
+        for row in read_rows(directory)
+    ]
+
+
+def _crash_at(call):
+    counter = itertools.count(1)
+
+    def interrupted():
+        if next(counter) == call:
+            raise Crash
+        return False
+
+    return interrupted
+
+
+def _run(trainer):
+    return list(trainer.events())
+
+
+@pytest.mark.parametrize("crash_at", [1, 2, 3, 6, 7, 9, 11])
+@pytest.mark.parametrize("every", ["1 epoch", "2 steps"])
+def test_crash_and_resume_equals_an_uninterrupted_run(
+    tmp_path, opened, configure, toy, crash_at, every
+):
+    config = configure(every=every, schedule=WARMUP, clip={"max_norm": 0.3}, layer_norms_every=3)
+    whole = opened(config, tmp_path / "whole", toy())
+    _run(whole)
+
+    crashed = opened(config, tmp_path / "cut", toy(), interrupted=_crash_at(crash_at))
+    with pytest.raises(Crash):
+        _run(crashed)
+    torch.manual_seed(99)  # whatever happened in between must not matter
+    resumed = opened(config, tmp_path / "cut", toy())
+    assert resumed.state.progress.step <= crash_at
+    _run(resumed)
+
+    assert _equal(whole.state.state_dict(), resumed.state.state_dict())
+    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "fp16"},
+        {"precision": "bf16"},
+        {"accumulation": 4},
+        {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
+        {"optimizer": {"name": "adafactor"}},
+        {"schedule": {"name": "plateau", "patience": 0, "warmup": 2}},
+        {"schedule": {"name": "onecycle", "warmup": 0.3}},
+        {"loader": {"drop_last": True}},
+    ],
+    ids=str,
+)
+def test_every_kind_of_run_resumes_exactly(tmp_path, opened, configure, toy, options):
+    config = configure(every="2 steps", **options)
+    whole = opened(config, tmp_path / "whole", toy())
+    _run(whole)
+    with pytest.raises(Crash):
+        _run(opened(config, tmp_path / "cut", toy(), interrupted=_crash_at(7)))
+    resumed = opened(config, tmp_path / "cut", toy())
+    assert 0 < resumed.state.progress.step < whole.state.progress.step
+    _run(resumed)
+    assert _equal(whole.state.state_dict(), resumed.state.state_dict())
+    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+
+
+def _constant(self, model, batches):  # noqa: ARG001  an evaluation's signature
+    return {"loss": 1.0}
+
+
+def test_plateau_remembers_across_a_crash(tmp_path, opened, configure, toy):
+    """The metric never improves: every evaluation after the first drops the learning rate."""
+    task = type("Constant", (toy,), {"evaluate": _constant})
+    config = configure(every="2 steps", schedule={"name": "plateau", "patience": 0})
+    _run(opened(config, tmp_path / "whole", task()))
+    with pytest.raises(Crash):
+        _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(7)))
+    _run(opened(config, tmp_path / "cut", task()))
+    curve = _curve(tmp_path / "cut")
+    assert curve == _curve(tmp_path / "whole")
+    assert curve[-1][1]["train/lr"] == pytest.approx(1e-4)
+
+
+def test_rows_beyond_the_checkpoint_are_cut_back(tmp_path, opened, configure, toy):
+    """Epochs 1 (a best) and 3 save; the crash after epoch 2 leaves rows that no state covers."""
+    task = type("Constant", (toy,), {"evaluate": _constant})
+    config = configure(every="3 epochs")
+    _run(opened(config, tmp_path / "whole", task()))
+    with pytest.raises(Crash):
+        _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(11)))
+    assert _curve(tmp_path / "cut")[-1][0] == 8
+    resumed = opened(config, tmp_path / "cut", task())
+    assert _curve(tmp_path / "cut")[-1][0] == resumed.state.progress.step == 4
+    _run(resumed)
+    assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
+
+
+def test_rows_are_durable_before_the_checkpoint_that_covers_them(
+    tmp_path, opened, configure, toy, monkeypatch
+):
+    trainer = opened(configure(epochs=1), tmp_path, toy())
+    order = []
+    for owner, name in ((History, "sync"), (Files, "rename")):
+        original = getattr(owner, name)
+
+        def follow(*arguments, original=original, name=name):
+            order.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, follow)
+    _run(trainer)
+    assert order == ["sync", "rename"]
+
+
+def test_augmentation_is_the_same_for_any_workers_and_across_a_crash(
+    tmp_path, opened, configure, toy
+):
+    """Dropout and augmentation on; no worker, two workers, and two workers with a crash."""
+    states = []
+    for workers in (0, 2):
+        config = configure(every="2 steps", loader={"num_workers": workers})
+        trainer = opened(config, tmp_path / str(workers), toy(augmented=True))
+        _run(trainer)
+        states.append(trainer.state.state_dict())
+        trainer.close()
+    crashed = opened(config, tmp_path / "cut", toy(augmented=True), interrupted=_crash_at(6))
+    with pytest.raises(Crash):
+        _run(crashed)
+    crashed.close()
+    resumed = opened(config, tmp_path / "cut", toy(augmented=True))
+    _run(resumed)
+    states.append(resumed.state.state_dict())
+    resumed.close()
+    assert _equal(states[0], states[1])
+    assert _equal(states[0], states[2])
+    assert not multiprocessing.active_children()
+
+
+def test_augmentation_does_not_depend_on_micro_batches(tmp_path, opened, configure, toy):
+    losses = []
+    for accumulation in (1, 3):
+        task = toy(augmented=True)
+        task.dropout = 0.0
+        config = configure(accumulation=accumulation)
+        trainer = opened(config, tmp_path / str(accumulation), task)
+        losses.append([r.metrics["train/loss"] for e in _run(trainer) for r in e.rows])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_interrupted_run_saves_where_it_stands_and_goes_on(tmp_path, opened, configure, toy):
+    config = configure()
+    whole = opened(config, tmp_path / "whole", toy())
+    expected = _run(whole)
+    steps = itertools.count(1)
+    stopped = opened(config, tmp_path / "cut", toy(), interrupted=lambda: next(steps) >= 6)
+    first = _run(stopped)
+    assert [report.epoch for report in first] == [1]
+    resumed = opened(config, tmp_path / "cut", toy())
+    assert resumed.state.progress.step == 6
+    second = _run(resumed)
+    # Rows logged before the interruption are reported with the epoch that they belong to.
+    assert [[row.step for row in r.rows] for r in first + second] == [
+        [row.step for row in r.rows] for r in expected
+    ]
+    assert _equal(whole.state.state_dict(), resumed.state.state_dict())
+
+
+def test_finished_run_reports_its_end_once_more(tmp_path, opened, configure, toy):
+    config = configure()
+    last = _run(opened(config, tmp_path, toy()))[-1]
+    (again,) = _run(opened(config, tmp_path, toy()))
+    assert again.finished
+    assert (again.step, again.epoch, again.metrics) == (last.step, last.epoch, last.metrics)
+    assert again.rows == []
+    assert again.checkpoint == last.checkpoint
+
+
+def test_run_starts_from_another_runs_generation(tmp_path, opened, configure, toy):
+    config = configure(epochs=2)
+    report = _run(opened(config, tmp_path / "donor", toy()))[0]
+    copied = opened(config, tmp_path / "heir", toy(), restore=report.checkpoint.path)
+    assert copied.state.progress.epoch == 1
+    assert [r.epoch for r in _run(copied)] == [2]
+
+
+CRASHING = """
+import os, sys
+from pathlib import Path
+from trainable import TrialConfig, open_trainer
+
+config = TrialConfig.model_validate_json(sys.argv[1])
+step = iter(range(1, 1000))
+with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
+                  interrupted=lambda: next(step) == 52 and os._exit(1)) as trainer:
+    for report in trainer.events():
+        pass
+"""
+
+
+def test_process_that_dies_in_the_third_epoch_leaves_one_continuous_curve(tmp_path):
+    config = TrialConfig.model_validate(
+        {
+            "task": {"name": "digits", "model": "mlp", "width": 8, "dropout": 0.1},
+            "metric": "val/accuracy",
+            "mode": "max",
+            "budget": {"epochs": 4},
+            "checkpoint": {"every": "10 steps"},
+            "train": {"schedule": {"name": "onecycle", "warmup": 0.3}},
+        }
+    )
+    command = [sys.executable, "-c", CRASHING, config.model_dump_json(), str(tmp_path / "cut")]
+    assert subprocess.run(command, check=False).returncode == 1
+    with open_trainer(config, tmp_path / "cut", device="cpu") as resumed:
+        assert (resumed.state.progress.epoch, resumed.state.progress.step) == (2, 50)
+        _run(resumed)
+    with open_trainer(config, tmp_path / "whole", device="cpu") as whole:
+        _run(whole)
+    assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
+    assert [step for step, _ in _curve(tmp_path / "cut")] == list(range(1, 93))

@@ -1,0 +1,172 @@
+"""What one step does when something is wrong: overflow, non-finite losses, ignored windows."""
+
+# ruff: noqa: ARG002, ARG004  what stands in for something keeps its signature
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from trainable.config import ClipConfig, OptimizerConfig, ScheduleConfig
+from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError
+from trainable.optim import Clipper, build_optimizer
+from trainable.precision import Precision
+from trainable.schedule import Schedule
+from trainable.step import Step
+from trainable.task import Task, decay_groups
+
+CPU = torch.device("cpu")
+
+
+class Scripted(Task):
+    """The loss is the model's output times a factor that the batch brings along."""
+
+    def loss(self, model, batch):
+        inputs, factor = batch
+        return (model(inputs) * factor).sum(), len(inputs)
+
+
+class ScalesItself(torch.autograd.Function):
+    """Forward 0, backward infinite: a finite loss with a non-finite gradient."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return torch.zeros_like(value)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return torch.full_like(upstream, math.inf)
+
+
+class FiniteLossInfiniteGradient(Task):
+    def loss(self, model, batch):
+        return ScalesItself.apply(model(batch[0])).sum(), 1.0
+
+
+def _step(task=None, *, precision="fp32", optimizer="adamw", max_norm=1.0):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    built = build_optimizer(OptimizerConfig(name=optimizer, lr=0.1), decay_groups(model))
+    schedule = Schedule(ScheduleConfig(name="linear"), peak=0.1, total_steps=10, steps_per_epoch=5)
+    schedule.set_lr(built, 0)
+    return Step(
+        task=task or Scripted(),
+        model=model,
+        optimizer=built,
+        schedule=schedule,
+        precision=Precision(precision, CPU, initial_scale=4.0),
+        clipper=Clipper(ClipConfig(max_norm=max_norm)),
+    )
+
+
+def _weights(step):
+    return copy.deepcopy(step.model.state_dict())
+
+
+def _equal(first, second):
+    return all(torch.equal(first[key], second[key]) for key in first)
+
+
+GOOD = (torch.ones(2, 3), 1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_non_finite_loss_names_the_step_and_changes_no_parameter(value, precision):
+    step = _step(precision=precision)
+    step([GOOD], 1)
+    before = _weights(step)
+    with pytest.raises(NonFiniteLoss, match="at step 2") as caught:
+        step([GOOD, (torch.ones(2, 3), value)], 2)
+    assert caught.value.step == 2
+    assert _equal(before, _weights(step))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_non_finite_gradient_of_a_finite_loss_changes_no_parameter(precision):
+    step = _step(FiniteLossInfiniteGradient(), precision=precision)
+    before = _weights(step)
+    with pytest.raises(NonFiniteGradient, match="at step 7"):
+        step([GOOD], 7)
+    assert _equal(before, _weights(step))
+
+
+def test_fp16_overflow_is_skipped_and_advances_nothing():
+    step = _step(FiniteLossInfiniteGradient(), precision="fp16")
+    before, lr = _weights(step), step.schedule.lr
+    outcome = step([GOOD], 1)
+    assert not outcome.taken
+    assert _equal(before, _weights(step))
+    assert step.schedule.lr == lr
+    assert step.precision.scaler.get_scale() == 2.0
+    assert not step.optimizer.state or all(s["step"] == 0 for s in step.optimizer.state.values())
+
+
+def test_fp16_gradients_are_unscaled_before_they_are_measured():
+    plain, scaled = _step(), _step(precision="fp16")
+    expected, found = plain([GOOD], 1), scaled([GOOD], 1)
+    assert found.taken
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_deferred_stop_freezes_parameters_from_the_bad_step_on(optimizer):
+    """What an accelerator does: nobody reads the values, the fused kernel stops itself."""
+    step = _step(optimizer=optimizer)
+    step._reads_at_once = False
+    first = step([GOOD], 1)
+    assert isinstance(first.loss, torch.Tensor)
+    before = _weights(step)
+    bad = step([(torch.ones(2, 3), math.nan)], 2)
+    later = step([GOOD], 3)
+    assert _equal(before, _weights(step))
+    assert not torch.isfinite(bad.loss)
+    assert torch.isfinite(later.loss)
+
+
+def test_deferred_values_equal_the_values_read_at_once():
+    at_once, deferred = _step(max_norm=0.5), _step(max_norm=0.5)
+    deferred._reads_at_once = False
+    for number in (1, 2, 3):
+        one, other = at_once([GOOD, GOOD], number), deferred([GOOD, GOOD], number)
+        assert one.loss == pytest.approx(float(other.loss), rel=1e-6)
+        assert one.grad_norm == pytest.approx(float(other.grad_norm), rel=1e-6)
+        assert one.clipped == bool(other.clipped)
+    for key, value in at_once.model.state_dict().items():
+        torch.testing.assert_close(value, deferred.model.state_dict()[key])
+
+
+def test_optimizer_without_a_stop_on_the_device_waits_and_raises():
+    step = _step(optimizer="adafactor")
+    step._reads_at_once = False
+    before = _weights(step)
+    with pytest.raises(NonFiniteLoss):
+        step([(torch.ones(2, 3), math.nan)], 1)
+    assert _equal(before, _weights(step))
+
+
+def test_window_of_ignored_targets_has_loss_zero():
+    class Ignored(Task):
+        def loss(self, model, batch):
+            return model(batch[0]).sum() * 0.0, torch.tensor(0)
+
+    outcome = _step(Ignored())([GOOD], 1)
+    assert (outcome.loss, outcome.grad_norm) == (0.0, 0.0)
+
+
+def test_loss_without_the_model_says_what_to_do():
+    class Detached(Task):
+        def loss(self, model, batch):
+            return torch.ones((), requires_grad=True), 1.0
+
+    with pytest.raises(TaskError, match="no parameter received a gradient"):
+        _step(Detached())([GOOD], 1)
+
+
+def test_learning_rate_returned_is_the_one_applied():
+    step = _step()
+    assert [step([GOOD], n).lr for n in (1, 2, 3)] == pytest.approx([0.1, 0.09, 0.08])

@@ -1,0 +1,210 @@
+"""Losses, parameter groups, default evaluation, and finding tasks by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainable.errors import ConfigError, TaskError
+from trainable.task import (
+    Data,
+    Task,
+    binary_cross_entropy,
+    check_data,
+    cross_entropy,
+    decay_groups,
+    load_task,
+)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", [(9,), (9, 4)])
+def test_cross_entropy_divided_by_its_weight_is_torchs_mean(smoothing, weighted, shape):
+    torch.manual_seed(0)
+    logits = torch.randn(shape[0], 5, *shape[1:], dtype=torch.float64)
+    targets = torch.randint(5, shape)
+    targets[::3] = -100
+    weight = torch.rand(5, dtype=torch.float64) if weighted else None
+    total, share = cross_entropy(logits, targets, weight=weight, label_smoothing=smoothing)
+    expected = F.cross_entropy(logits, targets, weight=weight, label_smoothing=smoothing)
+    torch.testing.assert_close(total / share, expected)
+
+
+def test_cross_entropy_with_probabilities_and_another_ignored_class():
+    torch.manual_seed(0)
+    logits = torch.randn(6, 3)
+    chances = torch.rand(6, 3).softmax(dim=1)
+    total, share = cross_entropy(logits, chances)
+    torch.testing.assert_close(total / share, F.cross_entropy(logits, chances))
+    targets = torch.tensor([0, 1, 2, 0, 1, 2])
+    total, share = cross_entropy(logits, targets, ignore_index=2)
+    assert share == 4
+    torch.testing.assert_close(total / share, F.cross_entropy(logits, targets, ignore_index=2))
+
+
+def test_binary_cross_entropy():
+    logits = torch.tensor([0.5, -1.0, 2.0, 0.1])
+    targets = torch.tensor([1, 0, 1, -100])
+    total, share = binary_cross_entropy(logits, targets)
+    expected = F.binary_cross_entropy_with_logits(logits[:3], targets[:3].float())
+    torch.testing.assert_close(total / share, expected)
+    positive = torch.tensor(3.0)
+    total, share = binary_cross_entropy(logits, targets, weight=positive, label_smoothing=0.2)
+    goal = targets[:3].float() * 0.8 + 0.1
+    expected = F.binary_cross_entropy_with_logits(logits[:3], goal, pos_weight=positive)
+    torch.testing.assert_close(total / share, expected)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.norm = nn.LayerNorm(4)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.group = nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4, 7)
+        self.head.weight = self.embedding.weight
+        self.frozen = nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+
+
+def test_biases_and_norms_do_not_decay_and_shared_weights_count_once():
+    model = Tied()
+    names = {id(p): name for name, p in model.named_parameters()}
+    decayed, undecayed = decay_groups(model)
+    assert {names[id(p)] for p in decayed["params"]} == {
+        "embedding.weight",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+    }
+    assert {names[id(p)] for p in undecayed["params"]} == {
+        "norm.weight",
+        "norm.bias",
+        "attention.in_proj_bias",
+        "attention.out_proj.bias",
+        "group.weight",
+        "group.bias",
+        "head.bias",
+    }
+    assert "weight_decay" not in decayed
+    assert undecayed["weight_decay"] == 0.0
+
+
+def test_default_evaluation_leaves_accuracy_out_where_there_are_no_classes():
+    class Regression(Task):
+        def loss(self, model, batch):
+            inputs, targets = batch
+            return (model(inputs) - targets).square().sum(), len(inputs)
+
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)), (torch.randn(2, 3), torch.randn(2, 1))]
+    metrics = Regression().evaluate(nn.Linear(3, 1), batches)
+    assert set(metrics) == {"loss"}
+
+
+def test_accuracy_leaves_ignored_targets_out():
+    model = nn.Identity()
+    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
+    targets = torch.tensor([0, 1, -100, 1])
+    assert Task().evaluate(model, [(logits, targets)])["accuracy"] == pytest.approx(2 / 3)
+    assert not model._forward_hooks
+
+
+def test_built_in_tasks_load_with_arguments():
+    task = load_task("digits", {"model": "mlp", "width": 8})
+    assert task.build_model()[1].out_features == 8
+    data = task.build_data()
+    assert len(data.train[0]) + len(data.val[0]) == 1797
+    assert load_task("spiral", {"samples": 20}).build_data().train[0].shape == (60, 2)
+
+
+def test_split_is_decided_by_its_own_seed():
+    torch.manual_seed(1)
+    one = load_task("digits", {}).build_data().val[1]
+    torch.manual_seed(2)
+    assert torch.equal(one, load_task("digits", {}).build_data().val[1])
+    assert not torch.equal(one, load_task("digits", {"split_seed": 1}).build_data().val[1])
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "minetask.py").write_text(
+        "from trainable.task import Task\n"
+        "import math\n"
+        "class Mine(Task):\n"
+        "    def __init__(self, size, *, depth=2):\n"
+        "        if depth < 0: raise ValueError('depth is below 0')\n"
+        "class Other:\n"
+        "    pass\n"
+        "number = 3\n"
+    )
+    (tmp_path / "brokentask.py").write_text("import a_module_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("digit", {}, r"no built-in task \(did you mean 'digits'\?\).*digits, spiral.*:ClassName"),
+        ("minetask", {}, "no built-in task"),
+        ("minetask:", {}, "no built-in task"),
+        (":Mine", {}, "no built-in task"),
+        (
+            "nowhere.mod:Mine",
+            {},
+            r"the module 'nowhere.mod' could not be imported.*before the colon",
+        ),
+        ("brokentask:Mine", {}, "could not be imported.*a_module_that_is_missing"),
+        ("minetask:Mime", {}, r"has no 'Mime' \(did you mean 'Mine'\?\)"),
+        ("minetask:Other", {}, "the class Other, which does not derive from Task"),
+        ("minetask:number", {}, "an object of type int.*must be a class"),
+        (
+            "minetask:Mine",
+            {"size": 1, "dept": 2},
+            r"'dept' \(did you mean 'depth'\?\).*size, depth",
+        ),
+        ("minetask:Mine", {}, "needs the argument 'size'"),
+        ("minetask:Mine", {"size": 1, "depth": -1}, "refused its arguments.*depth is below 0"),
+        ("digits", {"model": "rnn"}, "must be 'cnn' or 'mlp'"),
+        ("digits", {"width": 6}, "positive multiple of 4"),
+        ("digits", {"val_fraction": 1.5}, "between 0 and 1"),
+        ("spiral", {"samples": 1}, "at least 4"),
+        ("spiral", {"width": 0}, "at least 1"),
+    ],
+)
+@pytest.mark.usefixtures("module")
+def test_what_cannot_be_loaded_says_which_half_and_why(name, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        load_task(name, arguments)
+
+
+@pytest.mark.usefixtures("module")
+def test_own_task_loads():
+    assert type(load_task("minetask:Mine", {"size": 1, "depth": 3})).__name__ == "Mine"
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([1, 2], "object of type list; it must return trainable.Data"),
+        (
+            Data(train=(torch.ones(3), torch.ones(2)), val=(torch.ones(1),)),
+            r"train .*lengths \[2, 3\]",
+        ),
+        (Data(train=(torch.ones(0),), val=(torch.ones(1),)), "train has no samples"),
+        (Data(train=(torch.ones(1), 3), val=(torch.ones(1),)), "something else than tensors"),
+        (Data(train=(torch.ones(1),), val=Stream()), "val is an IterableDataset"),
+        (Data(train=(torch.ones(1),), val=[]), "val has no samples"),
+        (Data(train=7, val=[1]), "object of type int; give a Dataset"),
+    ],
+)
+def test_data_of_the_wrong_kind_says_what_to_return(data, message):
+    with pytest.raises(TaskError, match=message):
+        check_data(data, Task())

@@ -1,0 +1,61 @@
+"""One training run: pure PyTorch, plus the one Ray adapter.
+
+Names are imported when they are first used, so that `import trainable` costs neither torch nor
+ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainable.build import open_trainer as open_trainer
+    from trainable.checkpoint import CheckpointStore as CheckpointStore
+    from trainable.config import TrialConfig as TrialConfig
+    from trainable.history import Row as Row
+    from trainable.history import read_rows as read_rows
+    from trainable.loop import Report as Report
+    from trainable.loop import Trainer as Trainer
+    from trainable.manifest import Generation as Generation
+    from trainable.manifest import Pointer as Pointer
+    from trainable.optim import bytes_per_parameter as bytes_per_parameter
+    from trainable.task import Data as Data
+    from trainable.task import Task as Task
+    from trainable.task import binary_cross_entropy as binary_cross_entropy
+    from trainable.task import cross_entropy as cross_entropy
+    from trainable.task import decay_groups as decay_groups
+    from trainable.task import load_task as load_task
+    from trainable.testing import check_task as check_task
+
+_ROOMS = {
+    "CheckpointStore": "checkpoint",
+    "Data": "task",
+    "Generation": "manifest",
+    "Pointer": "manifest",
+    "Report": "loop",
+    "Row": "history",
+    "Task": "task",
+    "Trainer": "loop",
+    "TrialConfig": "config",
+    "binary_cross_entropy": "task",
+    "bytes_per_parameter": "optim",
+    "check_task": "testing",
+    "cross_entropy": "task",
+    "decay_groups": "task",
+    "load_task": "task",
+    "open_trainer": "build",
+    "read_rows": "history",
+}
+
+__all__ = sorted(_ROOMS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ROOMS})

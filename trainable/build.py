@@ -1,0 +1,193 @@
+"""From a configuration to a trainer: where configuration meets the objects it describes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from trainable.checkpoint import CheckpointStore
+from trainable.config import TrainConfig, TrialConfig
+from trainable.data import Plan, Source, open_source, sample_count
+from trainable.errors import ConfigError, TaskError
+from trainable.history import History, Row, read_rows
+from trainable.loop import Trainer
+from trainable.optim import Clipper, build_optimizer
+from trainable.precision import Precision, resolve_precision
+from trainable.schedule import Schedule
+from trainable.seeding import set_determinism, set_seed
+from trainable.state import TrainState
+from trainable.step import Step
+from trainable.task import Data, Task, check_data, load_task
+
+
+def open_trainer(
+    config: TrialConfig,
+    directory: Path,
+    *,
+    device: str | None = None,
+    threads: int | None = None,
+    task: Task | None = None,
+    restore: Path | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Trainer:
+    """Build a run, and resume it from the newest valid checkpoint of its directory when there is
+    one.
+
+    Seeds every generator and sets determinism and the number of threads for the whole process.
+
+    Args:
+        config: The run, fully resolved.
+        directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
+        device: Such as `cpu` or `cuda:0`; None takes the first CUDA device, or else the CPU.
+        threads: Threads of torch's CPU operations; None leaves them as they are.
+        task: Trained instead of the one that the configuration names.
+        restore: Start from this generation (possibly another run's) instead of the directory's
+            newest.
+        interrupted: Asked after every step; once true, the run saves and `events()` ends there.
+
+    Raises:
+        ConfigError: The configuration cannot be trained as it is.
+        TaskError: The task broke its contract.
+        CheckpointError: There are checkpoints, but none that can be used.
+    """
+    place = _device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    train = config.train
+    set_determinism(train.deterministic)
+    precision = Precision(resolve_precision(train.precision, place), place)
+    if task is None:
+        task = load_task(config.task.name, config.task.arguments)
+
+    set_seed(config.seed)
+    data = check_data(task.build_data(), task)
+    set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
+    model = _build_model(task, train).to(place)
+    train_source, val_source = _open_sources(data, train, seed=config.seed, device=place)
+
+    optimizer = build_optimizer(train.optimizer, task.param_groups(model))
+    windows = train_source.plan.windows
+    schedule = Schedule(
+        train.schedule,
+        peak=train.optimizer.lr,
+        total_steps=config.budget.epochs * windows,
+        steps_per_epoch=windows,
+        mode=config.mode,
+    )
+    schedule.set_lr(optimizer, 0)
+    state = TrainState(model=model, optimizer=optimizer, schedule=schedule, precision=precision)
+    store = CheckpointStore(directory, config.checkpoint, metric=config.metric, mode=config.mode)
+    history = History(directory)
+    saved = store.resume() if restore is None else store.load(restore)
+    if saved is not None:
+        state.load_state_dict(saved)
+        schedule.set_lr(optimizer, state.progress.step)
+    history.cut(state.progress.step)
+
+    return Trainer(
+        step=Step(
+            task=task,
+            model=model,
+            optimizer=optimizer,
+            schedule=schedule,
+            precision=precision,
+            clipper=Clipper(train.clip),
+        ),
+        state=state,
+        train=train_source,
+        val=val_source,
+        store=store,
+        history=history,
+        epochs=config.budget.epochs,
+        metric=config.metric,
+        mode=config.mode,
+        layer_norms_every=train.layer_norms_every,
+        unreported=_unreported(directory, state.progress.reported_step),
+        interrupted=interrupted,
+    )
+
+
+def _unreported(directory: Path, reported_step: int) -> list[Row]:
+    return [row for row in read_rows(directory) if row.step > reported_step]
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as problem:
+        raise ConfigError(f"device is {name!r}; it must be such as 'cpu' or 'cuda:0'") from problem
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device is {name!r}, and this machine has no usable CUDA device; write 'cpu'"
+        )
+    return device
+
+
+def _build_model(task: Task, config: TrainConfig) -> nn.Module:
+    model = task.build_model()
+    if not isinstance(model, nn.Module):
+        raise TaskError(
+            f"{type(task).__name__}.build_model() returned an object of type "
+            f"{type(model).__name__}; "
+            "it must return a torch.nn.Module"
+        )
+    batch_norms = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    if batch_norms and config.accumulation > 1:
+        warnings.warn(
+            f"accumulation is {config.accumulation} and the model has BatchNorm "
+            f"({batch_norms[0]}): its statistics see "
+            f"micro-batches of {config.micro_batch_size} samples, not the batch of "
+            f"{config.batch_size}, so the result "
+            "is not that of the large batch; use GroupNorm or LayerNorm, or accumulation 1",
+            stacklevel=3,
+        )
+    return model
+
+
+def _open_sources(
+    data: Data, config: TrainConfig, *, seed: int, device: torch.device
+) -> tuple[Source, Source]:
+    micro = config.micro_batch_size
+    train_plan = Plan(
+        samples=sample_count(data.train),
+        batch_size=config.batch_size,
+        micro_batch_size=micro,
+        seed=seed,
+        drop_last=config.loader.drop_last,
+    )
+    # Evaluation takes batches of a size that is known to fit, in the data's own order.
+    val_plan = Plan(
+        samples=sample_count(data.val),
+        batch_size=micro,
+        micro_batch_size=micro,
+        seed=seed,
+        shuffle=False,
+    )
+    return (
+        open_source(
+            data.train,
+            train_plan,
+            split="train",
+            device=device,
+            loader=config.loader,
+            collate=data.collate,
+        ),
+        open_source(
+            data.val,
+            val_plan,
+            split="val",
+            device=device,
+            loader=config.loader,
+            collate=data.collate,
+        ),
+    )

@@ -1,0 +1,282 @@
+"""Windows of micro-batches that can resume in the middle of an epoch.
+
+The order of samples is a pure function of the seed and the epoch; whatever is random inside a
+sample (augmentation) is a pure function of the seed, the epoch and the sample's index. Neither
+depends on accumulation, worker processes or where a run was interrupted. Samples that are tensors
+in memory are indexed directly; everything else goes through torch's DataLoader. What must not live
+here: models, losses, or what a batch means.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from trainable.config import LoaderConfig
+from trainable.errors import ConfigError
+from trainable.seeding import HostRandomness, derive_seed, seed_host
+from trainable.task import Batch, Samples
+
+# Data in memory moves to the accelerator when it takes no more than this share of what is free
+# there.
+_RESIDENT_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which samples make up which window: pure arithmetic.
+
+    Attributes:
+        samples: Samples in the data set.
+        batch_size: Samples of a window, which is one optimizer step.
+        micro_batch_size: Samples of one forward pass.
+        seed: The run's seed.
+        drop_last: Leave out a last window that is short.
+        shuffle: False keeps the samples in their order (evaluation).
+    """
+
+    samples: int
+    batch_size: int
+    micro_batch_size: int
+    seed: int = 0
+    drop_last: bool = False
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.windows == 0:
+            raise ConfigError(
+                f"batch_size is {self.batch_size} and there are {self.samples} samples; with "
+                "drop_last no step is "
+                "left; lower batch_size or set loader.drop_last: false"
+            )
+
+    @property
+    def windows(self) -> int:
+        """Optimizer steps of one epoch."""
+        whole, rest = divmod(self.samples, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def size(self, window: int) -> int:
+        """Samples of a window."""
+        return min(self.batch_size, self.samples - window * self.batch_size)
+
+    def order(self, epoch: int) -> Tensor:
+        """Indices of the samples in the order of an epoch (counted from 0), shape (samples,)."""
+        if not self.shuffle:
+            return torch.arange(self.samples)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
+        return torch.randperm(self.samples, generator=generator)
+
+
+def sample_count(samples: Samples) -> int:
+    """Return the number of samples of a split."""
+    return len(samples[0] if isinstance(samples, tuple) else samples)  # type: ignore[arg-type]
+
+
+class Source(Protocol):
+    """Batches on the device."""
+
+    plan: Plan
+
+    def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
+        """Yield the windows of an epoch from `start` on, each an iterable to be used once."""
+
+    def close(self) -> None:
+        """Free what the source holds; worker processes have ended when this returns."""
+
+
+def open_source(
+    samples: Samples,
+    plan: Plan,
+    *,
+    split: str,
+    device: torch.device,
+    loader: LoaderConfig,
+    collate: Callable[[list[Any]], Batch] | None = None,
+) -> Source:
+    """Open the cheapest source that fits the samples.
+
+    Args:
+        samples: A map-style data set, or a tuple of equally long tensors.
+        plan: Which samples make up which window.
+        split: `train` or `val`; keeps the randomness of the two apart.
+        device: Where batches are needed.
+        loader: How a DataLoader is set up, where one is needed.
+        collate: Turns a list of samples into a batch; torch's default when None.
+    """
+    if type(samples) is TensorDataset and collate is None:
+        samples = samples.tensors
+    if isinstance(samples, tuple):
+        return TensorSource(samples, plan, device=device)
+    return LoaderSource(samples, plan, split=split, device=device, loader=loader, collate=collate)
+
+
+class TensorSource:
+    """Samples that are tensors in memory: indexed on the device, or on the host if too large."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], plan: Plan, *, device: torch.device) -> None:
+        self.plan = plan
+        self._device = device
+        resident = _fits(tensors, device)
+        self._tensors = tuple(t.to(device) for t in tensors) if resident else tensors
+
+    def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
+        """Yield the windows of an epoch from `start` on."""
+        plan = self.plan
+        order = plan.order(epoch).to(self._tensors[0].device)
+        for window in range(start, plan.windows):
+            first = window * plan.batch_size
+            index = order[first : first + plan.batch_size]
+            gathered = [self._gather(tensor, index) for tensor in self._tensors]
+            if plan.micro_batch_size == plan.batch_size:
+                yield (tuple(gathered),)
+            else:
+                yield zip(
+                    *(torch.split(tensor, plan.micro_batch_size) for tensor in gathered),
+                    strict=True,
+                )
+
+    def close(self) -> None:
+        """Let go of the tensors."""
+        self._tensors = ()
+
+    def _gather(self, tensor: Tensor, index: Tensor) -> Tensor:
+        rows = tensor.index_select(0, index)
+        if rows.device == self._device:
+            return rows
+        return rows.pin_memory().to(self._device, non_blocking=True)
+
+
+class LoaderSource:
+    """Windows of samples that a DataLoader fetches, with or without worker processes."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        plan: Plan,
+        *,
+        split: str,
+        device: torch.device,
+        loader: LoaderConfig,
+        collate: Callable[[list[Any]], Batch] | None = None,
+    ) -> None:
+        self.plan = plan
+        self._device = device
+        self._requests = _Requests(plan)
+        workers = loader.num_workers
+        pin = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
+        self._loader: DataLoader[Any] = DataLoader(
+            _SeededSamples(dataset, plan.seed, split),
+            batch_sampler=self._requests,
+            num_workers=workers,
+            persistent_workers=loader.persistent_workers and workers > 0,
+            prefetch_factor=loader.prefetch_factor if workers else None,
+            pin_memory=pin and device.type == "cuda",
+            collate_fn=collate or default_collate,
+            # The loader draws a seed for its workers at each epoch; from a generator of its own,
+            # so that it never moves the global one. The seed itself does not matter: each sample
+            # is seeded anew.
+            generator=torch.Generator().manual_seed(derive_seed(plan.seed, "loader", split)),
+        )
+        self._batches: Iterator[Batch] | None = None
+
+    def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
+        """Yield the windows of an epoch from `start` on."""
+        self._requests.epoch, self._requests.start = epoch, start
+        self._batches = iter(self._loader)
+        moved = map(self._move, self._batches)
+        for window in range(start, self.plan.windows):
+            yield itertools.islice(moved, -(-self.plan.size(window) // self.plan.micro_batch_size))
+
+    def close(self) -> None:
+        """End the worker processes."""
+        # The loader offers no public way; without this they end whenever the garbage collector
+        # comes by, and until then hold memory, on a killed trial for ever.
+        for holder in (self._batches, getattr(self._loader, "_iterator", None)):
+            shut_down = getattr(holder, "_shutdown_workers", None)
+            if shut_down is not None:
+                shut_down()
+        self._batches = None
+
+    def _move(self, batch: Batch) -> Batch:
+        return batch if self._device.type == "cpu" else move(batch, self._device)
+
+
+def move(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch with every tensor on the device; objects that are no tensors stay."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: move(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move(value, device) for value in batch)
+    return batch
+
+
+class _Requests:
+    """Batch sampler: yields `[epoch, index, index, ...]`, one list for each micro-batch."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.epoch = 0
+        self.start = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        plan, order = self._plan, self._plan.order(self.epoch).tolist()
+        for window in range(self.start, plan.windows):
+            first = window * plan.batch_size
+            last = first + plan.size(window)
+            for begin in range(first, last, plan.micro_batch_size):
+                yield [self.epoch, *order[begin : min(begin + plan.micro_batch_size, last)]]
+
+
+class _SeededSamples(Dataset[Any]):
+    """Fetches each sample under a seed of its own: augmentation is the same in any process.
+
+    Seeding costs about ten microseconds a sample, so it starts with the first batch that is seen
+    to draw random numbers; that batch is fetched again, seeded. What a sample is never depends on
+    when that happened.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int, split: str) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._split = split
+        self._draws = False
+
+    def __getitems__(self, request: list[int]) -> list[Any]:
+        epoch, *indices = request
+        before = HostRandomness()
+        if not self._draws:
+            samples = [self._dataset[index] for index in indices]
+            if not before.moved():
+                return samples
+            self._draws = True
+        try:
+            return self._fetch(epoch, indices)
+        finally:
+            # In the main process the same generators feed dropout; they go on as if no sample had
+            # been fetched.
+            before.restore()
+
+    def _fetch(self, epoch: int, indices: list[int]) -> list[Any]:
+        samples = []
+        for index in indices:
+            seed_host(derive_seed(self._seed, self._split, epoch, index))
+            samples.append(self._dataset[index])
+        return samples
+
+
+def _fits(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return sum(t.numel() * t.element_size() for t in tensors) <= _RESIDENT_SHARE * free

@@ -1,0 +1,88 @@
+"""What a run tells about itself: gradient norms by layer, and throughput.
+
+What must not live here: anything that changes the training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+
+class LayerNorms:
+    """Turns the norms of single gradients into one norm for each layer.
+
+    A layer is the module that owns a parameter, so a weight and its bias count together.
+
+    Args:
+        model: Gives the names.
+        parameters: The parameters in the order in which their gradients are measured.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        names = {id(p): name for name, p in model.named_parameters()}
+        self._parameters = parameters
+        self._layers = [_layer(names.get(id(p))) for p in parameters]
+
+    def present(self) -> list[str]:
+        """Return the layer of each parameter that has a gradient now."""
+        return [
+            layer
+            for layer, p in zip(self._layers, self._parameters, strict=True)
+            if p.grad is not None
+        ]
+
+    @staticmethod
+    def metrics(layers: Sequence[str], norms: Sequence[float], weight: float) -> dict[str, float]:
+        """Return `grad_norm/<layer>` of the mean gradient.
+
+        Args:
+            layers: The layer of each gradient.
+            norms: L2 norm of each gradient of the summed loss.
+            weight: What the gradients are divided by.
+        """
+        squares: dict[str, float] = {}
+        for layer, norm in zip(layers, norms, strict=True):
+            squares[layer] = squares.get(layer, 0.0) + (norm / weight) ** 2
+        return {f"grad_norm/{layer}": math.sqrt(square) for layer, square in squares.items()}
+
+
+class Throughput:
+    """Samples per second of training time since the last reading; evaluation and saving do not
+    count.
+
+    Args:
+        clock: Seconds that only go forward.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._samples = 0
+        self._seconds = 0.0
+        self._started: float | None = None
+
+    def start(self) -> None:
+        """Training goes on."""
+        self._started = self._clock()
+
+    def count(self, samples: int) -> None:
+        """Samples were trained on."""
+        self._samples += samples
+
+    def read(self) -> float:
+        """Stop the clock; return samples per second since the last reading, 0 without any."""
+        if self._started is not None:
+            self._seconds += self._clock() - self._started
+            self._started = None
+        rate = self._samples / self._seconds if self._seconds > 0 else 0.0
+        self._samples, self._seconds = 0, 0.0
+        return rate
+
+
+def _layer(name: str | None) -> str:
+    if name is None:
+        return "(outside the model)"  # a task may train parameters of its own, such as a loss's
+    module, dot, _ = name.rpartition(".")
+    return module if dot else "(model)"

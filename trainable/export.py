@@ -1,0 +1,63 @@
+"""Weights for others: the model of one checkpoint as a safetensors file.
+
+    python -m trainable.export CHECKPOINT FILE
+
+Runs as a program of its own where torch is not wanted in the caller's memory. What must not live
+here: training state other than the model's.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainable.checkpoint import CheckpointStore
+from trainable.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def export_weights(generation: Path, target: Path) -> None:
+    """Write a generation's model as safetensors, after its digest has been verified.
+
+    A tensor that the model holds under several names is written once; the file's metadata maps
+    each other name to it, as `safetensors.torch.save_model` does, so that
+    `safetensors.torch.load_model` reads the file.
+
+    Args:
+        generation: A checkpoint's directory, such as `checkpoints/step-00000120`.
+        target: The file to write.
+
+    Raises:
+        CheckpointError: The checkpoint is missing or damaged.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    model = CheckpointStore(generation.parent.parent).load(generation)["model"]
+    tensors: dict[str, Tensor] = {}
+    metadata = {"format": "pt"}
+    names: dict[tuple[object, ...], str] = {}
+    storages: set[int] = set()
+    for name, value in model.items():
+        if not isinstance(value, torch.Tensor):
+            continue  # a module's extra state is no weight
+        view = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if value.numel() and view in names:
+            metadata[name] = names[view]
+            continue
+        names[view] = name
+        storage = value.untyped_storage().data_ptr()
+        # Views of one storage must not share memory in the file.
+        tensors[name] = value.clone() if storage in storages else value.contiguous()
+        storages.add(storage)
+    save_file(tensors, target, metadata=metadata)
+
+
+if __name__ == "__main__":
+    try:
+        export_weights(Path(sys.argv[1]), Path(sys.argv[2]))
+    except CheckpointError as error:
+        sys.exit(str(error))

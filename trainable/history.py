@@ -1,0 +1,108 @@
+"""The curve of one run on disk: `metrics.jsonl`, each logged step once.
+
+One line is one row: `{"step": 12, "time": 1700000000000, "metrics": {"train/loss": 0.5}}`. Rows
+are made durable before the checkpoint that covers them, and cut back to the checkpoint when a run
+resumes, so file and checkpoint never disagree. What must not live here: torch, or any opinion
+about which metrics exist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+FILE_NAME = "metrics.jsonl"
+
+
+class Row(NamedTuple):
+    """What was logged at one step.
+
+    Attributes:
+        step: Optimizer steps completed.
+        timestamp_ms: When the step was completed, in milliseconds since the Unix epoch.
+        metrics: Values by metric name.
+    """
+
+    step: int
+    timestamp_ms: int
+    metrics: dict[str, float]
+
+
+def read_rows(directory: Path) -> list[Row]:
+    """Read the rows of the run in `directory`, oldest first; none when nothing was logged.
+
+    A last line without its end (the writer was killed) is left out. Lines of the same step are one
+    row: that happens when all windows between a checkpoint and the end of its epoch were skipped
+        by the fp16 scaler.
+    """
+    path = directory / FILE_NAME
+    if not path.exists():
+        return []
+    rows: list[Row] = []
+    for line in _complete_lines(path):
+        row = _parse(line)
+        if rows and rows[-1].step == row.step:
+            rows[-1] = Row(row.step, row.timestamp_ms, rows[-1].metrics | row.metrics)
+        else:
+            rows.append(row)
+    return rows
+
+
+class History:
+    """Appends rows to the run's file.
+
+    Args:
+        directory: The run's directory; made when missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / FILE_NAME
+        self._file: BinaryIO = self._path.open("ab")
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Append rows and hand them to the operating system, so that other processes see them."""
+        self._file.write(b"".join(map(_format, rows)))
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Return once everything appended survives a power loss."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def cut(self, step: int) -> None:
+        """Drop every row after `step`, and a torn last line; step 0 empties the file."""
+        keep = 0
+        if step > 0:
+            for line in _complete_lines(self._path):
+                if _parse(line).step > step:
+                    break
+                keep += len(line)
+        self._file.truncate(keep)
+        self.sync()
+
+    def close(self) -> None:
+        """Make everything durable and close the file."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+
+def _format(row: Row) -> bytes:
+    record = {"step": row.step, "time": row.timestamp_ms, "metrics": row.metrics}
+    return json.dumps(record).encode() + b"\n"
+
+
+def _parse(line: bytes) -> Row:
+    record = json.loads(line)
+    return Row(record["step"], record["time"], record["metrics"])
+
+
+def _complete_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line

@@ -1,0 +1,386 @@
+"""Trainer: the loop that resumes, steps, evaluates, saves and reports. `Trainer.events()` is its
+table of contents.
+
+The loop yields and callers decide: it knows nothing of schedulers, trackers or processes. What
+must not live here: how a step is taken (`step.py`), what is saved (`state.py`) and when
+(`checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainable.checkpoint import CheckpointStore
+from trainable.data import Plan, Source
+from trainable.diagnostics import LayerNorms, Throughput
+from trainable.errors import ConfigError, NonFiniteGradient, NonFiniteLoss, TaskError
+from trainable.history import History, Row
+from trainable.manifest import Pointer
+from trainable.optim import Scalar
+from trainable.precision import Precision
+from trainable.state import TrainState
+from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
+from trainable.task import Batch, nearest
+
+# Values stay on the device for at most this many steps: one transfer for all of them, and a bound
+# on how late a non-finite loss is noticed. Parameters are protected from the step itself on.
+_FETCH_EVERY = 512
+# From the first scale (2**10) this many halvings go below what fp16 can underflow by: the gradient
+# itself is broken.
+_MAX_SKIPPED_IN_A_ROW = 40
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known at the end of an epoch.
+
+    Attributes:
+        step: Optimizer steps completed.
+        epoch: Epochs completed.
+        metrics: The boundary's own metrics: the last row's.
+        rows: Everything logged since the previous report, the boundary's own row last.
+        checkpoint: The newest committed generation.
+        finished: This was the last epoch.
+    """
+
+    step: int
+    epoch: int
+    metrics: dict[str, float]
+    rows: list[Row]
+    checkpoint: Pointer | None
+    finished: bool
+
+
+class _Pending(NamedTuple):
+    """A step whose values may still be on the device."""
+
+    step: int
+    timestamp_ms: int
+    outcome: Outcome
+    layers: list[str] | None
+
+
+class Trainer:
+    """One training run, made of built objects; `trainable.build.open_trainer` builds them from a
+    configuration.
+
+    Args:
+        step: Takes optimizer steps.
+        state: What is saved and restored.
+        train: Windows to train on.
+        val: Windows to evaluate on.
+        store: Saves when it finds that it is time.
+        history: The curve on disk.
+        epochs: Passes over the training data.
+        metric: Decides which state is the best.
+        mode: Whether a lower (`min`) or a higher (`max`) metric is better.
+        layer_norms_every: Log `grad_norm/<layer>` every this many steps; 0 never.
+        unreported: Rows written since the last report, before the run was interrupted.
+        interrupted: Asked after every step; when true, the run saves and ends there.
+        wall_clock: Seconds since the Unix epoch, for the time of rows.
+        clock: Seconds that only go forward, for throughput.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: Step,
+        state: TrainState,
+        train: Source,
+        val: Source,
+        store: CheckpointStore,
+        history: History,
+        epochs: int,
+        metric: str,
+        mode: Literal["min", "max"],
+        layer_norms_every: int = 0,
+        unreported: Sequence[Row] = (),
+        interrupted: Callable[[], bool] = lambda: False,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.state = state
+        self.store = store
+        self._step = step
+        self._train, self._val = train, val
+        self._history = history
+        self._epochs = epochs
+        self._metric, self._mode = metric, mode
+        self._layer_norms = LayerNorms(step.model, step.parameters)
+        self._layer_norms_every = layer_norms_every
+        self._wall_clock = wall_clock
+        self._throughput = Throughput(clock)
+        self._pending: list[_Pending] = []
+        self._unwritten: list[Row] = []
+        self._unreported: list[Row] = list(unreported)
+        self._interrupted = interrupted
+
+    def events(self) -> Iterator[Report]:
+        """Train, and yield a report at the end of each epoch.
+
+        Ends after the last epoch, or without a further report once it is interrupted; everything
+        is saved then, and the same run continues from that step.
+
+        A run that had already finished yields its last report once more, without rows: whoever
+        started it again may not have seen it.
+
+        Raises:
+            NonFiniteLoss: The loss became NaN or infinite; no parameter was changed by that step.
+            NonFiniteGradient: The same for the gradient of a finite loss.
+            OutOfMemory: The device's memory did not suffice.
+            ConfigError: The metric is not among those reported.
+            CheckpointError: A checkpoint could not be written.
+        """
+        progress, interrupted = self.state.progress, False
+        if progress.epoch >= self._epochs:
+            yield self._report([])
+        while progress.epoch < self._epochs and not interrupted:
+            with known_errors(self._step.device):
+                self._throughput.start()
+                for window in self._train.windows(progress.epoch, progress.window):
+                    self._take_step(window)
+                    if progress.window < self._train.plan.windows:  # else saved when evaluated
+                        interrupted = self._interrupted()
+                        self.store.offer(
+                            self._snapshot,
+                            step=progress.step,
+                            epoch=progress.epoch,
+                            final=interrupted,
+                        )
+                        if interrupted:
+                            return
+                boundary = self._boundary_metrics()
+                boundary |= self._evaluate()
+            value = self._value_of_metric(boundary)
+            new_best = self._note_best(value, boundary)
+            self._step.schedule.observe(value, progress.step)
+            self._close_epoch(boundary)
+            interrupted = self._interrupted()
+            self.store.offer(
+                self._snapshot,
+                step=progress.step,
+                epoch=progress.epoch,
+                boundary=True,
+                value=value,
+                new_best=new_best,
+                final=interrupted or progress.epoch >= self._epochs,
+            )
+            rows, self._unreported = self._unreported, []
+            yield self._report(rows)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+        return self._step.model
+
+    @property
+    def precision(self) -> Precision:
+        """How forward and backward passes compute, and on which device."""
+        return self._step.precision
+
+    @property
+    def plans(self) -> tuple[Plan, Plan]:
+        """How training and validation samples become windows and micro-batches."""
+        return self._train.plan, self._val.plan
+
+    def close(self) -> None:
+        """End loader processes and wait for what is being written. Safe to call twice."""
+        self._train.close()
+        self._val.close()
+        self.store.wait()
+        self._history.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The parts of an epoch
+
+    def _take_step(self, window: Iterable[Batch]) -> None:
+        """Take one step, advance the counters, remember the values without waiting for them."""
+        progress = self.state.progress
+        number = progress.step + 1
+        try:
+            outcome = self._step(window, number)
+        except (NonFiniteLoss, NonFiniteGradient):
+            self._fetch()  # the curve up to here is worth keeping
+            self._write()
+            raise
+        size = self._train.plan.size(progress.window)
+        progress.window += 1
+        progress.samples += size
+        self._throughput.count(size)
+        if not outcome.taken:
+            self._note_skipped(outcome, number)
+            return
+        progress.step, progress.skipped_in_a_row = number, 0
+        every = self._layer_norms_every
+        layers = self._layer_norms.present() if every and number % every == 0 else None
+        self._pending.append(_Pending(number, int(self._wall_clock() * 1000), outcome, layers))
+        if len(self._pending) >= _FETCH_EVERY:
+            self._fetch()
+
+    def _note_skipped(self, outcome: Outcome, number: int) -> None:
+        progress = self.state.progress
+        progress.skipped += 1
+        progress.skipped_in_a_row += 1
+        if progress.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteGradient(number, float(outcome.grad_norm))
+
+    def _fetch(self) -> None:
+        """Turn what the steps left on the device into rows.
+
+        Raises:
+            NonFiniteLoss: A step's loss was not finite; rows of the steps before it are written
+                first.
+            NonFiniteGradient: The same for its gradient norm.
+        """
+        pending, self._pending = self._pending, []
+        for entry, (loss, norm, clipped, weight) in zip(pending, _values(pending), strict=True):
+            try:
+                raise_if_not_finite(loss, norm, entry.step)
+            except (NonFiniteLoss, NonFiniteGradient):
+                self._write()
+                raise
+            metrics = {"train/loss": loss, "train/grad_norm": norm, "train/lr": entry.outcome.lr}
+            if entry.layers is not None:
+                # Device synchronisation, every `layer_norms_every` steps and only now.
+                metrics |= LayerNorms.metrics(entry.layers, entry.outcome.norms.tolist(), weight)
+            self.state.progress.clipped += bool(clipped)
+            self._unwritten.append(Row(entry.step, entry.timestamp_ms, metrics))
+
+    def _write(self) -> None:
+        self._history.append(self._unwritten)
+        self._unreported += self._unwritten
+        self._unwritten = []
+
+    def _snapshot(self) -> dict[str, Any]:
+        """Make the state to be saved; the rows that it covers are durable first."""
+        self._fetch()
+        self._write()
+        self._history.sync()
+        return self.state.state_dict()
+
+    def _boundary_metrics(self) -> dict[str, float]:
+        """Fetch the epoch's values and sum up what was counted since the previous report."""
+        # device synchronisation: the epoch's values in one transfer, and the throughput is honest
+        self._fetch()
+        progress = self.state.progress
+        taken = progress.step - progress.reported_step
+        metrics = {
+            "train/clip_fraction": progress.clipped / taken if taken else 0.0,
+            "train/samples_per_second": self._throughput.read(),
+        }
+        if self._step.precision.scaler is not None:
+            metrics["num_skipped_steps"] = float(progress.skipped)
+        return metrics
+
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluate on the validation data; the modes of all modules are put back as they were."""
+        modes = [(module, module.training) for module in self._step.model.modules()]
+        batches = (batch for window in self._val.windows(0) for batch in window)
+        self._step.model.eval()
+        try:
+            with torch.inference_mode(), self._step.precision.autocast():
+                found = self._step.task.evaluate(self._step.model, batches)
+        finally:
+            for module, training in modes:
+                module.training = training
+        if not isinstance(found, dict) or not found:
+            raise TaskError(
+                f"evaluate() returned {found!r}; it must return a dict of metrics, such as "
+                f"{{'loss': 0.5}}"
+            )
+        return {
+            f"val/{name}": value
+            for name, value in zip(found, _floats(list(found.values())), strict=True)
+        }
+
+    def _value_of_metric(self, boundary: dict[str, float]) -> float:
+        reported = self._last_row_metrics() | boundary
+        if self._metric not in reported:
+            raise ConfigError(
+                f"metric is {self._metric!r}{nearest(self._metric, reported)}; it must be one "
+                "that is reported at the "
+                f"end of an epoch: {', '.join(sorted(reported))}; write one of these"
+            )
+        return reported[self._metric]
+
+    def _note_best(self, value: float, boundary: dict[str, float]) -> bool:
+        """Keep the best value and report it; NaN is never best, of equals the earlier stays."""
+        progress = self.state.progress
+        lower = self._mode == "min"
+        is_best = value == value and (
+            progress.best is None or (value < progress.best if lower else value > progress.best)
+        )
+        if is_best:
+            progress.best = value
+        if progress.best is not None:
+            boundary[f"best/{self._metric}"] = progress.best
+        return is_best
+
+    def _close_epoch(self, boundary: dict[str, float]) -> None:
+        """Go to the next epoch's start; join the boundary's metrics to the row of its step."""
+        progress = self.state.progress
+        progress.epoch, progress.window = progress.epoch + 1, 0
+        boundary["epoch"] = float(progress.epoch)
+        progress.clipped, progress.reported_step = 0, progress.step
+        progress.metrics = self._last_row_metrics() | boundary
+        if self._unwritten:
+            last = self._unwritten.pop()
+            self._unwritten.append(last._replace(metrics=progress.metrics))
+        else:  # fp16 skipped every window since a checkpoint wrote the last row
+            self._unwritten.append(Row(progress.step, int(self._wall_clock() * 1000), boundary))
+        self._step.schedule.set_lr(
+            self._step.optimizer, progress.step
+        )  # the plateau may just have dropped
+        self._write()
+
+    def _last_row_metrics(self) -> dict[str, float]:
+        return self._unwritten[-1].metrics if self._unwritten else {}
+
+    def _report(self, rows: list[Row]) -> Report:
+        progress = self.state.progress
+        finished = progress.epoch >= self._epochs
+        return Report(
+            progress.step,
+            progress.epoch,
+            dict(progress.metrics),
+            rows,
+            self.store.pointer,
+            finished,
+        )
+
+
+def _values(pending: list[_Pending]) -> list[tuple[float, ...]]:
+    """Loss, gradient norm, whether clipped, and weight of each step."""
+    rows = [(o.loss, o.grad_norm, o.clipped, o.weight) for _, _, o, _ in pending]
+    if not any(isinstance(value, Tensor) for row in rows[:1] for value in row):
+        return [tuple(map(float, row)) for row in rows]
+    columns = [_column(values) for values in zip(*rows, strict=True)]
+    fetched = torch.stack(columns).tolist()  # device synchronisation: one for all these steps
+    return list(zip(*fetched, strict=True))
+
+
+def _column(values: Sequence[Scalar | bool]) -> Tensor:
+    """The same value of many steps, on the device where it was computed."""
+    return torch.stack([v for v in values if isinstance(v, Tensor)]).double()
+
+
+def _floats(values: list[Scalar | bool]) -> list[float]:
+    """Fetch values that may be on the device, all in one transfer."""
+    tensors = [v.detach().double() for v in values if isinstance(v, Tensor)]
+    if not tensors:
+        return [float(v) for v in values]
+    fetched = iter(
+        torch.stack(tensors).tolist()
+    )  # device synchronisation: the only one of a report
+    return [next(fetched) if isinstance(v, Tensor) else float(v) for v in values]

@@ -1,0 +1,133 @@
+"""What a committed generation says of itself: `manifest.json`, which carries its own digest.
+
+What must not live here: torch, or when generations are written and removed (`checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+_FORMAT = 1
+STATE = "state.pt"
+MANIFEST = "manifest.json"
+
+
+class Pointer(NamedTuple):
+    """Where a committed generation lies.
+
+    Attributes:
+        path: Its directory.
+        step: Optimizer steps taken.
+        sha256: Digest of its `state.pt`.
+    """
+
+    path: str
+    step: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a manifest says.
+
+    Attributes:
+        path: The generation's directory.
+        number: Counts commits; the newest has the highest.
+        step: Optimizer steps taken.
+        epoch: Epochs completed.
+        metric: Name of the metric that decides which is best.
+        mode: `min` or `max`.
+        value: The metric as evaluated at this state; None when it was not.
+        length: Bytes of `state.pt`.
+        sha256: Digest of `state.pt`.
+    """
+
+    path: Path
+    number: int
+    step: int
+    epoch: int
+    metric: str
+    mode: Literal["min", "max"]
+    value: float | None
+    length: int
+    sha256: str
+
+    @property
+    def pointer(self) -> Pointer:
+        """The pointer to this generation."""
+        return Pointer(str(self.path), self.step, self.sha256)
+
+
+def rank(generation: Generation) -> tuple[float, int]:
+    """Sort key of generations that have a value: the best first, and of equals the earlier one."""
+    assert generation.value is not None
+    return (generation.value if generation.mode == "min" else -generation.value, generation.number)
+
+
+def format_manifest(generation: Generation) -> bytes:
+    """Return the bytes of `manifest.json`."""
+    manifest = {
+        "format": _FORMAT,
+        "number": generation.number,
+        "step": generation.step,
+        "epoch": generation.epoch,
+        "metric": generation.metric,
+        "mode": generation.mode,
+        "value": generation.value,
+        "files": {STATE: {"length": generation.length, "sha256": generation.sha256}},
+    }
+    body = json.dumps(manifest, sort_keys=True)
+    # The manifest carries its own digest: a flipped bit in a value would otherwise make the wrong
+    # generation the best.
+    seal = hashlib.sha256(body.encode()).hexdigest()
+    return (
+        json.dumps({"manifest": manifest, "sha256": seal}, indent=1, sort_keys=True).encode()
+        + b"\n"
+    )
+
+
+def read_manifest(path: Path) -> Generation | str:
+    """Return what the manifest in `path` says, or why it cannot be trusted."""
+    try:
+        record = json.loads((path / MANIFEST).read_bytes())
+        manifest = record["manifest"]
+        seal = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        if seal != record["sha256"]:
+            return f"{path / MANIFEST} does not have its own sha256 {record['sha256']}"
+        if manifest["format"] != _FORMAT:
+            return (
+                f"{path / MANIFEST} has format {manifest['format']}, this version reads {_FORMAT}"
+            )
+        file = manifest["files"][STATE]
+        length = (path / STATE).stat().st_size
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        return f"{path / MANIFEST} cannot be read ({type(problem).__name__}: {problem})"
+    if length != file["length"]:
+        return f"{path / STATE} has {length} bytes of {file['length']}"
+    fields = {key: manifest[key] for key in ("number", "step", "epoch", "metric", "mode", "value")}
+    return Generation(path=path, **fields, length=file["length"], sha256=file["sha256"])
+
+
+def read_state(generation: Generation) -> bytes | None:
+    """Return the bytes of a state whose digest verifies, or None."""
+    try:
+        content = (generation.path / STATE).read_bytes()
+    except OSError:
+        return None
+    return content if hashlib.sha256(content).hexdigest() == generation.sha256 else None
+
+
+def describe_damage(path: Path) -> str:
+    """Return which file of a generation does not verify, with both digests."""
+    found = read_manifest(path)
+    if isinstance(found, str):
+        return found
+    try:
+        actual = hashlib.sha256((path / STATE).read_bytes()).hexdigest()
+    except OSError as problem:
+        return f"{path / STATE} cannot be read ({problem})"
+    return f"{path / STATE} has sha256 {actual}, its manifest says {found.sha256}"

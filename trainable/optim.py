@@ -1,0 +1,167 @@
+"""Optimizers by name with their documented defaults, and the division and clipping of gradients.
+
+| name      | state in bytes for each fp32 parameter | defaults that `null` stands for      |
+|-----------|----------------------------------------|--------------------------------------|
+| sgd       | 0; 4 with momentum                     |                                      |
+| adam      | 8                                      | betas (0.9, 0.999), eps 1e-8         |
+| adamw     | 8                                      | betas (0.9, 0.999), eps 1e-8         |
+| adafactor | about 0 (a row and a column per matrix)| eps: torch's                         |
+| lamb      | 8                                      | betas (0.9, 0.999), eps 1e-6         |
+| lion      | 4                                      | betas (0.9, 0.99)                    |
+
+What must not live here: the order of a step (see `step.py`), or which parameters decay (see
+`task.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainable.config import ClipConfig, OptimizerConfig
+from trainable.errors import ConfigError, TaskError
+
+Scalar = float | Tensor
+
+_EPS = 1e-6  # the guard torch's clip_grad_norm_ uses
+_FROM_PACKAGE = {"lamb": "Lamb", "lion": "Lion"}
+
+
+def bytes_per_parameter(name: str, momentum: float = 0.0) -> float:
+    """Return the bytes of state for each fp32 parameter, beside weight and gradient (4 each)."""
+    if name == "sgd":
+        return 4.0 if momentum else 0.0
+    return {"adam": 8.0, "adamw": 8.0, "adafactor": 0.0, "lamb": 8.0, "lion": 4.0}[name]
+
+
+def build_optimizer(
+    config: OptimizerConfig, groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    """Build the optimizer over parameter groups, fused or foreach where the device has it.
+
+    Args:
+        config: Which optimizer, and its hyperparameters.
+        groups: Parameter groups; `lr_multiplier` in a group scales its learning rate at every
+            step.
+
+    Raises:
+        ConfigError: The optimizer needs a package that is not installed.
+        TaskError: There is nothing to train, or a parameter appears twice.
+    """
+    parameters = [p for group in groups for p in group["params"]]
+    if not parameters:
+        raise TaskError(
+            "the parameter groups hold no parameter; at least one must have requires_grad"
+        )
+    if len({id(p) for p in parameters}) < len(parameters):
+        raise TaskError("param_groups() lists a parameter twice; list shared weights once")
+    optimizer = _construct(config, groups, parameters)
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] = group["lr"] * group.setdefault("lr_multiplier", 1.0)
+    return optimizer
+
+
+def _construct(
+    config: OptimizerConfig, groups: list[dict[str, Any]], parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.eps is not None:
+        options["eps"] = (None, config.eps) if config.name == "adafactor" else config.eps
+    if config.betas is not None:
+        options["betas"] = config.betas
+    # Fused kernels exist for CPU and CUDA; they also honour `found_inf`, by which `step.py` stops
+    # an update on the device without waiting for it.
+    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+    match config.name:
+        case "sgd":
+            for unused in ("eps", "betas"):
+                options.pop(unused, None)
+            options |= {"momentum": config.momentum, "nesterov": config.nesterov}
+            return torch.optim.SGD(groups, **options, fused=fused)
+        case "adam":
+            return torch.optim.Adam(groups, **options, fused=fused)
+        case "adamw":
+            return torch.optim.AdamW(groups, **options, fused=fused)
+        case "adafactor":
+            options.pop("betas", None)
+            return torch.optim.Adafactor(groups, **options)
+        case _:
+            if config.name == "lion":
+                options.pop("eps", None)
+            return _from_package(config.name, groups, options)
+
+
+def _from_package(
+    name: str, groups: list[dict[str, Any]], options: dict[str, Any]
+) -> torch.optim.Optimizer:
+    try:
+        package = importlib.import_module("pytorch_optimizer")
+    except ImportError as problem:
+        raise ConfigError(
+            f"optimizer {name!r} is not part of torch; it comes with an extra; pip install "
+            "'gradsweep[optimizers]'"
+        ) from problem
+    optimizer: torch.optim.Optimizer = getattr(package, _FROM_PACKAGE[name])(groups, **options)
+    return optimizer
+
+
+class Clipper:
+    """Divides gradients by the window's weight and clips them, in one pass over the gradients.
+
+    Args:
+        config: Where to clip.
+    """
+
+    def __init__(self, config: ClipConfig) -> None:
+        self._max_norm = config.max_norm
+        self._value = config.value
+
+    def __call__(
+        self, gradients: list[Tensor], weight: Scalar
+    ) -> tuple[Scalar, bool | Tensor, Tensor]:
+        """Turn summed gradients into the clipped mean, in place.
+
+        Args:
+            gradients: Gradients of the summed loss, unscaled.
+            weight: The window's total weight: a float on the CPU, where reading is free, else a
+                tensor that stays on the device.
+
+        Returns:
+            The global L2 norm of the divided gradient before clipping; whether the clipping
+            changed anything; and the L2 norm of each gradient as it came in (shape
+            (len(gradients),), not divided).
+        """
+        norms = torch.stack(_each_norm(gradients))
+        total = torch.linalg.vector_norm(norms)
+        on_host = not isinstance(weight, Tensor)
+        norm: Scalar = total.item() / weight if on_host else total / weight
+        coefficient: Scalar = 1.0 / weight
+        clipped: bool | Tensor = False if isinstance(norm, float) else norm > torch.inf
+        if self._max_norm is not None:
+            coefficient = coefficient * _at_most_one(self._max_norm / (norm + _EPS))
+            clipped = norm > self._max_norm
+        torch._foreach_mul_(gradients, coefficient)
+        if self._value is not None:
+            largest = torch.stack(torch._foreach_norm(gradients, torch.inf)).amax()
+            beyond = largest.item() > self._value if on_host else largest > self._value
+            clipped = clipped | beyond
+            torch._foreach_clamp_min_(gradients, -self._value)
+            torch._foreach_clamp_max_(gradients, self._value)
+        return norm, clipped, norms
+
+
+def _each_norm(gradients: list[Tensor]) -> list[Tensor]:
+    norms: list[Tensor] = list(torch._foreach_norm(gradients))
+    kinds = {(norm.dtype, norm.device) for norm in norms}
+    if len(kinds) == 1:
+        return norms
+    return [
+        norm.to(norms[0].device, torch.float32) for norm in norms
+    ]  # a model of mixed types or devices
+
+
+def _at_most_one(value: Scalar) -> Scalar:
+    return value.clamp(max=1.0) if isinstance(value, Tensor) else min(1.0, value)

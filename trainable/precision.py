@@ -1,0 +1,120 @@
+"""Mixed precision as one object: autocast and, for fp16 alone, the gradient scaler.
+
+What must not live here: the order in which a step uses it (see `step.py`).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trainable.errors import ConfigError
+
+Name = Literal["fp32", "bf16", "fp16"]
+
+# Tasks return loss sums, which are about a batch size larger than the means torch's default of
+# 2**16 is made for; a scale that starts too high costs skipped steps, one that starts too low
+# grows within the first few thousand steps.
+_INITIAL_SCALE = 2.0**10
+
+
+def resolve_precision(name: str, device: torch.device) -> Name:
+    """Return the precision to train in.
+
+    `auto` is bf16 where a GPU computes in it, fp16 on older GPUs, and fp32 everywhere else.
+
+    Args:
+        name: `auto`, `fp32`, `bf16` or `fp16`.
+        device: Where the model is trained.
+
+    Raises:
+        ConfigError: The device cannot compute in the precision asked for.
+    """
+    has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    if name == "auto":
+        if device.type != "cuda":
+            return "fp32"
+        return "bf16" if has_bf16 else "fp16"
+    if name == "bf16" and not has_bf16:
+        raise ConfigError(
+            f"precision is bf16; {device_name(device)} does not compute in it; write auto, fp16 "
+            "or fp32"
+        )
+    if device.type not in ("cpu", "cuda") and name != "fp32":
+        raise ConfigError(
+            f"precision is {name}; on {device_name(device)} only fp32 is supported; write auto or "
+            "fp32"
+        )
+    assert name in ("fp32", "bf16", "fp16")
+    return name  # type: ignore[return-value]
+
+
+def device_name(device: torch.device) -> str:
+    """Return a name that people recognise, such as `cuda:0 (NVIDIA T4)`."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"the device {device}"
+
+
+class Precision:
+    """Autocast and gradient scaling for one run.
+
+    Args:
+        name: A resolved precision.
+        device: Where the model is trained.
+        initial_scale: The first loss scale (fp16).
+    """
+
+    def __init__(
+        self, name: Name, device: torch.device, *, initial_scale: float = _INITIAL_SCALE
+    ) -> None:
+        self.name = name
+        self.device = device
+        self.scaler: torch.amp.GradScaler | None = None
+        if name == "fp16":
+            self.scaler = torch.amp.GradScaler(device.type, init_scale=initial_scale)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
+        if self.name == "fp32":
+            return nullcontext()
+        dtype = torch.bfloat16 if self.name == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss to call backward on."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale, so that they can be measured and clipped."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step the optimizer, unless fp16 gradients overflowed."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+
+    def update(self) -> bool:
+        """Adapt the scale to what happened; return whether the optimizer was stepped."""
+        if self.scaler is None:
+            return True
+        before = self.scaler.get_scale()
+        self.scaler.update()
+        # Device synchronisation, fp16 only: the schedule and the step count must know whether the
+        # step was taken.
+        return self.scaler.get_scale() >= before
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scaler's state; empty without one."""
+        return {} if self.scaler is None else self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put a scaler's state back; one from another precision has nothing to restore."""
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)

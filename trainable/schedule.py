@@ -1,0 +1,151 @@
+"""The learning rate as a function of the step: linear warmup, then decay.
+
+With T steps in all, W of them warmup, and s the number of optimizer steps already taken (so s = 0
+is the first step), the peak learning rate is multiplied by
+
+    warmup    (s + 1) / (W + 1)                                   for s < W; the peak is reached at
+    s = W cosine    final + (1 - final) (1 + cos(pi p)) / 2             p = (s - W) / (T - W)
+    linear    1 - (1 - final) p
+    constant  1
+    step      gamma ** (epoch // step_epochs)                     epoch = s // steps_per_epoch
+    plateau   gamma ** (drops so far)                             a drop after `patience`
+    evaluations without improvement onecycle  cosine from 1/25 up to 1, then cosine down to `final`
+    (1/250,000 when final is 0), the shape and the
+              defaults of torch.optim.lr_scheduler.OneCycleLR, with the warmup as its pct_start
+
+These are torch's own schedules chained after a `LinearLR(start_factor=1 / (W + 1),
+total_iters=W)`. What must not live
+here: anything that counts steps itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from trainable.config import ScheduleConfig
+from trainable.errors import ConfigError
+
+_ONECYCLE_START = 1 / 25  # OneCycleLR's div_factor
+_ONECYCLE_END = _ONECYCLE_START / 1e4  # and its final_div_factor
+_PLATEAU_THRESHOLD = 1e-4  # ReduceLROnPlateau's relative threshold
+
+
+def warmup_steps(warmup: float, total_steps: int) -> int:
+    """Return the number of warmup steps for a fraction in [0, 1) or a whole number of steps.
+
+    Raises:
+        ConfigError: The warmup is as long as the run, or longer.
+    """
+    steps = warmup if isinstance(warmup, int) else round(warmup * total_steps)
+    if steps >= total_steps and steps > 0:
+        raise ConfigError(
+            f"warmup is {steps} steps of {total_steps} steps in all; it must be shorter than the "
+            "run; "
+            "lower schedule.warmup or raise budget.epochs"
+        )
+    return steps
+
+
+class Schedule:
+    """Writes the learning rate of each step into the optimizer.
+
+    Args:
+        config: Which schedule.
+        peak: The learning rate that the factors multiply.
+        total_steps: Optimizer steps of the whole run.
+        steps_per_epoch: Optimizer steps of one epoch.
+        mode: Whether `plateau` waits for its metric to fall (`min`) or to rise (`max`).
+    """
+
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        *,
+        peak: float,
+        total_steps: int,
+        steps_per_epoch: int,
+        mode: str = "min",
+    ) -> None:
+        self._config = config
+        self._peak = peak
+        self._total = total_steps
+        self._steps_per_epoch = steps_per_epoch
+        self._warmup = warmup_steps(config.warmup, total_steps)
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._plateau_best = math.inf
+        self._plateau_bad = 0
+        self._plateau_factor = 1.0
+        self.lr = peak * self.factor(0)
+        """The learning rate last written, before the multipliers of parameter groups."""
+
+    def factor(self, step: int) -> float:
+        """Return the multiplier of the peak for the step that follows `step` taken ones."""
+        config = self._config
+        if config.name == "onecycle":
+            return self._onecycle(step)
+        ramp = min(1.0, (step + 1) / (self._warmup + 1))
+        if config.name == "step":
+            return ramp * config.gamma ** (step // self._steps_per_epoch // config.step_epochs)
+        if config.name == "plateau":
+            return ramp * self._plateau_factor
+        if step < self._warmup or config.name == "constant":
+            return ramp
+        progress = min(1.0, (step - self._warmup) / (self._total - self._warmup))
+        if config.name == "linear":
+            return 1 - (1 - config.final) * progress
+        return config.final + (1 - config.final) * (1 + math.cos(math.pi * progress)) / 2
+
+    def set_lr(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Write the learning rate for the step that follows `step` taken ones."""
+        factor = self.factor(step)
+        self.lr = self._peak * factor
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
+    def observe(self, value: float, step: int) -> None:
+        """Tell the metric of an evaluation; only `plateau` listens, and only after the warmup."""
+        if self._config.name != "plateau" or step < self._warmup:
+            return
+        signed = self._sign * value
+        # The threshold is relative to the magnitude, so that it also means "better" below zero and
+        # under mode max.
+        if signed < self._plateau_best - _PLATEAU_THRESHOLD * abs(self._plateau_best) or (
+            math.isinf(self._plateau_best) and math.isfinite(signed)
+        ):
+            self._plateau_best, self._plateau_bad = signed, 0
+            return
+        self._plateau_bad += 1
+        if self._plateau_bad > self._config.patience:
+            self._plateau_factor *= self._config.gamma
+            self._plateau_bad = 0
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what is not a function of the step: the plateau's memory."""
+        return {
+            "plateau_best": self._plateau_best,
+            "plateau_bad": self._plateau_bad,
+            "plateau_factor": self._plateau_factor,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put a state back."""
+        self._plateau_best = state["plateau_best"]
+        self._plateau_bad = state["plateau_bad"]
+        self._plateau_factor = state["plateau_factor"]
+
+    def _onecycle(self, step: int) -> float:
+        warmup = self._config.warmup
+        share = warmup if isinstance(warmup, float) else warmup / self._total
+        peak_at = share * self._total - 1
+        end = self._config.final or _ONECYCLE_END
+        if step <= peak_at:
+            return _cosine(_ONECYCLE_START, 1.0, step / peak_at if peak_at > 0 else 1.0)
+        length = self._total - 1 - peak_at
+        return _cosine(1.0, end, min(1.0, (step - peak_at) / length) if length > 0 else 1.0)
+
+
+def _cosine(start: float, end: float, progress: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2

@@ -1,0 +1,160 @@
+"""Everything that exact resumption needs, as one `state_dict()`.
+
+Model, optimizer, schedule, loss scale, counters, position in the data, best value, and the random
+generators of torch (CPU and every CUDA device), NumPy and Python. Only types that
+`torch.load(weights_only=True)` accepts. What must not live
+here: files (see `checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from trainable.errors import CheckpointError
+from trainable.precision import Precision
+from trainable.schedule import Schedule
+
+FORMAT = 1
+
+
+@dataclass
+class Progress:
+    """Where a run stands. Plain numbers, saved and restored as they are."""
+
+    step: int = 0
+    """Optimizer steps taken."""
+    epoch: int = 0
+    """Epochs completed."""
+    window: int = 0
+    """Windows of the current epoch consumed, skipped ones included."""
+    samples: int = 0
+    """Samples trained on."""
+    skipped: int = 0
+    """Windows whose fp16 gradients overflowed."""
+    skipped_in_a_row: int = 0
+    """Of these, the latest without a step between them."""
+    clipped: int = 0
+    """Steps whose gradient was clipped, since the last report."""
+    reported_step: int = 0
+    """Steps taken at the last report."""
+    best: float | None = None
+    """Best value of the metric so far."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last report."""
+
+
+class TrainState:
+    """The state of one run, gathered from the objects that hold it.
+
+    Args:
+        model: What is trained.
+        optimizer: With its moments.
+        schedule: With what is no function of the step.
+        precision: With its loss scale.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        precision: Precision,
+    ) -> None:
+        self.progress = Progress()
+        self._model = model
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._precision = precision
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state. Tensors are the live ones: copy or write them before the next step."""
+        return {
+            "format": FORMAT,
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "scaler": self._precision.state_dict(),
+            "progress": asdict(self.progress),
+            "random": _capture_random(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put a state back, from any device onto the one in use.
+
+        Random generators of CUDA devices are restored where there are as many; a run that moved to
+        another kind of device continues with the same data order, but draws its dropout elsewhere.
+
+        Raises:
+            CheckpointError: Keys are missing or unknown, the format is another, or the model or
+                optimizer differs.
+        """
+        _check_keys("the state", state, self._expected_keys())
+        if state["format"] != FORMAT:
+            raise CheckpointError(
+                f"the state has format {state['format']}; this version reads {FORMAT}; use the "
+                "version that wrote it"
+            )
+        _check_keys("the progress", state["progress"], set(asdict(Progress())))
+        try:
+            self._model.load_state_dict(state["model"], strict=True)
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as problem:
+            raise CheckpointError(
+                f"the checkpoint does not fit the model or the optimizer ({problem}); continue "
+                "with the code and the "
+                "configuration that wrote it, or start a new run"
+            ) from problem
+        self._schedule.load_state_dict(state["schedule"])
+        self._precision.load_state_dict(state["scaler"])
+        self.progress = Progress(**state["progress"])
+        _restore_random(state["random"])
+
+    @staticmethod
+    def _expected_keys() -> set[str]:
+        return {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
+
+
+def _check_keys(what: str, found: dict[str, Any], expected: set[str]) -> None:
+    if set(found) != expected:
+        missing, unknown = sorted(expected - set(found)), sorted(set(found) - expected)
+        raise CheckpointError(
+            f"{what} lacks the keys {missing} and has unknown keys {unknown}; use the version "
+            "that wrote it"
+        )
+
+
+def _capture_random() -> dict[str, Any]:
+    kind, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
+    version, internal, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [
+            str(kind),
+            torch.from_numpy(numpy.asarray(keys).astype(numpy.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+        "python": [version, torch.tensor(internal, dtype=torch.int64), gauss],
+    }
+
+
+def _restore_random(state: dict[str, Any]) -> None:
+    _check_keys("the random state", state, {"torch", "cuda", "numpy", "python"})
+    torch.set_rng_state(state["torch"].cpu())
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    numpy.random.set_state(
+        (kind, keys.cpu().numpy().astype(numpy.uint32), position, has_gauss, cached)
+    )
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss))

@@ -1,0 +1,189 @@
+"""ONE optimizer step, from cleared gradients to the next learning rate. The file to read first.
+
+What must not live here: where batches come from, what is logged, when anything is saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainable.errors import (
+    ConfigError,
+    NonFiniteGradient,
+    NonFiniteLoss,
+    OutOfMemory,
+    TaskError,
+)
+from trainable.optim import Clipper, Scalar
+from trainable.precision import Precision, device_name
+from trainable.schedule import Schedule
+from trainable.task import Batch, Task
+
+
+class Outcome(NamedTuple):
+    """What one window did. On an accelerator the values are tensors that nobody has waited for.
+
+    Attributes:
+        taken: False when fp16 gradients overflowed: no parameter, no schedule and no step count
+            moved.
+        loss: Mean loss of the window.
+        grad_norm: Global L2 norm of the mean gradient, before clipping.
+        lr: Learning rate applied, before the multipliers of parameter groups.
+        clipped: Whether clipping changed the gradient.
+        weight: What the window's loss was divided by.
+        norms: L2 norm of each gradient before the division, shape (parameters with a gradient,).
+    """
+
+    taken: bool
+    loss: Scalar
+    grad_norm: Scalar
+    lr: float
+    clipped: bool | Tensor
+    weight: Scalar
+    norms: Tensor
+
+
+class Step:
+    """Takes optimizer steps. The order is fixed here and cannot be configured.
+
+    A non-finite loss never changes a parameter. On the CPU, and under fp16, it raises at once. On
+    other accelerators the fused optimizer is told on the device not to update (from that step on),
+    and whoever fetches the values next
+    raises: see `raise_if_not_finite`. The same holds for a finite loss with a non-finite gradient,
+        except under fp16,
+    where it means an overflow: the step is skipped and the scale halved.
+
+    Args:
+        task: Gives the loss.
+        model: What is trained, on its device.
+        optimizer: Over the model's parameters.
+        schedule: Writes the learning rate of each step.
+        precision: Autocast and gradient scaling.
+        clipper: Divides and clips the gradients.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        precision: Precision,
+        clipper: Clipper,
+    ) -> None:
+        self.task, self.model, self.optimizer = task, model, optimizer
+        self.schedule, self.precision, self.clipper = schedule, precision, clipper
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.device = device = self.parameters[0].device
+        # Reading a value from CPU memory is free; from fp16 on, the scaler waits for the device in
+        # any case.
+        self._reads_at_once = device.type == "cpu" or precision.scaler is not None
+        self._stop_on_device = getattr(optimizer, "_step_supports_amp_scaling", False)
+        self._stopped = torch.zeros((), device=device)
+
+    def __call__(self, window: Iterable[Batch], step: int) -> Outcome:
+        """Take step number `step` (counted from 1) on the micro-batches of one window."""
+        loss: Scalar = 0.0
+        weight: Scalar = 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in window:
+            with self.precision.autocast():
+                part, share = self.task.loss(self.model, batch)
+            self.precision.scale(part).backward()  # type: ignore[no-untyped-call]
+            loss, weight = loss + self._read(part), weight + self._read(share)
+        self.precision.unscale(self.optimizer)
+        weight = self._divisor(weight)
+        norm, clipped, norms = self.clipper(self._gradients(), weight)
+        self._guard(loss / weight, norm, step)
+        lr = self.schedule.lr
+        self.precision.step(self.optimizer)
+        taken = self.precision.update()
+        if taken:
+            self.schedule.set_lr(self.optimizer, step)
+        return Outcome(taken, loss / weight, norm, lr, clipped, weight, norms)
+
+    def _read(self, value: Scalar) -> Scalar:
+        if not isinstance(value, Tensor):
+            return value
+        # Device synchronisation, on the CPU (free) and under fp16 (one more wait beside the
+        # scaler's own).
+        return value.item() if self._reads_at_once else value.detach()
+
+    def _divisor(self, weight: Scalar) -> Scalar:
+        """The window's weight; 1 for a window of ignored targets: loss and gradient are 0."""
+        if self._reads_at_once:
+            return weight or 1.0
+        on_device = (
+            torch.full((), weight, device=self._stopped.device)
+            if isinstance(weight, (int, float))
+            else weight
+        )
+        return torch.where(on_device == 0, 1.0, on_device)
+
+    def _gradients(self) -> list[Tensor]:
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if not gradients:
+            raise TaskError(
+                "no parameter received a gradient; the loss does not depend on any parameter of "
+                "param_groups(); "
+                "compute it from the model's output without detach() or no_grad()"
+            )
+        return gradients
+
+    def _guard(self, loss: Scalar, norm: Scalar, step: int) -> None:
+        """Let nothing non-finite reach a parameter."""
+        if isinstance(loss, float) and isinstance(norm, float):
+            overflow_is_handled = self.precision.scaler is not None
+            raise_if_not_finite(loss, 0.0 if overflow_is_handled else norm, step)
+            return
+        # inf - inf is NaN: the sum is finite only if both are.
+        bad = torch.isfinite(torch.as_tensor(loss + norm)).logical_not()
+        torch.maximum(self._stopped, bad, out=self._stopped)
+        if self._stop_on_device:
+            self.optimizer.found_inf = self._stopped  # type: ignore[attr-defined]
+        else:
+            # Device synchronisation: an optimizer without fused kernels cannot be stopped on the
+            # device.
+            raise_if_not_finite(float(loss), float(norm), step)
+
+
+def raise_if_not_finite(loss: float, norm: float, step: int) -> None:
+    """Raise when the loss, or the gradient norm, of a step is not a finite number.
+
+    Raises:
+        NonFiniteLoss: The loss is NaN or infinite.
+        NonFiniteGradient: The loss is finite, its gradient is not.
+    """
+    if not math.isfinite(loss):
+        raise NonFiniteLoss(step, loss)
+    if not math.isfinite(norm):
+        raise NonFiniteGradient(step, norm)
+
+
+@contextmanager
+def known_errors(device: torch.device) -> Iterator[None]:
+    """Turn what torch raises for reasons we know into errors that say what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as problem:
+        where = device_name(device)
+        raise OutOfMemory(
+            f"the memory of {where} did not suffice ({problem}); raise train.accumulation (the "
+            "same batch in smaller "
+            "parts), lower train.batch_size, or give each trial a larger share of the device"
+        ) from problem
+    except RuntimeError as problem:
+        if "does not have a deterministic implementation" not in str(problem):
+            raise
+        raise ConfigError(
+            "train.deterministic is true, and the model needs an operation that is not "
+            f"({problem}); "
+            "write train.deterministic: false, and resumed runs are then equal up to rounding only"
+        ) from problem

@@ -1,0 +1,375 @@
+"""What a user writes: a `Task`, its `Data`, and how a task is found by name.
+
+A task says what to train and on what; it returns a loss *sum* and its *weight*, so that the window
+of an optimizer step can divide once and a short last window or ignored targets stay exact. What
+must not live here: how steps are taken, batches are formed, or devices chosen.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from trainable.errors import ConfigError, TaskError
+
+Batch = Any
+Weight = Tensor | float
+Samples = Dataset[Any] | tuple[Tensor, ...]
+
+BUILT_IN = {
+    "digits": "trainable.tasks.digits:Digits",
+    "spiral": "trainable.tasks.spiral:Spiral",
+}
+
+_NORMS = (
+    nn.modules.batchnorm._NormBase,  # BatchNorm*, InstanceNorm*, SyncBatchNorm
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The samples of a task.
+
+    Each split is a map-style `Dataset`, or a tuple of tensors of equal length whose first
+    dimension counts samples. Tensors are indexed directly, on the device where they fit, and cost
+    no loader.
+
+    Attributes:
+        train: What is trained on.
+        val: What is evaluated on.
+        collate: Turns a list of samples into a batch; torch's default when None. Tensors need
+            none.
+    """
+
+    train: Samples
+    val: Samples
+    collate: Callable[[list[Any]], Batch] | None = None
+
+
+class Task:
+    """Base class of what users write; the constructor takes the spec's arguments as keyword
+    arguments.
+
+    `build_model` and `build_data` are required. The default `loss` and `evaluate` fit
+    classification: batches of `(inputs, targets)`, a model that maps inputs to raw logits of shape
+        (N, C, ...), integer targets of shape (N, ...).
+    """
+
+    def build_model(self) -> nn.Module:
+        """Return a new model on the CPU. Called after the run's seed is set."""
+        raise NotImplementedError(f"{type(self).__name__} must define build_model()")
+
+    def build_data(self) -> Data:
+        """Return the samples; splits must not depend on the run's seed, or scores mean nothing."""
+        raise NotImplementedError(f"{type(self).__name__} must define build_data()")
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Weight]:
+        """Return the summed loss of a batch (a scalar) and its weight (targets counted)."""
+        inputs, targets = batch
+        return cross_entropy(model(inputs), targets)
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Mapping[str, float | Tensor]:
+        """Return metrics over all batches, named without a prefix; the loop reports them below
+        `val/`.
+
+        The model is in evaluation mode and autograd is off. The default gives `loss`, weighted by
+        the weight of each batch, and `accuracy` where the model's output is logits over classes.
+        """
+        loss: Tensor | float = 0.0
+        weight: Tensor | float = 0.0
+        correct: Tensor | float = 0.0
+        counted: Tensor | float = 0.0
+        with _last_output(model) as output:
+            for batch in batches:
+                part, share = self.loss(model, batch)
+                loss, weight = loss + part, weight + share
+                hits = _count_correct(output(), batch)
+                if hits is not None:
+                    correct, counted = correct + hits[0], counted + hits[1]
+        metrics: dict[str, float | Tensor] = {"loss": loss / weight}
+        if isinstance(counted, Tensor):
+            metrics["accuracy"] = correct / counted
+        return metrics
+
+    def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Return the optimizer's parameter groups.
+
+        A group may carry `lr_multiplier` (a factor on the learning rate at every step) beside any
+        option of the optimizer. The default puts biases and all parameters of norm layers into a
+        group without weight decay.
+        """
+        return decay_groups(model)
+
+
+def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Split the trainable parameters into one group that decays and one that does not.
+
+    Biases and every parameter of a norm layer are not decayed. A parameter shared between modules
+    appears once, and is left undecayed if any of its places says so.
+    """
+    undecayed: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(module, _NORMS) or name == "bias" or name.endswith("_bias"):
+                undecayed.add(id(parameter))
+    parameters = [
+        p for p in model.parameters() if p.requires_grad
+    ]  # parameters() yields a shared one once
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if id(p) not in undecayed]},
+        {"params": [p for p in parameters if id(p) in undecayed], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+) -> tuple[Tensor, Weight]:
+    """Cross entropy on raw logits, as a sum with its weight.
+
+    sum / weight equals `torch.nn.functional.cross_entropy(..., reduction="mean")`.
+
+    Args:
+        logits: Shape (N, C) or (N, C, ...), not passed through a softmax.
+        targets: Class indices of shape (N,) or (N, ...), or class probabilities of the shape of
+            `logits`.
+        weight: One factor for each class, shape (C,).
+        label_smoothing: Share of the probability spread evenly over the classes, in [0, 1].
+        ignore_index: Targets with this class count for nothing.
+
+    Returns:
+        The summed loss (scalar), and the number of targets counted, or the sum of their class
+        weights.
+    """
+    total = F.cross_entropy(
+        logits,
+        targets,
+        weight=weight,
+        label_smoothing=label_smoothing,
+        ignore_index=ignore_index,
+        reduction="sum",
+    )
+    if targets.is_floating_point():
+        return total, targets.numel() // targets.shape[1]
+    counted = targets != ignore_index
+    if weight is None:
+        return total, counted.sum()
+    return total, weight[targets.where(counted, 0)].mul(counted).sum()
+
+
+def binary_cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+) -> tuple[Tensor, Weight]:
+    """Binary cross entropy on raw logits, as a sum with its weight.
+
+    Args:
+        logits: Any shape.
+        targets: 0 or 1 (or a probability), of the shape of `logits`.
+        weight: Factor of the positive class, broadcast against `logits`.
+        label_smoothing: Pulls targets towards 0.5: `targets * (1 - s) + s / 2`.
+        ignore_index: Targets with this value count for nothing.
+
+    Returns:
+        The summed loss (scalar), and the number of targets counted.
+    """
+    counted = targets != ignore_index
+    goal = targets.to(logits.dtype).where(counted, 0.0)
+    if label_smoothing:
+        goal = goal * (1 - label_smoothing) + label_smoothing / 2
+    each = F.binary_cross_entropy_with_logits(logits, goal, pos_weight=weight, reduction="none")
+    return each.where(counted, 0.0).sum(), counted.sum()
+
+
+def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
+    """Find a task by name and construct it.
+
+    Args:
+        name: A built-in task's name, or `package.module:ClassName`; the module must be importable.
+        arguments: Keyword arguments for its constructor.
+
+    Raises:
+        ConfigError: The module or the name in it was not found, the object is no task, or an
+            argument is unknown.
+    """
+    kind = _find(name)
+    _check_arguments(name, kind, arguments)
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"task {name!r} refused its arguments {dict(arguments)}: {problem}"
+        ) from problem
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" for the most similar known word, or nothing."""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def _find(name: str) -> type[Task]:
+    path = BUILT_IN.get(name, name)
+    module_name, colon, class_name = path.partition(":")
+    if not colon or not module_name or not class_name:
+        raise ConfigError(
+            f"task {name!r} is no built-in task{nearest(name, BUILT_IN)}; built in are "
+            f"{', '.join(BUILT_IN)}; "
+            "write one of these, or your own as package.module:ClassName"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as problem:  # a user's module may fail in any way while it is imported
+        raise ConfigError(
+            f"task {name!r}: the module {module_name!r} could not be imported "
+            f"({type(problem).__name__}: {problem}); the part before the colon must be importable "
+            "from where you start"
+        ) from problem
+    kind = getattr(module, class_name, None)
+    tasks = [key for key, value in vars(module).items() if _is_task(value) and value is not Task]
+    if kind is None:
+        raise ConfigError(
+            f"task {name!r}: the module {module_name!r} was imported, but it has no {class_name!r}"
+            f"{nearest(class_name, tasks)}; its tasks are: {', '.join(tasks) or 'none'}"
+        )
+    if not _is_task(kind):
+        raise ConfigError(
+            f"task {name!r} is {_describe(kind)}; it must be a class that derives from "
+            "trainable.Task and defines "
+            f"build_model() and build_data(); tasks in {module_name!r}: "
+            f"{', '.join(tasks) or 'none'}"
+        )
+    assert isinstance(kind, type)
+    return kind
+
+
+def _is_task(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Task)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}, which does not derive from Task"
+    return f"an object of type {type(value).__name__}"
+
+
+def _check_arguments(name: str, kind: type[Task], arguments: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(kind).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unknown = [] if takes_any else [key for key in arguments if key not in known]
+    if unknown:
+        listed = ", ".join(f"{key!r}{nearest(key, known)}" for key in unknown)
+        raise ConfigError(
+            f"task {name!r} takes no argument {listed}; it takes: {', '.join(known) or 'none'}; "
+            "correct or remove it"
+        )
+    missing = [
+        p.name
+        for p in parameters
+        if p.name in known and p.default is p.empty and p.name not in arguments
+    ]
+    if missing:
+        raise ConfigError(
+            f"task {name!r} needs the argument {', '.join(map(repr, missing))}; add it below task:"
+        )
+
+
+class _last_output:
+    """Remembers what the model returned last, so that accuracy costs no second forward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._output: object = None
+
+    def __enter__(self) -> Callable[[], object]:
+        self._hook = self._model.register_forward_hook(self._keep)
+        return lambda: self._output
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+        self._output = None
+
+    def _keep(self, _module: nn.Module, _inputs: object, output: object) -> None:
+        self._output = output
+
+
+def _count_correct(output: object, batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """Hits and targets counted, where `output` is logits and the batch ends with classes."""
+    if not isinstance(output, Tensor) or not isinstance(batch, Sequence) or len(batch) != 2:
+        return None
+    targets = batch[1]
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or output.ndim < 2:
+        return None
+    if output.shape[1] < 2 or output.shape[:1] + output.shape[2:] != targets.shape:
+        return None
+    counted = targets >= 0  # ignored targets are negative by convention (-100)
+    return (output.argmax(dim=1) == targets).logical_and(counted).sum(), counted.sum()
+
+
+def check_data(data: object, task: Task) -> Data:
+    """Return `data` when it is what `build_data` must return, and say what is wrong otherwise.
+
+    Raises:
+        TaskError: It is not a `Data`, a split has no samples, or its tensors differ in length.
+    """
+    where = f"{type(task).__name__}.build_data()"
+    if not isinstance(data, Data):
+        raise TaskError(
+            f"{where} returned {_describe(data)}; it must return trainable.Data(train=..., "
+            "val=...)"
+        )
+    for split, samples in (("train", data.train), ("val", data.val)):
+        for problem in _split_problems(samples):
+            raise TaskError(f"{where}: {split} {problem}")
+    return data
+
+
+def _split_problems(samples: object) -> Iterator[str]:
+    if isinstance(samples, tuple):
+        if not samples or not all(isinstance(t, Tensor) and t.ndim > 0 for t in samples):
+            yield (
+                "is a tuple that holds something else than tensors; give tensors whose first "
+                "dimension counts samples"
+            )
+        elif len(lengths := {len(t) for t in samples}) > 1:
+            yield (
+                f"holds tensors of lengths {sorted(lengths)}; they must be equally long, one "
+                "entry for each sample"
+            )
+        elif lengths == {0}:
+            yield "has no samples; give at least one"
+    elif isinstance(samples, torch.utils.data.IterableDataset):
+        yield (
+            "is an IterableDataset, which cannot resume in the middle of an epoch; give a "
+            "map-style Dataset with a length"
+        )
+    elif not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
+        yield (
+            f"is {_describe(samples)}; give a Dataset with __len__ and __getitem__, or a tuple "
+            "of tensors"
+        )
+    elif len(samples) == 0:
+        yield "has no samples; give at least one"

@@ -1,0 +1,91 @@
+"""Handwritten digits (8x8 grey images, ten classes): the data set that comes with scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from trainable.errors import ConfigError
+from trainable.task import Data, Task
+
+
+class Digits(Task):
+    """Classify 1,797 handwritten digits.
+
+    Args:
+        model: `cnn` (two convolutions with GroupNorm) or `mlp` (two hidden layers).
+        width: Channels of the first convolution, or units of each hidden layer; a multiple of 4.
+        dropout: Share of units dropped before the last layer.
+        val_fraction: Share of the samples held out for evaluation.
+        split_seed: Decides which; independent of the run's seed, so that all trials are judged on
+            the same samples.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Literal["cnn", "mlp"] = "cnn",
+        width: int = 16,
+        dropout: float = 0.0,
+        val_fraction: float = 0.2,
+        split_seed: int = 0,
+    ) -> None:
+        if model not in ("cnn", "mlp"):
+            raise ConfigError(f"digits: model is {model!r}; it must be 'cnn' or 'mlp'")
+        if width < 4 or width % 4:
+            raise ConfigError(f"digits: width is {width}; it must be a positive multiple of 4")
+        if not 0 < val_fraction < 1:
+            raise ConfigError(
+                f"digits: val_fraction is {val_fraction}; it must lie between 0 and 1; write 0.2"
+            )
+        self.model, self.width, self.dropout = model, width, dropout
+        self.val_fraction, self.split_seed = val_fraction, split_seed
+
+    def build_model(self) -> nn.Module:
+        """Return a model from images (N, 1, 8, 8) to logits (N, 10)."""
+        width = self.width
+        if self.model == "mlp":
+            return nn.Sequential(
+                nn.Flatten(),
+                nn.Linear(64, width),
+                nn.ReLU(),
+                nn.Linear(width, width),
+                nn.ReLU(),
+                nn.Dropout(self.dropout),
+                nn.Linear(width, 10),
+            )
+        return nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1),
+            nn.GroupNorm(4, width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.GroupNorm(4, 2 * width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(self.dropout),
+            nn.Linear(8 * width, 10),
+        )
+
+    def build_data(self) -> Data:
+        """Return images scaled to [0, 1], shape (N, 1, 8, 8), with their classes, shape (N,)."""
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
+        classes = torch.as_tensor(bunch.target, dtype=torch.int64)
+        order = torch.randperm(
+            len(images), generator=torch.Generator().manual_seed(self.split_seed)
+        )
+        held_out = max(1, round(self.val_fraction * len(images)))
+        return Data(
+            train=_take(order[held_out:], images, classes),
+            val=_take(order[:held_out], images, classes),
+        )
+
+
+def _take(index: Tensor, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    return images[index], classes[index]
