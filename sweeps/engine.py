@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 
-from sweeps.orphans import mark_children
+from sweeps.orphans import end_orphans, mark_children, scratch_directory
 from sweeps.resources import Machine
 
 _OBJECT_STORE_BYTES = (
@@ -46,10 +46,12 @@ def configure(token: str) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
 
 
-def start(machine: Machine, *, concurrency: int) -> bool:
+def start(token: str, machine: Machine, *, concurrency: int) -> bool:
     """Start a local Ray, unless this process has one already.
 
     Args:
+        token: The driver's token.
+        machine: What Ray may use.
         concurrency: How many trials may wait for an actor at once; Tune's own default starts them
             one by one.
 
@@ -71,12 +73,14 @@ def start(machine: Machine, *, concurrency: int) -> bool:
             log_to_driver=False,
             logging_level=logging.ERROR,
             object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(scratch_directory(token)),
         )
     return True
 
 
-def stop() -> None:
-    """Stop this process' Ray."""
+def stop(token: str) -> None:
+    """Stop this process' Ray, and see to it that nothing of it remains."""
     import ray
 
     ray.shutdown()
+    end_orphans(token)

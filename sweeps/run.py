@@ -100,14 +100,14 @@ def run_sweep(
                 finished = sum(trial.finished for trial in ledger.trials())
                 if finished < spec.trials:
                     say("starting Ray")
-                    ours = engine.start(machine, concurrency=plan.concurrency)
+                    ours = engine.start(token, machine, concurrency=plan.concurrency)
                     interruption.reinstall()
                     try:
                         with make_view(finished) as view:
                             _tune(paths, spec, plan, ledger, recorder, view, interruption, grace)
                     finally:
                         if ours:
-                            engine.stop()
+                            engine.stop(token)
                     shutil.rmtree(paths.ray, ignore_errors=True)
                 say("delivering to the tracking store")
                 return _conclude(paths, ledger, recorder, interruption)

@@ -9,7 +9,14 @@ import sys
 import psutil
 import pytest
 
-from sweeps.orphans import TOKEN_VARIABLE, end_orphans, find_orphans, kill_children, mark_children
+from sweeps.orphans import (
+    TOKEN_VARIABLE,
+    end_orphans,
+    find_orphans,
+    kill_children,
+    mark_children,
+    scratch_directory,
+)
 
 _SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 _STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + _SLEEP
@@ -43,6 +50,16 @@ def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatc
     with _start(_STUBBORN, "stubborn") as child:
         assert end_orphans("stubborn") == 1
         assert not psutil.pid_exists(child.pid)
+
+
+def test_a_process_without_its_environment_is_found_by_its_open_log() -> None:
+    directory = scratch_directory("titled-driver")
+    directory.mkdir()
+    code = f"log = open({str(directory / 'worker.log')!r}, 'w');" + _SLEEP
+    with _start(code, "") as child:
+        assert [process.pid for process in find_orphans("titled-driver")] == [child.pid]
+        assert end_orphans("titled-driver") == 1
+        assert not directory.exists()
 
 
 def test_no_orphans_is_no_error() -> None:

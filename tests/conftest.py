@@ -1,0 +1,40 @@
+"""What every test shares: one Ray per session, a sweep's directory, and no environment left over
+from another test.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests see neither the user's sweeps nor the user's tracking server."""
+    for name in ("SWEEP_ROOT", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever lies in tests/integration is an integration test."""
+    for item in items:
+        if "integration" in item.path.parts:
+            item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(scope="session")
+def ray_on_two_cores() -> Iterator[None]:
+    """A real local Ray with a logical GPU, shared by all tests that need one in this process."""
+    from sweeps import engine
+    from sweeps.resources import Gpu, Machine
+
+    before = dict(os.environ)
+    engine.configure(token="tests")
+    machine = Machine("test", cpus=4, memory=2**30, gpus=(Gpu("logical", 2**30),))
+    engine.start("tests", machine, concurrency=4)
+    yield
+    engine.stop("tests")
+    os.environ.clear()
+    os.environ.update(before)

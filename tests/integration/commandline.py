@@ -1,0 +1,117 @@
+"""The command line as a user has it: a real process, in a directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sweeps.lock import read_holder
+from sweeps.orphans import find_orphans
+
+SWEEP = Path(sys.executable).with_name("sweep")
+
+SMALL = """
+name: small
+task: {name: digits, model: mlp, width: 32}
+metric: val/loss
+mode: min
+trials: 4
+seed: 7
+budget: {epochs: 4}
+space:
+  train.optimizer.lr: {loguniform: [1.0e-3, 1.0e-1]}
+  train.schedule.warmup: {uniform: [0.0, 0.3]}
+  train.clip.max_norm: {loguniform: [0.1, 10]}
+search: {sampler: tpe, startup_trials: 2}
+early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
+"""
+
+
+class CommandLine:
+    """Runs `sweep` in one directory, with its root there too."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.root = directory / "runs"
+        self._environment = {
+            k: v for k, v in os.environ.items() if k not in ("SWEEP_ROOT", "PYTHONPATH")
+        }
+        self._started: list[subprocess.Popen[str]] = []
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.write_text(text)
+        return path
+
+    def __call__(self, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            [SWEEP, *arguments],
+            cwd=self.directory,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    def ok(self, *arguments: str) -> str:
+        """Run a command that must succeed; returns what it printed."""
+        done = self(*arguments)
+        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        """Run a looking command with --json."""
+        return json.loads(self.ok(*arguments, "--json"))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command in the background; it is ended with the test."""
+        process = subprocess.Popen(
+            [SWEEP, *arguments],
+            cwd=self.directory,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def token(self, name: str) -> str:
+        """The token of the driver that holds a sweep."""
+        holder = read_holder(self.root / name / "lock")
+        assert holder is not None
+        return holder.token
+
+    def end_all(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def wait_until(
+    condition: Callable[[], object], *, seconds: float = 120, every: float = 0.2
+) -> None:
+    """Wait for something that another process brings about; fail when it does not come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not reached within {seconds} s"
+        time.sleep(every)
+
+
+def no_process_of(token: str) -> bool:
+    """Whether nothing that a driver started is left."""
+    return not [p for p in find_orphans(token) if p.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,172 @@
+"""Interrupted sweeps: killed, stopped by signals, and run twice at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from typing import Any
+
+from mlflow import MlflowClient
+
+from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
+from trainable.history import read_rows
+
+# Some ten seconds a trial, in few and heavy steps: a signal comes in the middle of several of
+# them.
+STEPS, EPOCHS = 6, 30
+LONG = (
+    SMALL.replace("model: mlp, width: 32", "model: cnn, width: 64")
+    .replace("epochs: 4", f"epochs: {EPOCHS}")
+    .replace("scheduler: asha", "scheduler: none")
+    + "train: {batch_size: 256}\n"
+)
+
+
+def _trained(cli: CommandLine) -> bool:
+    """Whether two trials have come far enough to have something to lose."""
+    return (
+        sum(len(read_rows(cli.root / f"small/trials/{n:04d}")) >= 3 * STEPS for n in range(4)) >= 2
+    )
+
+
+def _interrupt(
+    cli: CommandLine, number: int
+) -> tuple[subprocess.Popen[str], str, list[dict[str, Any]]]:
+    """Start the sweep and send a signal in the middle of two trials; returns the driver, its
+    token and the trials.
+    """
+    cli.write("small.yaml", LONG)
+    driver = cli.start("run", "small.yaml")
+    wait_until(lambda: driver.poll() is not None or _trained(cli))
+    assert driver.poll() is None, driver.communicate()
+    token, before = cli.token("small"), cli.json("trials", "small")
+    os.kill(driver.pid, number)
+    return driver, token, before
+
+
+def _assert_whole(cli: CommandLine, before: list[dict[str, Any]]) -> None:
+    """Exactly the sweep's trials, each with one end, one run and one continuous curve."""
+    after = cli.json("trials", "small")
+    assert [t["number"] for t in after] == [0, 1, 2, 3]
+    assert [t["state"] for t in after] == ["complete"] * 4
+    assert [t["params"] for t in after[: len(before)]] == [t["params"] for t in before]
+    assert [t["attempts"] for t in after[:2]] == [2, 2]
+    client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    assert len(runs) == 5
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    by_trial = {
+        run.data.tags["gradsweep.trial"]: run for run in runs if "gradsweep.trial" in run.data.tags
+    }
+    for trial in after:
+        rows = read_rows(cli.root / f"small/trials/{trial['number']:04d}")
+        assert [row.step for row in rows] == list(range(1, EPOCHS * STEPS + 1))
+        run = by_trial[str(trial["number"])].info.run_id
+        for key in ("train/loss", "val/loss", "train/grad_norm"):
+            wanted = [(row.step, row.metrics[key]) for row in rows if key in row.metrics]
+            assert (
+                sorted((m.step, m.value) for m in client.get_metric_history(run, key)) == wanted
+            ), key
+
+
+def test_kill_9_of_the_driver_then_resume(cli: CommandLine) -> None:
+    driver, token, before = _interrupt(cli, signal.SIGKILL)
+    assert driver.wait(timeout=10) == -signal.SIGKILL
+    status = cli.json("status", "small")
+    assert status["state"] == "interrupted"
+    assert status["trials"]["running"] == 0
+    done = cli("resume", "small")
+    assert done.returncode == 0, done.stderr
+    assert "trial 0 started (attempt 2)" in done.stdout
+    # A trial went on from its checkpoint: its first report after the resume is not of its first
+    # epoch.
+    first = re.search(rf"trial 0 epoch (\d+)/{EPOCHS}", done.stdout)
+    assert first is not None
+    assert int(first[1]) > 1
+    assert no_process_of(token)
+    _assert_whole(cli, before)
+
+
+def test_ctrl_c_saves_drains_and_says_how_to_go_on(cli: CommandLine) -> None:
+    driver, token, before = _interrupt(cli, signal.SIGINT)
+    printed, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 130, printed
+    assert printed.splitlines()[-1] == "sweep resume small"
+    assert "Traceback" not in printed
+    assert no_process_of(token)
+    # The trials saved where they were, not where their last epoch ended.
+    steps = [int(t["checkpoint"].rpartition("-")[2]) for t in cli.json("trials", "small")[:2]]
+    assert all(step >= 3 * STEPS for step in steps)
+    client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    for run in client.search_runs([experiment.experiment_id]):
+        assert (run.info.status, run.data.tags["stopped_by"]) == ("KILLED", "interrupt")
+    done = cli("resume", "small")
+    assert done.returncode == 0, done.stderr
+    _assert_whole(cli, before)
+
+
+def test_sigterm_drains_with_its_own_exit_code_and_a_second_driver_is_refused(
+    cli: CommandLine,
+) -> None:
+    cli.write("small.yaml", LONG)
+    driver = cli.start("run", "small.yaml")
+    wait_until(lambda: driver.poll() is not None or _trained(cli))
+    second = cli("resume", "small")
+    assert second.returncode == 4
+    assert re.fullmatch(
+        rf"sweep 'small' is already being run by process {driver.pid} on \S+; "
+        r"only one driver may run a sweep; "
+        r"watch it with: sweep status small --watch\n",
+        second.stderr,
+    )
+    token = cli.token("small")
+    os.kill(driver.pid, signal.SIGTERM)
+    printed, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 143, printed
+    assert printed.splitlines()[-1] == "sweep resume small"
+    assert no_process_of(token)
+    assert cli.json("status", "small")["state"] == "interrupted"
+
+
+def test_a_second_ctrl_c_leaves_at_once(cli: CommandLine) -> None:
+    driver, token, before = _interrupt(cli, signal.SIGINT)
+    wait_until(
+        (cli.root / "small/control/drain").exists, every=0.01
+    )  # two at once would arrive as one
+    os.kill(driver.pid, signal.SIGINT)
+    assert driver.wait(timeout=2) == 130
+    wait_until(lambda: no_process_of(token), seconds=10)
+    kept = cli.json("trials", "small")
+    assert [t["params"] for t in kept[: len(before)]] == [t["params"] for t in before]
+    assert all(t["checkpoint"] for t in kept[:2])
+
+
+def test_a_killed_worker_is_replaced_and_goes_on(cli: CommandLine) -> None:
+    cli.write("small.yaml", LONG)
+    driver = cli.start("run", "small.yaml")
+    wait_until(lambda: driver.poll() is not None or _trained(cli))
+    workers = _workers(cli.token("small"))
+    assert workers
+    os.kill(workers[0], signal.SIGKILL)
+    printed, _ = driver.communicate(timeout=240)
+    assert driver.returncode == 0, printed
+    assert "(attempt 2)" in printed
+    after = cli.json("trials", "small")
+    assert [t["state"] for t in after] == ["complete"] * 4
+    assert sorted(t["attempts"] for t in after) == [1, 1, 1, 2]
+    for trial in after:
+        rows = read_rows(cli.root / f"small/trials/{trial['number']:04d}")
+        assert [row.step for row in rows] == list(range(1, EPOCHS * STEPS + 1))
+
+
+def _workers(token: str) -> list[int]:
+    """The processes in which trials are trained right now."""
+    from sweeps.orphans import find_orphans
+
+    return [p.pid for p in find_orphans(token) if "TuneTrial" in " ".join(p.cmdline())]

@@ -1,0 +1,263 @@
+"""One small sweep through the real command line: a real Ray, a real MLflow store, read back from
+outside.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run, ViewType
+from safetensors import safe_open
+
+from tests.integration.commandline import SMALL, CommandLine
+from trainable.history import read_rows
+
+STATES = {"waiting", "running", "complete", "pruned", "failed"}
+
+
+@pytest.fixture(scope="module")
+def finished(module_cli: CommandLine) -> subprocess.CompletedProcess[str]:
+    """The sweep, run to its end."""
+    module_cli.write("small.yaml", SMALL)
+    done = module_cli("run", "small.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def trials(finished: object, module_cli: CommandLine) -> list[dict[str, Any]]:
+    del finished
+    found: list[dict[str, Any]] = module_cli.json("trials", "small")
+    return found
+
+
+@pytest.fixture(scope="module")
+def client(finished: object, module_cli: CommandLine) -> MlflowClient:
+    del finished
+    return MlflowClient(f"sqlite:///{module_cli.root / 'mlflow.db'}")
+
+
+@pytest.fixture(scope="module")
+def runs(client: MlflowClient) -> list[Run]:
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], run_view_type=ViewType.ALL))
+
+
+@pytest.fixture(scope="module")
+def parent(runs: list[Run]) -> Run:
+    (found,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    return found
+
+
+@pytest.fixture(scope="module")
+def children(runs: list[Run]) -> dict[int, Run]:
+    return {
+        int(r.data.tags["gradsweep.trial"]): r for r in runs if "mlflow.parentRunId" in r.data.tags
+    }
+
+
+def test_it_prints_plain_lines_and_what_to_do_next(
+    finished: subprocess.CompletedProcess[str],
+) -> None:
+    lines = finished.stdout.splitlines()
+    assert any(re.match(r"trial 0 started: train\.optimizer\.lr ", line) for line in lines)
+    assert any(re.match(r"trial \d epoch 1/4: val/loss ", line) for line in lines)
+    assert any(line.startswith("best: trial ") for line in lines)
+    assert "compare in MLflow: sweep ui small" in lines
+    assert "\x1b[" not in finished.stdout
+
+
+def test_status_counts_every_trial_once(
+    module_cli: CommandLine, trials: list[dict[str, Any]]
+) -> None:
+    status = module_cli.json("status", "small")
+    assert status["name"] == "small"
+    assert status["state"] == "finished"
+    assert status["trials"].keys() == STATES
+    assert sum(status["trials"].values()) == status["num_trials"] == 4
+    assert status["outbox_pending"] == 0
+    best = min((t for t in trials if t["state"] == "complete"), key=lambda t: t["value"])
+    assert status["best"] == {key: best[key] for key in ("number", "value", "params")}
+
+
+def test_every_trial_has_one_end_and_says_how_far_it_came(trials: list[dict[str, Any]]) -> None:
+    assert [trial["number"] for trial in trials] == [0, 1, 2, 3]
+    assert {trial["state"] for trial in trials} <= {"complete", "pruned"}
+    for trial in trials:
+        assert trial["attempts"] == 1
+        assert trial["step"] == trial["epoch"] * 23
+        assert (trial["epoch"] == 4) == (trial["state"] == "complete") or trial["epoch"] == 4
+        assert Path(trial["best_checkpoint"]).is_dir()
+        assert len(trial["params"]) == 3
+
+
+def test_trials_differ_in_seed_and_parameters(
+    trials: list[dict[str, Any]], module_cli: CommandLine
+) -> None:
+    assert len({json.dumps(trial["params"]) for trial in trials}) == 4
+    configs = [
+        (module_cli.root / f"small/trials/{n:04d}/config.yaml").read_text() for n in range(4)
+    ]
+    seeds = {re.search(r"^seed: (\d+)$", text, re.MULTILINE)[1] for text in configs}  # type: ignore[index]
+    assert len(seeds) == 4
+
+
+def test_one_run_per_trial_below_one_parent(
+    parent: Run, children: dict[int, Run], trials: list[dict[str, Any]], module_cli: CommandLine
+) -> None:
+    assert sorted(children) == [0, 1, 2, 3]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {
+        parent.info.run_id
+    }
+    assert {t["number"]: t["mlflow_run_id"] for t in trials} == {
+        n: r.info.run_id for n, r in children.items()
+    }
+    assert module_cli.json("status", "small")["mlflow_run_id"] == parent.info.run_id
+
+
+def test_status_of_each_run_tells_the_truth(
+    parent: Run, children: dict[int, Run], trials: list[dict[str, Any]]
+) -> None:
+    assert parent.info.status == "FINISHED"
+    for trial in trials:
+        run = children[trial["number"]]
+        if trial["state"] == "complete":
+            assert run.info.status == "FINISHED"
+            assert "stopped_by" not in run.data.tags
+        else:
+            assert run.info.status == "KILLED"
+            assert run.data.tags["stopped_by"] == "asha"
+
+
+def test_every_row_of_every_trial_is_there_exactly_once(
+    client: MlflowClient, children: dict[int, Run], module_cli: CommandLine
+) -> None:
+    for number, run in children.items():
+        rows = read_rows(module_cli.root / f"small/trials/{number:04d}")
+        wanted: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            for key, value in row.metrics.items():
+                wanted.setdefault(key, []).append((row.step, value))
+        assert {
+            "train/loss",
+            "train/grad_norm",
+            "train/lr",
+            "train/clip_fraction",
+            "train/samples_per_second",
+            "val/loss",
+            "val/accuracy",
+            "best/val/loss",
+            "epoch",
+        } <= wanted.keys()
+        for key, points in wanted.items():
+            history = client.get_metric_history(run.info.run_id, key)
+            assert sorted((m.step, m.value) for m in history) == points, key
+
+
+def test_parameters_are_recorded_as_searched_and_as_resolved(
+    children: dict[int, Run], trials: list[dict[str, Any]]
+) -> None:
+    for trial in trials:
+        params = children[trial["number"]].data.params
+        for key, value in trial["params"].items():
+            assert float(params[f"space.{key}"]) == value
+            assert float(params[key]) == value
+        assert params["train.batch_size"] == "64"
+        assert params["task.name"] == "digits"
+
+
+def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
+    client: MlflowClient, parent: Run, tmp_path: Path, module_cli: CommandLine
+) -> None:
+    best = module_cli.json("best", "small")
+    assert parent.data.tags["best_trial"] == str(best["number"])
+    for tag in (
+        "gradsweep.version.torch",
+        "gradsweep.version.ray",
+        "gradsweep.command",
+        "gradsweep.sweep_id",
+    ):
+        assert parent.data.tags[tag]
+    assert {f.path for f in client.list_artifacts(parent.info.run_id, "best")} == {
+        "best/model.safetensors",
+        "best/config.yaml",
+    }
+    weights = client.download_artifacts(
+        parent.info.run_id, "best/model.safetensors", str(tmp_path)
+    )
+    with safe_open(weights, framework="pt") as file:
+        assert len(list(file.keys())) == 6
+
+
+def test_best_exports_what_the_checkpoint_holds(module_cli: CommandLine, tmp_path: Path) -> None:
+    out = tmp_path / "export"
+    module_cli.ok("best", "small", "--export", str(out))
+    assert {path.name for path in out.iterdir()} == {"model.safetensors", "config.yaml"}
+    again = module_cli("best", "small", "--export", str(out))
+    assert again.returncode == 2
+    assert "is not empty" in again.stderr
+
+
+def test_nothing_is_left_behind(module_cli: CommandLine, finished: object) -> None:
+    del finished
+    sweep = module_cli.root / "small"
+    assert {path.name for path in sweep.iterdir()} == {
+        "sweep.yaml",
+        "ledger.db",
+        "lock",
+        "control",
+        "outbox",
+        "trials",
+    } - ({"control"} if not (sweep / "control").exists() else set())
+    outside = sum(
+        path.stat().st_size
+        for path in sweep.rglob("*")
+        if path.is_file() and "checkpoints" not in path.parts
+    )
+    assert outside < 5 * 2**20
+
+
+def test_a_second_run_of_the_same_name_is_refused(
+    module_cli: CommandLine, finished: object
+) -> None:
+    del finished
+    again = module_cli("run", "small.yaml")
+    assert again.returncode == 2
+    assert again.stderr == (
+        "sweep 'small' exists already; a name is given once; "
+        "continue it with: sweep resume small, "
+        "or choose another with --name\n"
+    )
+
+
+def test_resuming_a_finished_sweep_does_nothing_and_says_the_best(
+    module_cli: CommandLine, finished: object
+) -> None:
+    del finished
+    before = module_cli.json("trials", "small")
+    printed = module_cli.ok("resume", "small")
+    assert "best: trial " in printed
+    assert module_cli.json("trials", "small") == before
+
+
+def test_extending_adds_trials_and_leaves_the_others_alone(
+    module_cli: CommandLine, client: MlflowClient, finished: object
+) -> None:
+    del finished
+    before = module_cli.json("trials", "small")
+    done = module_cli("resume", "small", "-s", "trials=6")
+    assert done.returncode == 0, done.stderr
+    after = module_cli.json("trials", "small")
+    assert after[:4] == before
+    assert [trial["number"] for trial in after] == [0, 1, 2, 3, 4, 5]
+    assert module_cli.json("status", "small")["num_trials"] == 6
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    assert len(client.search_runs([experiment.experiment_id])) == 7
