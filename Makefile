@@ -50,7 +50,7 @@ gpu: $(READY)  ## Run the tests that need a GPU
 	$(BIN)/python -m pytest tests/gpu
 
 picture: $(READY)  ## Take the README's picture of the MLflow UI again, from the demo's sweep
-	$(BIN)/python -m tests.browser.picture
+	$(BIN)/python -m tests.integration.picture
 
 clean:  ## Remove the environment and all caches, but no sweep
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -19,8 +19,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from sweeps.layout import SweepPaths
-    from sweeps.results import SweepView
-    from sweeps.run import Outcome
+    from sweeps.results import Outcome, SweepView
     from sweeps.spec import SweepSpec
 
 WRONG_INPUT = 2
@@ -79,14 +78,14 @@ def init(
 @app.command()
 def check(file: File, settings: Overrides = None) -> None:
     """Validate everything that can be known before running; start nothing."""
-    from sweeps.preflight import inspect
+    from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
     with _input_errors():
         spec = _load(file, settings)
         ways = plan(spec.resources, spec.trials, spec.concurrency, Machine.probe())
         with err.status("loading the task"):
-            facts = inspect(spec)
+            facts = Inspection(spec).facts()
     out.print(f"{file} is valid", style="green", highlight=False)
     for line in [*facts.lines(), ways.describe()]:
         out.print(f"  {line}", highlight=False)
@@ -135,6 +134,8 @@ def resume(
     with _input_errors():
         view = _view(name, root)
         spec = with_overrides(view.spec, settings or [])
+        if view.concluded and spec == view.spec:
+            _end(view.outcome(), view.paths)
         _run(view.paths, spec, new=False, grace=grace)
 
 
@@ -318,17 +319,18 @@ def _view(name: str, root: Path | None) -> SweepView:
 
 def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoReturn:
     """Check, run, say how it ended and what comes next."""
-    from sweeps import display
-    from sweeps.preflight import inspect
+    from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
     machine = Machine.probe()
     ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
     with err.status("loading the task") as spinner:
-        inspect(spec)
+        inspection = Inspection(spec)
 
         from sweeps.live import LiveTable, PlainLines
-        from sweeps.run import run_sweep
+        from sweeps.run import run_sweep  # imports Ray while the child imports torch
+
+        inspection.facts()
 
         def make_view(finished: int) -> LiveTable | PlainLines:
             spinner.stop()
@@ -341,6 +343,13 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
         outcome: Outcome = run_sweep(
             paths, spec, ways, machine, make_view, new=new, grace=grace, say=say
         )
+    _end(outcome, paths)
+
+
+def _end(outcome: Outcome, paths: SweepPaths) -> NoReturn:
+    """Say how a sweep ended and what comes next, and leave with its exit code."""
+    from sweeps import display
+
     display.outcome(out, err, outcome, paths)
     raise typer.Exit(outcome.exit_code)
 

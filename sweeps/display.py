@@ -5,6 +5,9 @@ What must not live here: finding it (results, doctor), or a running sweep's own 
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import time
 import webbrowser
 from collections.abc import Callable, Iterable, Sequence
@@ -17,12 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sweeps.layout import SweepPaths, artifact_root, tracking_uri
-from sweeps.results import STATES, SweepView, format_number
+from sweeps.results import NO_SUCCESS, STATES, SweepView, format_number
 from sweeps.spec import SweepSpec
 
 if TYPE_CHECKING:
     from sweeps.doctor import Finding
-    from sweeps.run import Outcome
+    from sweeps.results import Outcome
 
 _STATE_STYLES = {
     "running": "cyan",
@@ -210,23 +213,32 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             f"{result.pending} records wait in the outbox; the next resume delivers them",
             highlight=False,
         )
+    sweep = _command()
     where = "" if paths.root == Path("runs").absolute() else f" --root {paths.root}"
     if result.exit_code == 0:
         for what, command in (
-            ("compare in MLflow", f"sweep ui {name}{where}"),
-            ("all trials", f"sweep trials {name}{where}"),
-            ("take the best weights", f"sweep best {name} --export DIR{where}"),
-            ("try more", f"sweep resume {name} -s trials={result.num_trials * 2}{where}"),
+            ("compare in MLflow", f"ui {name}{where}"),
+            ("all trials", f"trials {name}{where}"),
+            ("take the best weights", f"best {name} --export DIR{where}"),
+            ("try more", f"resume {name} -s trials={result.num_trials * 2}{where}"),
         ):
-            out.print(f"{what}: {command}", highlight=False, soft_wrap=True)
-    elif result.exit_code == 3:
+            out.print(f"{what}: {sweep} {command}", highlight=False, soft_wrap=True)
+    elif result.exit_code == NO_SUCCESS:
         err.print("no trial succeeded; the reasons:", style="red", highlight=False)
-        err.print(f"sweep trials {name}{where}", highlight=False, soft_wrap=True)
+        err.print(f"{sweep} trials {name}{where}", highlight=False, soft_wrap=True)
     else:
         err.print(
             "interrupted; every trial continues from its last checkpoint with:", highlight=False
         )
-        err.print(f"sweep resume {name}{where}", highlight=False, soft_wrap=True)
+        err.print(f"{sweep} resume {name}{where}", highlight=False, soft_wrap=True)
+
+
+def _command() -> str:
+    """How this program is called from here: by its name, or by its path where that is not found."""
+    called, found = Path(sys.argv[0]), shutil.which("sweep")
+    if not called.exists() or (found and called.samefile(found)):
+        return "sweep"
+    return os.path.relpath(called)
 
 
 def serve(

@@ -119,6 +119,15 @@ class Ledger:
         return str(self._study.user_attrs["sweep_id"])
 
     @property
+    def concluded(self) -> int:
+        """How many trials the sweep had when its best was last published; 0 before."""
+        return int(self._study.user_attrs.get("concluded", 0))
+
+    def conclude(self) -> None:
+        """Note that everything about the trials so far has been handed to tracking."""
+        self._study.set_user_attr("concluded", len(self.trials()))
+
+    @property
     def minimize(self) -> bool:
         return self._study.direction == StudyDirection.MINIMIZE
 

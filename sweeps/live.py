@@ -48,6 +48,7 @@ class LiveTable:
     """
 
     def __init__(self, console: Console, spec: SweepSpec, *, finished: int = 0) -> None:
+        self._console = console
         self._spec = spec
         self._finished_before = finished
         self._rows: dict[int, _Row] = {}
@@ -114,14 +115,19 @@ class LiveTable:
         """The running trials, then the leaders of the others, as many as the terminal has lines
         for.
         """
-        running = [n for n, row in self._rows.items() if row.state == "running"]
-        others = sorted((n for n in self._rows if n not in running), key=self._value)
-        room = max(3, self._live.console.size.height - 4 - len(running))
+        rows = list(self._rows.items())  # a copy: the drawing thread looks while trials are added
+        running = [n for n, row in rows if row.state == "running"]
+        others = sorted((n for n, row in rows if row.state != "running"), key=self._value)
+        room = max(3, self._console.size.height - 4 - len(running))
         return running + others[:room]
 
     def _summary(self) -> str:
+        if not self._rows:
+            return f"starting workers · {format_duration(time.monotonic() - self._start)}"
         done = [
-            n for n, row in self._rows.items() if row.state in ("complete", "pruned", "failed")
+            n
+            for n, row in list(self._rows.items())
+            if row.state in ("complete", "pruned", "failed")
         ]
         elapsed = time.monotonic() - self._start
         parts = [f"{self._finished_before + len(done)}/{self._spec.trials} trials"]

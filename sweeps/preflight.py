@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from typing import Any
 
 from sweeps.spec import SweepSpec
@@ -23,19 +24,22 @@ class TaskRefused(ValueError):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the task is, in numbers."""
+    """What the task is, in numbers; a loop of the user's own keeps them to itself."""
 
-    num_parameters: int
-    num_train: int
-    num_val: int
-    steps_per_epoch: int
-    total_steps: int
-    device: str
-    precision: str
-    optimizer_bytes: int
+    num_parameters: int = 0
+    num_train: int = 0
+    num_val: int = 0
+    steps_per_epoch: int = 0
+    total_steps: int = 0
+    device: str = ""
+    precision: str = ""
+    optimizer_bytes: int = 0
+    own_loop: bool = False
 
     def lines(self) -> list[str]:
         """The facts in sentences."""
+        if self.own_loop:
+            return ["a loop of its own: one report for each epoch of the budget"]
         return [
             f"{self.num_parameters:,} parameters; "
             f"the optimizer keeps {self.optimizer_bytes / 2**20:.1f} MiB for them",
@@ -45,32 +49,54 @@ class Facts:
         ]
 
 
-def inspect(spec: SweepSpec) -> Facts:
-    """Load the task in a child process and build everything a run would build.
+class Inspection:
+    """A child process that loads the task and builds everything a run would build.
+
+    It starts at once; `facts` waits for its answer, so that the caller can do something meanwhile.
 
     Raises:
-        TaskRefused: It cannot be loaded or trained as configured; the message says why.
+        TaskRefused: The task's module does not exist; that is known without a child.
     """
-    config = spec.trial_config(0, spec.example_params())
-    answer = _ask(config.model_dump_json())
-    if "refused" in answer:
-        raise TaskRefused(f"task '{spec.task.name}': {answer['refused']}")
-    return Facts(**answer)
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self._task = spec.task.name
+        _check_module(self._task)
+        path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "trainable.preflight"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self._config = spec.trial_config(0, spec.example_params()).model_dump_json()
+
+    def facts(self) -> Facts:
+        """Wait for the answer.
+
+        Raises:
+            TaskRefused: The task cannot be loaded or trained as configured; the message says why.
+        """
+        printed, complaints = self._child.communicate(self._config)
+        try:
+            answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
+        except (IndexError, json.JSONDecodeError):
+            code = f"exit code {self._child.returncode}"
+            last = (complaints.strip().splitlines() or [code])[-1]
+            raise TaskRefused(f"loading task '{self._task}' ended its process: {last}") from None
+        if "refused" in answer:
+            raise TaskRefused(answer["refused"])
+        return Facts(**answer)
 
 
-def _ask(config: str) -> dict[str, Any]:
-    path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
-    child = subprocess.run(
-        [sys.executable, "-m", "trainable.preflight"],
-        input=config,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-    )
-    try:
-        answer: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    except (IndexError, json.JSONDecodeError):
-        last = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
-        raise TaskRefused(f"loading the task ended its process: {last}") from None
-    return answer
+def _check_module(task: str) -> None:
+    module, colon, _ = task.partition(":")
+    package = module.partition(".")[0]
+    if colon and PathFinder.find_spec(package, [os.getcwd(), *sys.path]) is None:
+        raise TaskRefused(
+            f"task '{task}': there is no module '{package}' in {os.getcwd()} or among "
+            "the installed packages; the part before the colon must be importable from where "
+            "you start; "
+            "change the directory, install the package, or correct the name"
+        )

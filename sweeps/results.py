@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,21 @@ from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore, rank
 
 STATES = ("waiting", "running", "complete", "pruned", "failed")
+
+
+NO_SUCCESS = 3
+"""Exit code of a sweep in which no trial succeeded."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How running a sweep ended."""
+
+    exit_code: int
+    best: TrialRecord | None
+    num_trials: int
+    pending: int
+    """Records that the tracking server has not taken yet."""
 
 
 class UnknownSweep(ValueError):
@@ -75,6 +91,17 @@ class SweepView:
         if len(self.records) < self.spec.trials or not all(t.finished for t in self.records):
             return "interrupted"
         return "finished" if any(t.state == "complete" for t in self.records) else "failed"
+
+    @property
+    def concluded(self) -> bool:
+        """Whether there is nothing left to do: no trial, no publication, no delivery."""
+        done = self.state in ("finished", "failed")
+        return done and self.ledger.concluded == self.spec.trials and not self.delivered.pending
+
+    def outcome(self) -> Outcome:
+        """How a concluded sweep ended."""
+        best = self.best_record()
+        return Outcome(0 if best else NO_SUCCESS, best, len(self.records), pending=0)
 
     def trial_state(self, record: TrialRecord) -> str:
         """A trial's state; one that nobody works on waits."""

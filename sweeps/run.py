@@ -14,7 +14,6 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ray import tune
@@ -27,7 +26,7 @@ from sweeps.ledger import Ledger, TrialRecord
 from sweeps.lock import SweepLock
 from sweeps.orphans import end_orphans, kill_children
 from sweeps.resources import Machine, Plan
-from sweeps.results import NoBest, export_trial
+from sweeps.results import NO_SUCCESS, NoBest, Outcome, export_trial
 from sweeps.schedulers import make_scheduler, replay
 from sweeps.search import LedgerSearcher
 from sweeps.spec import SweepSpec
@@ -36,22 +35,8 @@ from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from trainable.ray_adapter import TuneTrial
 
-NO_SUCCESS = 3
-"""Exit code of a sweep in which no trial succeeded."""
-
 ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How running a sweep ended."""
-
-    exit_code: int
-    best: TrialRecord | None
-    num_trials: int
-    pending: int
-    """Records that the tracking server has not taken yet."""
 
 
 def run_sweep(
@@ -206,6 +191,8 @@ def _conclude(
         _publish_best(paths, best, recorder)
         recorder.finish(None, "FINISHED", {})
         code = 0
+    if not interruption.requested:
+        ledger.conclude()
     return Outcome(code, best, len(ledger.trials()), recorder.close(timeout=60.0))
 
 

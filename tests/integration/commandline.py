@@ -44,6 +44,7 @@ class CommandLine:
         self._environment = {
             k: v for k, v in os.environ.items() if k not in ("SWEEP_ROOT", "PYTHONPATH")
         }
+        self._environment["PATH"] = f"{SWEEP.parent}{os.pathsep}{os.environ['PATH']}"
         self._started: list[subprocess.Popen[str]] = []
 
     def write(self, name: str, text: str) -> Path:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from safetensors import safe_open
 
+from tests.integration.browser import open_page, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
 from trainable.history import read_rows
 
@@ -212,10 +214,9 @@ def test_nothing_is_left_behind(module_cli: CommandLine, finished: object) -> No
         "sweep.yaml",
         "ledger.db",
         "lock",
-        "control",
         "outbox",
         "trials",
-    } - ({"control"} if not (sweep / "control").exists() else set())
+    }
     outside = sum(
         path.stat().st_size
         for path in sweep.rglob("*")
@@ -245,6 +246,26 @@ def test_resuming_a_finished_sweep_does_nothing_and_says_the_best(
     printed = module_cli.ok("resume", "small")
     assert "best: trial " in printed
     assert module_cli.json("trials", "small") == before
+
+
+@pytest.mark.browser
+def test_ui_opens_the_training_runs_best_first(
+    module_cli: CommandLine, trials: list[dict[str, Any]]
+) -> None:
+    require_chromium()
+    server = module_cli.start("ui", "small", "--no-open", "--port", "0")
+    assert server.stdout is not None
+    lines = iter(server.stdout.readline, "")
+    url = next(line for line in lines if line.startswith("http://127.0.0.1:")).strip()
+    with open_page(url) as page:
+        page.get_by_role("link", name="trial-0000", exact=True).wait_for()
+        assert page.get_by_role("heading", name="Runs").is_visible()
+        shown = page.get_by_role("link", name=re.compile(r"^trial-\d{4}$")).all_inner_texts()
+    ranked = sorted(trials, key=lambda trial: trial["value"])
+    assert shown == [f"trial-{trial['number']:04d}" for trial in ranked]
+    server.send_signal(signal.SIGINT)
+    server.communicate(timeout=20)
+    assert server.returncode == 0
 
 
 def test_extending_adds_trials_and_leaves_the_others_alone(

@@ -1,0 +1,63 @@
+"""The command line's help and the example's resolved spec, as files: a change shows in the diff.
+
+To accept a change:  UPDATE_GOLDEN=1 python -m pytest tests/golden/test_command_line.py
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sweeps.spec import load_spec
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
+COMMANDS = (
+    "init check run resume list status trials show best ui train doctor".split()  # noqa: SIM905
+)
+
+
+def _compare(name: str, text: str) -> None:
+    golden = HERE / name
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help(command: str) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("sweep"), *command.split(), "--help"],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "COLUMNS": "100", "LANG": "C.UTF-8"},
+        check=True,
+    )
+    assert done.stderr == ""
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    _compare(f"help{'-' if command else ''}{command}.txt", "\n".join(lines) + "\n")
+
+
+def test_resolved_spec_of_the_example() -> None:
+    _compare("digits.resolved.yaml", load_spec(EXAMPLE).to_yaml())
+
+
+def test_help_imports_neither_torch_ray_nor_mlflow() -> None:
+    code = (
+        "import sys\n"
+        "from sweeps.cli import app\n"
+        "try:\n"
+        "    app(['--help'])\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'optuna'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
