@@ -234,7 +234,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
 
 
 def _command() -> str:
-    """How this program is called from here: by its name, or by its path where that is not found."""
+    """How this program is called from here: by its name, or else by its path."""
     called, found = Path(sys.argv[0]), shutil.which("sweep")
     if not called.exists() or (found and called.samefile(found)):
         return "sweep"
