@@ -129,10 +129,13 @@ def resume(
     ] = 30.0,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
+    from sweeps.lock import SweepHeld, read_holder
     from sweeps.spec import with_overrides
 
     with _input_errors():
         view = _view(name, root)
+        if view.running:  # known before anything is loaded; taking the lock decides
+            raise SweepHeld(name, read_holder(view.paths.lock))
         spec = with_overrides(view.spec, settings or [])
         if view.concluded and spec == view.spec:
             _end(view.outcome(), view.paths)
@@ -271,12 +274,21 @@ def train(
             show_default=False,
         ),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures",
+            metavar="DIR",
+            help="Draw the run there: norms, learning rate, curves.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Train once in this process, without Ray: for a debugger."""
     from sweeps.single import train_once
 
     with _input_errors():
-        train_once(_load(file, settings), directory, out)
+        train_once(_load(file, settings), directory, out, figures)
 
 
 @app.command()

@@ -74,6 +74,7 @@ def start(token: str, machine: Machine, *, concurrency: int) -> bool:
             logging_level=logging.ERROR,
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=str(scratch_directory(token)),
+            _node_ip_address="127.0.0.1",  # nobody else's machine may reach it
         )
     return True
 

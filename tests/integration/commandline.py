@@ -41,6 +41,7 @@ class CommandLine:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.root = directory / "runs"
+        self.project = Path(__file__).parents[2]
         self._environment = {
             k: v for k, v in os.environ.items() if k not in ("SWEEP_ROOT", "PYTHONPATH")
         }

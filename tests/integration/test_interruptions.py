@@ -13,11 +13,12 @@ from mlflow import MlflowClient
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from trainable.history import read_rows
 
-# Some ten seconds a trial, in few and heavy steps: a signal comes in the middle of several of
+# Some five seconds a trial, in few and heavy steps: a signal comes in the middle of several of
 # them.
-STEPS, EPOCHS = 6, 30
+STEPS, EPOCHS, TRIALS = 6, 16, 3
 LONG = (
     SMALL.replace("model: mlp, width: 32", "model: cnn, width: 64")
+    .replace("trials: 4", f"trials: {TRIALS}")
     .replace("epochs: 4", f"epochs: {EPOCHS}")
     .replace("scheduler: asha", "scheduler: none")
     + "train: {batch_size: 256}\n"
@@ -27,7 +28,8 @@ LONG = (
 def _trained(cli: CommandLine) -> bool:
     """Whether two trials have come far enough to have something to lose."""
     return (
-        sum(len(read_rows(cli.root / f"small/trials/{n:04d}")) >= 3 * STEPS for n in range(4)) >= 2
+        sum(len(read_rows(cli.root / f"small/trials/{n:04d}")) >= 3 * STEPS for n in range(TRIALS))
+        >= 2
     )
 
 
@@ -49,15 +51,15 @@ def _interrupt(
 def _assert_whole(cli: CommandLine, before: list[dict[str, Any]]) -> None:
     """Exactly the sweep's trials, each with one end, one run and one continuous curve."""
     after = cli.json("trials", "small")
-    assert [t["number"] for t in after] == [0, 1, 2, 3]
-    assert [t["state"] for t in after] == ["complete"] * 4
+    assert [t["number"] for t in after] == list(range(TRIALS))
+    assert [t["state"] for t in after] == ["complete"] * TRIALS
     assert [t["params"] for t in after[: len(before)]] == [t["params"] for t in before]
     assert [t["attempts"] for t in after[:2]] == [2, 2]
     client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("small")
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
-    assert len(runs) == 5
+    assert len(runs) == TRIALS + 1
     assert {run.info.status for run in runs} == {"FINISHED"}
     by_trial = {
         run.data.tags["gradsweep.trial"]: run for run in runs if "gradsweep.trial" in run.data.tags
@@ -117,7 +119,8 @@ def test_sigterm_drains_with_its_own_exit_code_and_a_second_driver_is_refused(
     cli.write("small.yaml", LONG)
     driver = cli.start("run", "small.yaml")
     wait_until(lambda: driver.poll() is not None or _trained(cli))
-    second = cli("resume", "small")
+    token = cli.token("small")
+    second = cli("resume", "small", timeout=30)
     assert second.returncode == 4
     assert re.fullmatch(
         rf"sweep 'small' is already being run by process {driver.pid} on \S+; "
@@ -125,7 +128,6 @@ def test_sigterm_drains_with_its_own_exit_code_and_a_second_driver_is_refused(
         r"watch it with: sweep status small --watch\n",
         second.stderr,
     )
-    token = cli.token("small")
     os.kill(driver.pid, signal.SIGTERM)
     printed, _ = driver.communicate(timeout=60)
     assert driver.returncode == 143, printed
@@ -158,8 +160,8 @@ def test_a_killed_worker_is_replaced_and_goes_on(cli: CommandLine) -> None:
     assert driver.returncode == 0, printed
     assert "(attempt 2)" in printed
     after = cli.json("trials", "small")
-    assert [t["state"] for t in after] == ["complete"] * 4
-    assert sorted(t["attempts"] for t in after) == [1, 1, 1, 2]
+    assert [t["state"] for t in after] == ["complete"] * TRIALS
+    assert sorted(t["attempts"] for t in after) == [1] * (TRIALS - 1) + [2]
     for trial in after:
         rows = read_rows(cli.root / f"small/trials/{trial['number']:04d}")
         assert [row.step for row in rows] == list(range(1, EPOCHS * STEPS + 1))
@@ -169,4 +171,4 @@ def _workers(token: str) -> list[int]:
     """The processes in which trials are trained right now."""
     from sweeps.orphans import find_orphans
 
-    return [p.pid for p in find_orphans(token) if "TuneTrial" in " ".join(p.cmdline())]
+    return [p.pid for p in find_orphans(token) if "ResourceTrainable" in p.cmdline()[0]]
