@@ -130,6 +130,8 @@ class Bookkeeper(Callback):
             number, epoch=result["epoch"], step=result["step"], value=result[OBJECTIVE]
         )
         self._recorder.log(number, [Row(*row) for row in result.pop("rows")])
+        if result.get("signals"):
+            self._recorder.tag(number, {"health": "; ".join(result["signals"])})
         self._view.reported(
             Progress(
                 number, trial.config["params"], result["epoch"], result["step"], result["metrics"]

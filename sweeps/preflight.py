@@ -7,6 +7,7 @@ torch (spec, resources).
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from typing import Any
 
+from sweeps.results import format_bytes
 from sweeps.spec import SweepSpec
 
 
@@ -42,7 +44,7 @@ class Facts:
             return ["a loop of its own: one report for each epoch of the budget"]
         return [
             f"{self.num_parameters:,} parameters; "
-            f"the optimizer keeps {self.optimizer_bytes / 2**20:.1f} MiB for them",
+            f"the optimizer keeps {format_bytes(self.optimizer_bytes)} for them",
             f"{self.num_train:,} training and {self.num_val:,} validation samples",
             f"{self.steps_per_epoch:,} steps per epoch, {self.total_steps:,} in all",
             f"{self.precision} on {self.device}",
@@ -93,7 +95,10 @@ class Inspection:
 def _check_module(task: str) -> None:
     module, colon, _ = task.partition(":")
     package = module.partition(".")[0]
-    if colon and PathFinder.find_spec(package, [os.getcwd(), *sys.path]) is None:
+    if not colon or PathFinder.find_spec(package, [os.getcwd()]) is not None:
+        return
+    # every finder is asked: a package that was installed to be edited lies on no path
+    if not package or importlib.util.find_spec(package) is None:
         raise TaskRefused(
             f"task '{task}': there is no module '{package}' in {os.getcwd()} or among "
             "the installed packages; the part before the colon must be importable from where "

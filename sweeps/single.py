@@ -20,11 +20,14 @@ from sweeps.spec import SweepSpec
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
 
 
-def train_once(spec: SweepSpec, directory: Path | None, console: Console) -> dict[str, float]:
+def train_once(
+    spec: SweepSpec, directory: Path | None, console: Console, figures: Path | None = None
+) -> dict[str, float]:
     """Train to the end of the budget, or resume an earlier run in `directory`.
 
     Args:
         directory: Where checkpoints are kept; None keeps them only while it trains.
+        figures: Where pictures of the run go; None draws none.
 
     Returns:
         The last report's metrics.
@@ -37,7 +40,8 @@ def train_once(spec: SweepSpec, directory: Path | None, console: Console) -> dic
             directory = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
             )
-        trainer = open_trainer(spec.trial_config(0, {}), directory)
+        config = spec.trial_config(0, {})
+        trainer = open_trainer(config, directory)
         stack.callback(trainer.close)
         progress = stack.enter_context(
             Progress(
@@ -62,5 +66,12 @@ def train_once(spec: SweepSpec, directory: Path | None, console: Console) -> dic
                 highlight=False,
                 soft_wrap=True,
             )
+            for sentence in report.signals:
+                console.print(f"  {sentence}", style="yellow", highlight=False, soft_wrap=True)
             progress.update(bar, completed=report.epoch)
+        if figures is not None:
+            from trainable.figures import draw_run
+
+            for path in draw_run(config, trainer, directory, figures):
+                console.print(f"wrote {path}", highlight=False, soft_wrap=True)
     return metrics

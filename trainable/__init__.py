@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trainable.manifest import Generation as Generation
     from trainable.manifest import Pointer as Pointer
     from trainable.optim import bytes_per_parameter as bytes_per_parameter
+    from trainable.own_loop import Context as Context
+    from trainable.own_loop import OwnLoop as OwnLoop
     from trainable.task import Data as Data
     from trainable.task import Task as Task
     from trainable.task import binary_cross_entropy as binary_cross_entropy
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "CheckpointStore": "checkpoint",
+    "Context": "own_loop",
     "Data": "task",
     "Generation": "manifest",
+    "OwnLoop": "own_loop",
     "Pointer": "manifest",
     "Report": "loop",
     "Row": "history",

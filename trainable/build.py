@@ -13,15 +13,17 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import Plan, Source, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
-from trainable.history import History, Row, read_rows
+from trainable.history import History, read_rows
 from trainable.loop import Trainer
+from trainable.model import fit_model
 from trainable.optim import Clipper, build_optimizer
+from trainable.own_loop import OwnLoop
 from trainable.precision import Precision, resolve_precision
 from trainable.schedule import Schedule
 from trainable.seeding import set_determinism, set_seed
 from trainable.state import TrainState
 from trainable.step import Step
-from trainable.task import Data, Task, check_data, load_task
+from trainable.task import Data, Task, check_data, load_loop, load_task
 
 
 def open_trainer(
@@ -33,11 +35,14 @@ def open_trainer(
     task: Task | None = None,
     restore: Path | None = None,
     interrupted: Callable[[], bool] = lambda: False,
-) -> Trainer:
+) -> Trainer | OwnLoop:
     """Build a run, and resume it from the newest valid checkpoint of its directory when there is
     one.
 
     Seeds every generator and sets determinism and the number of threads for the whole process.
+
+    A task is trained by our loop (`Trainer`); a generator function brings its own (`OwnLoop`).
+    Both have `events()`, `close()`, `store` and `resumed_at`.
 
     Args:
         config: The run, fully resolved.
@@ -57,6 +62,11 @@ def open_trainer(
     place = _device(device)
     if threads is not None:
         torch.set_num_threads(threads)
+    function = load_loop(config.task.name) if task is None else None
+    if function is not None:
+        return OwnLoop(
+            function, config, directory, device=place, restore=restore, interrupted=interrupted
+        )
     train = config.train
     set_determinism(train.deterministic)
     precision = Precision(resolve_precision(train.precision, place), place)
@@ -66,7 +76,7 @@ def open_trainer(
     set_seed(config.seed)
     data = check_data(task.build_data(), task)
     set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
-    model = _build_model(task, train).to(place)
+    model = fit_model(_build_model(task, train).to(place), train)
     train_source, val_source = _open_sources(data, train, seed=config.seed, device=place)
 
     optimizer = build_optimizer(train.optimizer, task.param_groups(model))
@@ -106,13 +116,10 @@ def open_trainer(
         metric=config.metric,
         mode=config.mode,
         layer_norms_every=train.layer_norms_every,
-        unreported=_unreported(directory, state.progress.reported_step),
+        measure_device_time=train.measure_device_time,
+        earlier=read_rows(directory),
         interrupted=interrupted,
     )
-
-
-def _unreported(directory: Path, reported_step: int) -> list[Row]:
-    return [row for row in read_rows(directory) if row.step > reported_step]
 
 
 def _device(name: str | None) -> torch.device:

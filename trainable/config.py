@@ -169,6 +169,14 @@ class TrainConfig(Section):
     """The same seed gives the same bits on the same hardware and versions."""
     layer_norms_every: int = Field(default=0, ge=0)
     """Log `grad_norm/<layer>` every this many steps; 0 switches it off."""
+    measure_device_time: bool = False
+    """Report `train/device_seconds` beside `train/seconds`; waits for the device at each step."""
+    compile: bool = False
+    """Compile the model's forward pass with torch.compile; the first steps are slow."""
+    channels_last: bool = False
+    """Lay out images as (N, H, W, C) in memory, which convolutions on GPUs prefer."""
+    activation_checkpointing: bool = False
+    """Compute each block's activations again in the backward pass instead of keeping them."""
 
     @model_validator(mode="after")
     def _micro_batches_are_whole(self) -> TrainConfig:

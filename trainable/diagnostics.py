@@ -1,4 +1,4 @@
-"""What a run tells about itself: gradient norms by layer, and throughput.
+"""What a run tells about itself: gradient norms by layer, throughput, time on the device.
 
 What must not live here: anything that changes the training.
 """
@@ -6,8 +6,10 @@ What must not live here: anything that changes the training.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -62,6 +64,8 @@ class Throughput:
         self._samples = 0
         self._seconds = 0.0
         self._started: float | None = None
+        self.seconds = 0.0
+        """Training time between the two last readings."""
 
     def start(self) -> None:
         """Training goes on."""
@@ -77,8 +81,45 @@ class Throughput:
             self._seconds += self._clock() - self._started
             self._started = None
         rate = self._samples / self._seconds if self._seconds > 0 else 0.0
+        self.seconds = self._seconds
         self._samples, self._seconds = 0, 0.0
         return rate
+
+
+class DeviceTime:
+    """Seconds spent computing steps, the rest being data loading and bookkeeping.
+
+    A step is measured from an idle device to an idle device. That is why it is done on request
+    only: a device that is waited for after each step cannot be handed the next one meanwhile.
+
+    Args:
+        device: Where the steps are computed; on a CPU, computing is never asynchronous.
+        clock: Seconds that only go forward.
+    """
+
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        self._device = device
+        self._clock = clock
+        self._seconds = 0.0
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Count the time that the device takes for what is computed inside."""
+        started = self._wait()
+        try:
+            yield
+        finally:
+            self._seconds += self._wait() - started
+
+    def read(self) -> float:
+        """Return the seconds since the last reading."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _wait(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # device synchronisation, on request
+        return self._clock()
 
 
 def _layer(name: str | None) -> str:

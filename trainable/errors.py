@@ -5,6 +5,7 @@
     ├── TaskError                 the user's task broke its contract
     ├── NonFiniteLoss             the loss became NaN or infinite at a known step
     ├── NonFiniteGradient         the loss was finite, its gradient was not
+    ├── NonFiniteMetric           a loop of one's own reported NaN or infinity as its metric
     ├── OutOfMemory               the device's memory did not suffice
     └── CheckpointError           a checkpoint could not be written or read
         └── AllCheckpointsDamaged every generation failed its digest
@@ -73,6 +74,26 @@ class NonFiniteGradient(TrainingError):
         )
         self.step = step
         self.norm = norm
+
+
+class NonFiniteMetric(TrainingError):
+    """The metric that decides which state is best became NaN or infinite.
+
+    Args:
+        metric: Its name.
+        epoch: The report (counted from 1) that carried it.
+        value: The metric as it was.
+    """
+
+    kind = "non_finite"
+
+    def __init__(self, metric: str, epoch: int, value: float) -> None:
+        super().__init__(
+            f"{metric} is {value} in report {epoch}; the state yielded with it was not saved; "
+            "lower the learning rate, lengthen the warmup or clip the gradient"
+        )
+        self.metric = metric
+        self.value = value
 
 
 class OutOfMemory(TrainingError):

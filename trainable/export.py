@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError
@@ -31,12 +31,13 @@ def export_weights(generation: Path, target: Path) -> None:
         target: The file to write.
 
     Raises:
-        CheckpointError: The checkpoint is missing or damaged.
+        CheckpointError: The checkpoint is missing or damaged, or a loop of one's own put no
+            model into it.
     """
     import torch
     from safetensors.torch import save_file
 
-    model = CheckpointStore(generation.parent.parent).load(generation)["model"]
+    model = _model_of(CheckpointStore(generation.parent.parent).load(generation), generation)
     tensors: dict[str, Tensor] = {}
     metadata = {"format": "pt"}
     names: dict[tuple[object, ...], str] = {}
@@ -54,6 +55,19 @@ def export_weights(generation: Path, target: Path) -> None:
         tensors[name] = value.clone() if storage in storages else value.contiguous()
         storages.add(storage)
     save_file(tensors, target, metadata=metadata)
+
+
+def _model_of(state: dict[str, Any], generation: Path) -> dict[str, Any]:
+    if "loop" not in state:
+        model: dict[str, Any] = state["model"]
+        return model
+    yielded = state["loop"].get("model")
+    if not isinstance(yielded, dict):
+        raise CheckpointError(
+            f"the state in {generation} has the keys {sorted(map(str, state['loop']))}; weights "
+            "are exported from the key 'model'; yield {'model': model.state_dict(), ...}"
+        )
+    return yielded
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from trainable.checkpoint import CheckpointStore
 from trainable.data import Plan, Source
-from trainable.diagnostics import LayerNorms, Throughput
+from trainable.diagnostics import DeviceTime, LayerNorms, Throughput
 from trainable.errors import ConfigError, NonFiniteGradient, NonFiniteLoss, TaskError
+from trainable.health import Watch
 from trainable.history import History, Row
 from trainable.manifest import Pointer
-from trainable.optim import Scalar
+from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision
 from trainable.state import TrainState
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
@@ -47,6 +48,7 @@ class Report:
         rows: Everything logged since the previous report, the boundary's own row last.
         checkpoint: The newest committed generation.
         finished: This was the last epoch.
+        signals: What deserves a look, in sentences; see `health.py`.
     """
 
     step: int
@@ -55,6 +57,7 @@ class Report:
     rows: list[Row]
     checkpoint: Pointer | None
     finished: bool
+    signals: list[str] = field(default_factory=list)
 
 
 class _Pending(NamedTuple):
@@ -63,6 +66,7 @@ class _Pending(NamedTuple):
     step: int
     timestamp_ms: int
     outcome: Outcome
+    lr: float
     layers: list[str] | None
 
 
@@ -81,7 +85,9 @@ class Trainer:
         metric: Decides which state is the best.
         mode: Whether a lower (`min`) or a higher (`max`) metric is better.
         layer_norms_every: Log `grad_norm/<layer>` every this many steps; 0 never.
-        unreported: Rows written since the last report, before the run was interrupted.
+        measure_device_time: Report `train/device_seconds` of `train/seconds`; waits for the device
+            twice a step.
+        earlier: Rows written before the run was interrupted.
         interrupted: Asked after every step; when true, the run saves and ends there.
         wall_clock: Seconds since the Unix epoch, for the time of rows.
         clock: Seconds that only go forward, for throughput.
@@ -100,7 +106,8 @@ class Trainer:
         metric: str,
         mode: Literal["min", "max"],
         layer_norms_every: int = 0,
-        unreported: Sequence[Row] = (),
+        measure_device_time: bool = False,
+        earlier: Sequence[Row] = (),
         interrupted: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
@@ -116,9 +123,16 @@ class Trainer:
         self._layer_norms_every = layer_norms_every
         self._wall_clock = wall_clock
         self._throughput = Throughput(clock)
+        self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
         self._pending: list[_Pending] = []
         self._unwritten: list[Row] = []
-        self._unreported: list[Row] = list(unreported)
+        self.resumed_at = state.progress.step
+        """The step from which this process went on; 0 when the run starts from the beginning."""
+        reported = state.progress.reported_step
+        self._unreported: list[Row] = [row for row in earlier if row.step > reported]
+        self._scheduled: dict[int, float] = {}
+        self._watch = Watch()
+        self._watch.recall(earlier)
         self._interrupted = interrupted
 
     def events(self) -> Iterator[Report]:
@@ -208,8 +222,14 @@ class Trainer:
         """Take one step, advance the counters, remember the values without waiting for them."""
         progress = self.state.progress
         number = progress.step + 1
+        lr = applied_lr(self._step.optimizer)
         try:
-            outcome = self._step(window, number)
+            if self._device_time is None:
+                outcome = self._step(window, number)
+            else:
+                window = list(window)  # fetched before: loading is not the device's time
+                with self._device_time.measure():
+                    outcome = self._step(window, number)
         except (NonFiniteLoss, NonFiniteGradient):
             self._fetch()  # the curve up to here is worth keeping
             self._write()
@@ -224,7 +244,7 @@ class Trainer:
         progress.step, progress.skipped_in_a_row = number, 0
         every = self._layer_norms_every
         layers = self._layer_norms.present() if every and number % every == 0 else None
-        self._pending.append(_Pending(number, int(self._wall_clock() * 1000), outcome, layers))
+        self._pending.append(_Pending(number, int(self._wall_clock() * 1000), outcome, lr, layers))
         if len(self._pending) >= _FETCH_EVERY:
             self._fetch()
 
@@ -250,7 +270,8 @@ class Trainer:
             except (NonFiniteLoss, NonFiniteGradient):
                 self._write()
                 raise
-            metrics = {"train/loss": loss, "train/grad_norm": norm, "train/lr": entry.outcome.lr}
+            metrics = {"train/loss": loss, "train/grad_norm": norm, "train/lr": entry.lr}
+            self._scheduled[entry.step] = entry.outcome.lr
             if entry.layers is not None:
                 # Device synchronisation, every `layer_norms_every` steps and only now.
                 metrics |= LayerNorms.metrics(entry.layers, entry.outcome.norms.tolist(), weight)
@@ -259,6 +280,8 @@ class Trainer:
 
     def _write(self) -> None:
         self._history.append(self._unwritten)
+        for row in self._unwritten:
+            self._watch.see(row, self._scheduled.pop(row.step, None))
         self._unreported += self._unwritten
         self._unwritten = []
 
@@ -279,6 +302,9 @@ class Trainer:
             "train/clip_fraction": progress.clipped / taken if taken else 0.0,
             "train/samples_per_second": self._throughput.read(),
         }
+        if self._device_time is not None:
+            metrics["train/seconds"] = self._throughput.seconds
+            metrics["train/device_seconds"] = self._device_time.read()
         if self._step.precision.scaler is not None:
             metrics["num_skipped_steps"] = float(progress.skipped)
         return metrics
@@ -357,12 +383,13 @@ class Trainer:
             rows,
             self.store.pointer,
             finished,
+            self._watch.sentences() if rows else [],
         )
 
 
 def _values(pending: list[_Pending]) -> list[tuple[float, ...]]:
     """Loss, gradient norm, whether clipped, and weight of each step."""
-    rows = [(o.loss, o.grad_norm, o.clipped, o.weight) for _, _, o, _ in pending]
+    rows = [(o.loss, o.grad_norm, o.clipped, o.weight) for _, _, o, _, _ in pending]
     if not any(isinstance(value, Tensor) for row in rows[:1] for value in row):
         return [tuple(map(float, row)) for row in rows]
     columns = [_column(values) for values in zip(*rows, strict=True)]

@@ -80,7 +80,13 @@ def _construct(
             for unused in ("eps", "betas"):
                 options.pop(unused, None)
             options |= {"momentum": config.momentum, "nesterov": config.nesterov}
-            return torch.optim.SGD(groups, **options, fused=fused)
+            sgd = torch.optim.SGD(groups, **options, fused=fused)
+            if config.momentum:
+                # torch leaves these as uninitialised memory when fp16 overflows on the very first
+                # fused step. From zero the first real step makes them its gradient, as without us.
+                for p in parameters:
+                    sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
+            return sgd
         case "adam":
             return torch.optim.Adam(groups, **options, fused=fused)
         case "adamw":
@@ -91,6 +97,10 @@ def _construct(
         case _:
             if config.name == "lion":
                 options.pop("eps", None)
+            else:
+                # Without it the package divides the step, not the moment, by 1 - beta1 ** t: as
+                # the trust ratio has normalised the update, the first step would be ten times lr.
+                options["adam_debias"] = True
             return _from_package(config.name, groups, options)
 
 
@@ -106,6 +116,15 @@ def _from_package(
         ) from problem
     optimizer: torch.optim.Optimizer = getattr(package, _FROM_PACKAGE[name])(groups, **options)
     return optimizer
+
+
+def applied_lr(optimizer: torch.optim.Optimizer) -> float:
+    """Return the learning rate that the optimizer's next step uses, before group multipliers.
+
+    Read from the optimizer, not from the schedule: whatever else writes it shows in `train/lr`.
+    """
+    group = max(optimizer.param_groups, key=lambda group: group["lr_multiplier"])
+    return float(group["lr"] / (group["lr_multiplier"] or 1.0))
 
 
 class Clipper:

@@ -26,6 +26,7 @@ def examine(config: TrialConfig) -> dict[str, Any]:
         TrainingError: It cannot be built; the message says why.
     """
     from trainable.build import open_trainer
+    from trainable.loop import Trainer
     from trainable.optim import bytes_per_parameter
     from trainable.precision import device_name
 
@@ -33,6 +34,8 @@ def examine(config: TrialConfig) -> dict[str, Any]:
         tempfile.TemporaryDirectory(prefix="sweep-preflight-") as directory,
         open_trainer(config, Path(directory)) as trainer,
     ):
+        if not isinstance(trainer, Trainer):
+            return {"own_loop": True}  # only the loop knows, and asking it would train
         train, val = trainer.plans
         optimizer = config.train.optimizer
         num_parameters = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)

@@ -70,7 +70,7 @@ class TuneTrial(tune.Trainable):
         """Train up to the next report.
 
         Returns:
-            `objective`, `epoch`, `step`, `metrics` and `rows` of the report; at the run's end
+            `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of the report; at the end
             also `ending`, and for a failed one `reason` and `traceback`.
         """
         report = None
@@ -87,6 +87,7 @@ class TuneTrial(tune.Trainable):
             "step": report.step,
             "metrics": report.metrics,
             "rows": [tuple(row) for row in report.rows],
+            "signals": report.signals,
             SHOULD_CHECKPOINT: report.checkpoint not in (None, self._checkpoint),
         }
         self._checkpoint = report.checkpoint

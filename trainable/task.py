@@ -26,7 +26,9 @@ Weight = Tensor | float
 Samples = Dataset[Any] | tuple[Tensor, ...]
 
 BUILT_IN = {
+    "char_lm": "trainable.tasks.char_lm:CharLm",
     "digits": "trainable.tasks.digits:Digits",
+    "fashion_mnist": "trainable.tasks.fashion_mnist:FashionMnist",
     "spiral": "trainable.tasks.spiral:Spiral",
 }
 
@@ -230,7 +232,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def _find(name: str) -> type[Task]:
+def load_loop(name: str) -> Callable[..., Any] | None:
+    """Return the function that `package.module:function` names; None when it names a class.
+
+    Raises:
+        ConfigError: The module or the name in it was not found.
+    """
+    found, _ = _locate(name)
+    return found if callable(found) and not isinstance(found, type) else None
+
+
+def _locate(name: str) -> tuple[Any, list[str]]:
+    """Import what a name stands for; return it and the names of the tasks beside it."""
     path = BUILT_IN.get(name, name)
     module_name, colon, class_name = path.partition(":")
     if not colon or not module_name or not class_name:
@@ -247,19 +260,23 @@ def _find(name: str) -> type[Task]:
             f"({type(problem).__name__}: {problem}); the part before the colon must be importable "
             "from where you start"
         ) from problem
-    kind = getattr(module, class_name, None)
+    found = getattr(module, class_name, None)
     tasks = [key for key, value in vars(module).items() if _is_task(value) and value is not Task]
-    if kind is None:
+    if found is None:
         raise ConfigError(
             f"task {name!r}: the module {module_name!r} was imported, but it has no {class_name!r}"
             f"{nearest(class_name, tasks)}; its tasks are: {', '.join(tasks) or 'none'}"
         )
+    return found, tasks
+
+
+def _find(name: str) -> type[Task]:
+    kind, tasks = _locate(name)
     if not _is_task(kind):
         raise ConfigError(
             f"task {name!r} is {_describe(kind)}; it must be a class that derives from "
-            "trainable.Task and defines "
-            f"build_model() and build_data(); tasks in {module_name!r}: "
-            f"{', '.join(tasks) or 'none'}"
+            "trainable.Task and defines build_model() and build_data(), or a generator function "
+            f"run(config, context); tasks beside it: {', '.join(tasks) or 'none'}"
         )
     assert isinstance(kind, type)
     return kind

@@ -33,7 +33,8 @@ class AsDataset(Good):
         return Data(train=samples, val=samples)
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
+# fashion_mnist needs files: tests/unit/trainable/test_fashion_mnist.py writes some
+@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"fashion_mnist"}))
 def test_built_in_tasks_keep_the_contract(name):
     check_task(load_task(name, {}))
 

@@ -60,6 +60,10 @@ class Spiral(Task):
             val=self._points(self.samples // 4, generator),
         )
 
+    def points(self) -> tuple[Tensor, Tensor]:
+        """Return the training points, to draw them: shape (N, 2) and (N,)."""
+        return self._points(self.samples, torch.Generator().manual_seed(self.data_seed))
+
     def _points(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         radius = torch.linspace(0.05, 1.0, count).repeat(CLASSES)
         classes = torch.arange(CLASSES).repeat_interleave(count)

@@ -733,7 +733,7 @@ FILES = [
         [
             "s.yaml:6:26: train.clip.max_norm: 0 is out of range; it must be above 0; write for example 1.0 (null switches clipping off)",
             "s.yaml:6:42: train.batch_size: batch_size 5 / accumulation 2 = 2.5 samples per micro-batch; it must be whole; choose a batch_size that is a multiple of accumulation",
-            "s.yaml:6:62: train.nope: unknown key 'nope'; valid keys: batch_size, accumulation, precision, optimizer, schedule, clip, loader, deterministic, layer_norms_every",
+            "s.yaml:6:62: train.nope: unknown key 'nope'; valid keys: batch_size, accumulation, precision, optimizer, schedule, clip, loader, deterministic, layer_norms_every, measure_device_time, compile, channels_last, activation_checkpointing",
             "s.yaml:7:40: space.train.optimizer.lr.uniform[0]: 0 is out of range; it must be above 0; write for example 0.001",
             "s.yaml:9:32: early_stopping.grace_epochs: 2 is not below budget.epochs (1); early stopping needs a rung before the last epoch; give budget.epochs 2 or more, or write scheduler: none",
         ],

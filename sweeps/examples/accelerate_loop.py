@@ -1,0 +1,80 @@
+"""A loop on Hugging Face Accelerate (the extra `gradsweep[accelerate]`), swept as it is.
+
+Against `plain_loop.py`, these lines went away: every `.to(context.device)`, the autocast and the
+loss scaler that plain PyTorch would need for mixed precision, the counting of micro-batches, and
+the division of the loss by their number. `accelerator.prepare(...)`, `accelerator.accumulate(...)`
+and `accelerator.backward(loss)` do that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainable import Context, TrialConfig
+
+
+def run(
+    config: TrialConfig, context: Context
+) -> Iterator[tuple[dict[str, float], dict[str, Any]]]:
+    """Train two layers on handwritten digits, in micro-batches."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # a warm worker trains many trials
+    accelerator = Accelerator(
+        gradient_accumulation_steps=config.train.accumulation, cpu=context.device.type == "cpu"
+    )
+    images, classes = load_digits(return_X_y=True)
+    inputs = torch.as_tensor(images / 16, dtype=torch.float32)
+    samples = TensorDataset(inputs[:1437], torch.as_tensor(classes[:1437]))
+    held_out = TensorDataset(inputs[1437:], torch.as_tensor(classes[1437:]))
+
+    width = config.task.arguments.get("width", 64)
+    network = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+    model, optimizer, train, val = accelerator.prepare(
+        network,
+        torch.optim.AdamW(network.parameters(), lr=config.train.optimizer.lr),
+        DataLoader(samples, batch_size=config.train.micro_batch_size, shuffle=True),
+        DataLoader(held_out, batch_size=360),
+    )
+    if context.restored:
+        accelerator.unwrap_model(model).load_state_dict(context.restored["model"])
+        optimizer.load_state_dict(context.restored["optimizer"])
+
+    for epoch in context.remaining_epochs():
+        train.set_epoch(epoch)
+        model.train()
+        total = 0.0
+        for batch, targets in train:
+            with accelerator.accumulate(model):  # steps once in `accumulation` micro-batches
+                loss = nn.functional.cross_entropy(model(batch), targets)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            total += loss.item() * len(targets)
+
+        model.eval()
+        hits, val_loss = 0.0, 0.0
+        with torch.inference_mode():
+            for batch, targets in val:
+                logits = model(batch)
+                val_loss += nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+                hits += (logits.argmax(1) == targets).sum().item()
+        yield (
+            {
+                "train/loss": total / len(samples),
+                "val/loss": val_loss / len(held_out),
+                "val/accuracy": hits / len(held_out),
+            },
+            {
+                "model": accelerator.unwrap_model(model).state_dict(),
+                "optimizer": optimizer.state_dict(),
+            },
+        )

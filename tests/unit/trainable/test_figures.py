@@ -1,0 +1,177 @@
+"""Pictures: that they are written, that they show what is in the rows, and what they cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from trainable import figures
+from trainable.build import open_trainer
+from trainable.config import TrialConfig
+from trainable.history import Row
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _rows(**series):
+    length = max(map(len, series.values()))
+    return [
+        Row(step + 1, 0, {key.replace("__", "/"): values[step] for key, values in series.items()})
+        for step in range(length)
+    ]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures, caught before they are written."""
+    caught = []
+
+    def keep(figure, path):
+        caught.append(figure)
+        return path
+
+    monkeypatch.setattr(figures, "_save", keep)
+    return caught
+
+
+def _labels(axes):
+    return axes.get_legend_handles_labels()[1]
+
+
+@pytest.mark.seeds("S6 histogram")
+def test_norm_histogram_counts_every_step_and_marks_the_clipping_norm(tmp_path, drawn):
+    norms = [0.5] * 30 + [2.0] * 10 + [0.1] * 60
+    figures.norm_histogram(_rows(train__grad_norm=norms), tmp_path / "n.png", max_norm=1.0)
+    axes = drawn[0].axes[0]
+    assert sum(bar.get_height() for bar in axes.patches) == 100
+    assert _labels(axes) == [
+        "max_norm = 1",
+        "clipped: 10.0% of 100 steps",
+        "clipped: 0.0% in the second half",
+    ]
+    assert axes.lines[0].get_xdata()[0] == 1.0
+
+
+@pytest.mark.parametrize("norms", [[0.0, 0.0], [1.0], [1e-9, 1e6], [0.7, 0.8, 0.9]])
+def test_norm_histogram_draws_any_range(tmp_path, norms):
+    path = figures.norm_histogram(_rows(train__grad_norm=norms), tmp_path / "n.png")
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_learning_rate_tells_where_applied_and_scheduled_differ(tmp_path, drawn):
+    scheduled = [0.1, 0.2, 0.1]
+    figures.learning_rate(_rows(train__lr=scheduled), scheduled, tmp_path / "a.png")
+    figures.learning_rate(_rows(train__lr=[0.1, 0.1, 0.1]), scheduled, tmp_path / "b.png")
+    figures.learning_rate(_rows(train__lr=[0.1, 0.1]), [], tmp_path / "c.png")
+    assert [_labels(figure.axes[0])[-1] for figure in drawn] == [
+        "applied: as scheduled at each step",
+        "applied: not as scheduled at 1 of 3 steps",
+        "applied",
+    ]
+
+
+def test_curve_is_one_line_across_the_interruption(tmp_path, drawn):
+    rows = _rows(val__loss=[4.0, 3.0, 2.0, 1.0])
+    figures.curve(rows, tmp_path / "c.png", metric="val/loss", resumed_at=[0, 2])
+    line, mark = drawn[0].axes[0].lines
+    assert list(line.get_xdata()) == [1, 2, 3, 4]
+    assert list(line.get_ydata()) == [4.0, 3.0, 2.0, 1.0]
+    assert list(mark.get_xdata()) == [2, 2]
+    assert mark.get_label() == "interrupted; resumed after step 2"
+
+
+def test_nothing_to_draw_is_said(tmp_path):
+    with pytest.raises(ValueError, match="no row has 'val/f1'"):
+        figures.curve(_rows(val__loss=[1.0]), tmp_path / "c.png", metric="val/f1")
+
+
+@pytest.mark.seeds("S25")
+def test_decision_boundary_shows_the_model_and_leaves_it_as_it_was(tmp_path, drawn):
+    model = nn.Linear(2, 3)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[50.0, 0.0], [-50.0, 50.0], [-50.0, -50.0]]))
+        model.bias.zero_()
+    model.train()
+    points = torch.tensor([[1.0, 0.0], [-0.5, 0.5], [-0.5, -0.5]]), torch.arange(3)
+    figures.decision_boundary(model, tmp_path / "d.png", points=points, resolution=40)
+    assert model.training
+    axes = drawn[0].axes[0]
+    image = axes.images[0].get_array()
+    # the right edge is class 0 (blue), the upper left class 1 (orange), the lower left class 2
+    assert image[20, -1].argmax() == 2
+    assert image[-1, 0].argmax() == 0
+    assert image[0, 0].argmax() == 1
+    assert _labels(axes) == ["class 0", "class 1", "class 2"]
+
+
+def _config(name, **more):
+    return TrialConfig.model_validate(
+        {"task": {"name": name}, "metric": "val/loss", "mode": "min", "budget": {"epochs": 2}}
+        | more
+    )
+
+
+@pytest.mark.seeds("S25")
+def test_run_of_the_spiral_gives_every_picture(tmp_path):
+    config = _config("spiral", train={"schedule": {"name": "onecycle", "warmup": 0.3}})
+    with open_trainer(config, tmp_path / "run", device="cpu") as trainer:
+        list(trainer.events())
+        written = figures.draw_run(config, trainer, tmp_path / "run", tmp_path / "figures")
+    assert [path.name for path in written] == [
+        "grad_norm.png",
+        "learning_rate.png",
+        "train_loss.png",
+        "val_loss.png",
+        "decision_boundary.png",
+    ]
+    assert all(path.read_bytes().startswith(PNG) for path in written)
+
+
+@pytest.mark.parametrize("schedule", ["onecycle", "cosine", "step", "constant"])
+def test_schedule_recomputed_from_the_configuration_is_what_was_applied(tmp_path, drawn, schedule):
+    config = _config("spiral", train={"schedule": {"name": schedule, "warmup": 0.2}})
+    with open_trainer(config, tmp_path / "run", device="cpu") as trainer:
+        list(trainer.events())
+        figures.draw_run(config, trainer, tmp_path / "run", tmp_path / "figures")
+    assert _labels(drawn[1].axes[0])[-1] == "applied: as scheduled at each step"
+
+
+def test_own_loop_gives_the_pictures_it_has_rows_for(tmp_path):
+    config = _config("sweeps.examples.plain_loop:run")
+    with open_trainer(config, tmp_path / "run", device="cpu") as trainer:
+        list(trainer.events())
+        written = figures.draw_run(config, trainer, tmp_path / "run", tmp_path / "figures")
+    assert [path.name for path in written] == ["train_loss.png", "val_loss.png"]
+
+
+def test_matplotlib_is_imported_only_to_draw_and_without_its_global_state(tmp_path):
+    script = (
+        "import pathlib, sys, trainable.figures as f; from trainable.history import Row\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "f.curve([Row(1, 0, {'a': 1.0})], pathlib.Path(sys.argv[1]), metric='a')\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.png")], check=True)
+
+
+def test_train_command_draws(tmp_path, capsys):
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from sweeps.single import train_once
+    from sweeps.spec import parse_spec
+
+    spec = parse_spec(
+        "name: s\ntask: {name: spiral, samples: 20}\nmetric: val/loss\nmode: min\ntrials: 1\n"
+        "budget: {epochs: 1}\n",
+        "s.yaml",
+    )
+    train_once(spec, None, Console(width=200), tmp_path / "figures")
+    assert len(list(Path(tmp_path / "figures").glob("*.png"))) == 5
+    assert "decision_boundary.png" in capsys.readouterr().out

@@ -1,0 +1,212 @@
+"""Health signals on synthetic histories: each is given when it should be, and not otherwise."""
+
+from __future__ import annotations
+
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from trainable import health
+from trainable.health import Watch
+from trainable.history import Row
+
+MIB = 2.0**20
+
+pytestmark = pytest.mark.seeds("S22")
+
+
+def _noisy(values, scale, seed=0):
+    generator = random.Random(seed)
+    return [value * (1 + generator.gauss(0, scale)) for value in values]
+
+
+def _falling(steps, start=2.3, end=0.3, rate=60):
+    return [end + (start - end) * math.exp(-step / rate) for step in range(steps)]
+
+
+FALLING = _noisy(_falling(300), 0.05)
+
+HEALTHY = {
+    "falling loss": (health.loss_spike, FALLING),
+    "noisy loss": (health.loss_spike, _noisy(_falling(300), 0.3)),
+    "one bad batch": (health.loss_spike, [*FALLING, 9.0, *FALLING[-3:]]),
+    "short loss": (health.loss_spike, [1.0, 100.0] * 5),
+    "rising a little": (health.loss_spike, [1.0] * 50 + [1.2] * 5),
+    "slowly falling loss": (
+        health.loss_plateau,
+        _noisy([2.0 - 0.002 * step for step in range(200)], 0.05),
+    ),
+    "start of a run": (health.loss_plateau, [2.3] * 100),
+    "norms of 1": (health.norm_spikes, _noisy([1.0] * 100, 0.5)),
+    "two spikes": (health.norm_spikes, [1.0] * 18 + [500.0] * 2),
+    "spikes long ago": (health.norm_spikes, [500.0] * 50 + [1.0] * 20),
+    "small norms": (health.norm_collapse, [1.0] * 100 + [1e-3] * 20),
+    "one dead step": (health.norm_collapse, [1.0] * 40 + [0.0] * 19 + [0.1]),
+    "busy GPU": (health.gpu_under_used, [95.0] * 30),
+    "short dips": (health.gpu_under_used, [95.0] * 15 + [0.0] * 5),
+    "constant memory": (health.memory_growing, [500 * MIB] * 40),
+    "warming up": (health.memory_growing, [100 * MIB, 300 * MIB, 450 * MIB] + [500 * MIB] * 30),
+    "saw tooth": (health.memory_growing, [(500 + 30 * (i % 10)) * MIB for i in range(40)]),
+    "steady speed": (health.throughput_dropping, _noisy([1000.0] * 20, 0.1)),
+    "one slow epoch": (health.throughput_dropping, [1000.0] * 10 + [100.0]),
+    "first epoch slow": (health.throughput_dropping, [100.0] + [1000.0] * 10),
+    "finite": (health.loss_not_finite, [1.0, 2.0]),
+    "nothing yet": (health.loss_not_finite, []),
+}
+
+SICK = {
+    "NaN": (health.loss_not_finite, [1.0, math.nan], "loss is nan"),
+    "infinite": (health.loss_not_finite, [1.0, math.inf], "loss is inf"),
+    "jump": (
+        health.loss_spike,
+        [0.5] * 60 + [4.0] * 5,
+        "loss jumped from 0.5 to 4 within 5 steps: lower the learning rate or max_norm",
+    ),
+    "jump of a noisy loss": (health.loss_spike, [*FALLING, *[8.0] * 5], "loss jumped from 0.3"),
+    "plateau": (
+        health.loss_plateau,
+        _noisy([2.3] * 200, 0.02),
+        "loss has stayed near 2.3 for 200 steps",
+    ),
+    "spikes": (
+        health.norm_spikes,
+        [1.0] * 13 + [250.0] * 7,
+        "gradient norm above 100 in 7 of the last 20 steps: lower the learning rate or max_norm",
+    ),
+    "infinite norms": (health.norm_spikes, [math.inf] * 3, "in 3 of the last 3 steps"),
+    "collapse": (health.norm_collapse, [1.0] * 100 + [1e-9] * 20, "gradient norm below 1e-09"),
+    "all zero": (health.norm_collapse, [0.0] * 20, "in all of the last 20 steps"),
+    "idle GPU": (health.gpu_under_used, [30.0] * 20, "GPU busy 30 % of the time"),
+    "leak": (
+        health.memory_growing,
+        [(500 + 10 * i) * MIB for i in range(40)],
+        "memory grew from 600 to 890 MiB",
+    ),
+    "slower": (
+        health.throughput_dropping,
+        [1000.0] * 10 + [400.0] * 3,
+        "throughput fell from 1,000 to 400 samples per second",
+    ),
+}
+
+
+@pytest.mark.parametrize(("look", "history"), HEALTHY.values(), ids=HEALTHY)
+def test_healthy_histories_raise_no_alarm(look, history):
+    assert look(history) is None
+
+
+@pytest.mark.parametrize(("look", "history", "sentence"), SICK.values(), ids=SICK)
+def test_sick_histories_are_described_in_a_sentence(look, history, sentence):
+    signal = look(history)
+    assert signal.name == look.__name__
+    assert sentence in signal.sentence
+    assert "\n" not in signal.sentence
+
+
+def test_converged_run_is_no_plateau():
+    flat = _noisy([0.01] * 200, 0.1)
+    assert health.loss_plateau(flat, start=2.3) is None
+    assert health.loss_plateau(flat, start=0.011) is not None
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "alarm"),
+    [
+        ([1.0, 0.8, 0.6, 0.4], [0.9, 0.95, 1.0, 1.1], True),
+        ([1.0, 0.8, 0.6, 0.4], [0.9, 0.95, 0.94, 1.1], False),  # one better epoch
+        ([1.0, 1.1, 1.2, 1.3], [0.9, 0.95, 1.0, 1.1], False),  # both rise: not overfitting
+        ([1.0, 0.8, 0.6, 0.4], [0.9, 0.901, 0.902, 0.903], False),  # too little to matter
+        ([1.0, 0.8, 0.6], [0.9, 0.95, 1.0], False),  # too early
+        ([1.0, 0.8, 0.6, 0.4], [0.9, 0.95, 1.0, math.nan], False),  # another signal's business
+    ],
+)
+def test_overfitting_is_a_rising_val_loss_under_a_falling_train_loss(train, val, alarm):
+    signal = health.overfitting(train, val)
+    assert (signal is not None) == alarm
+    if signal is not None:
+        assert signal.sentence.startswith("val/loss rose from 0.9 to 1.1 over 3 epochs")
+
+
+def test_learning_rate_is_stuck_only_when_the_schedule_moves():
+    falling = [0.1 - 0.001 * step for step in range(30)]
+    assert health.lr_stuck(falling, [0.1] * 30).name == "lr_stuck"
+    assert "the schedule asks for 0.071" in health.lr_stuck(falling, [0.1] * 30).sentence
+    assert health.lr_stuck(falling, falling) is None
+    assert health.lr_stuck([0.1] * 30, [0.1] * 30) is None
+    assert health.lr_stuck(falling[:10], [0.1] * 10) is None
+    ending = [1e-5 * (1 - 1e-5 * step) for step in range(30)]
+    assert health.lr_stuck(ending, [1e-5] * 30) is None
+
+
+def _row(step, **metrics):
+    return Row(step, 0, {key.replace("__", "/"): value for key, value in metrics.items()})
+
+
+def test_watch_sees_what_rows_tell():
+    watch = Watch()
+    for step in range(1, 31):
+        watch.see(_row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1), 0.1 / step)
+    watch.see(_row(31, val__loss=math.nan))
+    assert [s.name for s in watch.signals()] == ["loss_not_finite", "norm_spikes", "lr_stuck"]
+    assert watch.sentences()[0].startswith("val/loss is nan")
+
+
+def test_watch_compares_epochs():
+    watch, step = Watch(), 0
+    for epoch in range(5):
+        for _ in range(3):
+            step += 1
+            watch.see(_row(step, train__loss=1.0 - 0.1 * epoch))
+        watch.see(_row(step, val__loss=1.0 + 0.1 * epoch, train__samples_per_second=100.0))
+    assert [s.name for s in watch.signals()] == ["overfitting"]
+
+
+def test_watch_after_a_crash_says_what_it_would_have_said():
+    rows = [_row(step, train__loss=2.0, train__grad_norm=200.0) for step in range(1, 250)]
+    whole, resumed = Watch(), Watch()
+    for row in rows:
+        whole.see(row)
+    resumed.recall(rows[:100])
+    for row in rows[100:]:
+        resumed.see(row)
+    assert whole.signals() == resumed.signals()
+    assert [s.name for s in whole.signals()] == ["loss_plateau", "norm_spikes"]
+
+
+def test_reports_carry_the_sentences(tmp_path, opened, configure, toy):
+    class Steep(toy):
+        def loss(self, model, batch):
+            loss, weight = super().loss(model, batch)
+            return loss * 1e5, weight
+
+    reports = list(opened(configure(epochs=2), tmp_path, Steep()).events())
+    assert any("gradient norm above 100 in 4 of the last 4" in s for s in reports[0].signals)
+    assert any("in 8 of the last 8 steps" in s for s in reports[1].signals)
+
+
+def test_healthy_run_reports_no_signal(tmp_path, opened, configure, toy):
+    reports = list(opened(configure(epochs=4, optimizer={"lr": 0.01}), tmp_path, toy()).events())
+    assert [report.signals for report in reports] == [[], [], [], []]
+
+
+def test_lr_written_by_something_else_is_applied_logged_and_noticed(
+    tmp_path, opened, configure, toy
+):
+    """train/lr is read from the optimizer: what overwrites it cannot hide behind the plan."""
+
+    class Meddling(toy):
+        def loss(self, model, batch):
+            for group in trainer._step.optimizer.param_groups:
+                group["lr"] = 0.5
+            return super().loss(model, batch)
+
+    config = configure(epochs=10, schedule={"name": "linear"}, optimizer={"name": "sgd"})
+    trainer = opened(config, tmp_path, Meddling())
+    schedule, written = trainer._step.schedule, type(trainer._step.schedule).set_lr
+    nowhere = SimpleNamespace(param_groups=[])  # the schedule goes on, and its value gets lost
+    schedule.set_lr = lambda optimizer, step: written(schedule, nowhere, step)  # noqa: ARG005
+    reports = list(trainer.events())
+    assert reports[-1].metrics["train/lr"] == 0.5
+    assert any("learning rate was 0.5 in all of the last 20" in s for s in reports[-1].signals)

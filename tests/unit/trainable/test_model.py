@@ -1,0 +1,148 @@
+"""Settings of how a model is run: the result stays, and evaluation still sees every output."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from trainable import build
+from trainable.build import open_trainer
+from trainable.config import TrainConfig, TrialConfig
+from trainable.errors import ConfigError
+from trainable.model import fit_model
+from trainable.task import Data, Task, load_task
+
+LM = {"context": 8, "layers": 3, "heads": 2, "width": 8, "text_bytes": 4_000, "dropout": 0.2}
+
+
+class Pictures(Task):
+    def build_model(self):
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 25, 2)
+        )
+
+    def build_data(self):
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(24, 3, 5, 5, generator=generator)
+        samples = (images, (images.mean((1, 2, 3)) > 0).long())
+        return Data(train=samples, val=samples)
+
+
+def _train(directory, task, **options):
+    config = TrialConfig.model_validate(
+        {
+            "task": {"name": "given"},
+            "metric": "val/loss",
+            "mode": "min",
+            "budget": {"epochs": 2},
+            "train": {"batch_size": 8, **options},
+        }
+    )
+    with open_trainer(config, directory, device="cpu", task=task) as trainer:
+        return list(trainer.events())[-1].metrics, trainer.state.state_dict()["model"]
+
+
+def _same(one, other):
+    (first, weights), (second, others) = one, other
+    assert first.keys() == second.keys()
+    assert list(weights) == list(others)
+    for key in weights:
+        torch.testing.assert_close(weights[key], others[key], rtol=1e-4, atol=1e-5)
+    assert first["val/accuracy"] == second["val/accuracy"]
+
+
+@pytest.mark.seeds("S21")
+def test_channels_last_changes_the_layout_and_nothing_else(tmp_path):
+    seen = []
+
+    class Watched(Pictures):
+        def build_model(self):
+            model = super().build_model()
+            model[0].register_forward_hook(
+                lambda _, inputs, __: seen.append(
+                    inputs[0].is_contiguous(memory_format=torch.channels_last)
+                )
+            )
+            return model
+
+    expected = _train(tmp_path / "plain", Pictures())
+    found = _train(tmp_path / "last", Watched(), channels_last=True)
+    _same(expected, found)
+    assert seen
+    assert all(seen)
+    assert found[1]["0.weight"].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.seeds("S21")
+def test_activation_checkpointing_computes_blocks_twice_with_the_same_dropout(tmp_path):
+    task = load_task("char_lm", LM)
+    expected = _train(tmp_path / "plain", task)
+    _same(expected, _train(tmp_path / "again", task, activation_checkpointing=True))
+
+    model = fit_model(task.build_model(), TrainConfig(activation_checkpointing=True))
+    calls = []
+    for block in model.blocks:
+        block.attention_in.register_forward_hook(lambda *_: calls.append(1))
+    model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
+    assert len(calls) == 2 * LM["layers"]
+
+
+def test_activation_checkpointing_of_a_sequential(tmp_path):
+    expected = _train(tmp_path / "plain", Pictures())
+    _same(expected, _train(tmp_path / "again", Pictures(), activation_checkpointing=True))
+
+
+@pytest.mark.seeds("S21")
+def test_compiled_forward_pass_keeps_names_hooks_and_results(tmp_path, monkeypatch):
+    """Traced by the real compiler; what it emits is run as it is, which needs no C++ compiler."""
+    compile_with = torch.compile
+    used = []
+
+    def traced(forward):
+        used.append(forward)
+        return compile_with(forward, backend="eager")
+
+    expected = _train(tmp_path / "plain", Pictures())
+    monkeypatch.setattr(torch, "compile", traced)
+    _same(expected, _train(tmp_path / "compiled", Pictures(), compile=True))
+    assert len(used) == 1
+
+
+def test_blocks_inside_blocks_are_left_to_the_outer_one():
+    inner = nn.Module()
+    inner.parts = nn.ModuleList([nn.Linear(2, 2)])
+    model = nn.Module()
+    model.stages = nn.ModuleList([nn.ModuleList([inner]), nn.ModuleList([nn.Linear(2, 2)])])
+    fit_model(model, TrainConfig(activation_checkpointing=True))
+    wrapped = [name for name, part in model.named_modules() if "forward" in vars(part)]
+    assert wrapped == ["stages.0.0", "stages.1.0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channels_last": True}, "no two-dimensional convolution; remove it"),
+        ({"activation_checkpointing": True}, "neither a ModuleList nor is it a Sequential"),
+    ],
+)
+def test_settings_without_effect_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        fit_model(nn.Linear(2, 2), TrainConfig(**options))
+
+
+@pytest.mark.seeds("S23")
+def test_time_on_the_device_is_measured_on_request(tmp_path, opened, configure, toy, monkeypatch):
+    """Each look at this clock is a second later: a step takes one, an epoch all looks in it."""
+    ticks = functools.partial(next, iter(range(10_000)))
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "Trainer", functools.partial(build.Trainer, clock=ticks))
+        trainer = opened(configure(measure_device_time=True), tmp_path, toy())
+    reports = list(trainer.events())
+    assert [report.metrics["train/device_seconds"] for report in reports] == [4.0, 4.0, 4.0]
+    assert [report.metrics["train/seconds"] for report in reports] == [9.0, 9.0, 9.0]
+    plain = list(opened(configure(), tmp_path / "plain", toy()).events())
+    assert "train/device_seconds" not in plain[-1].metrics
+    assert plain[-1].metrics["val/loss"] == reports[-1].metrics["val/loss"]

@@ -1,0 +1,111 @@
+"""LAMB and Lion, which come with an extra: the update itself, the defaults, and resumption."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from trainable.config import OptimizerConfig
+from trainable.optim import build_optimizer, bytes_per_parameter
+from trainable.task import decay_groups
+
+pytest.importorskip("pytorch_optimizer", reason="needs the extra gradsweep[optimizers]")
+
+
+def _two_steps(name, gradients, **options):
+    weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5, 0.0]))
+    groups = [{"params": [weight], "weight_decay": 0.1}]
+    optimizer = build_optimizer(OptimizerConfig(name=name, lr=0.01, **options), groups)
+    values = []
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        optimizer.step()
+        values.append(weight.detach().clone())
+    return values
+
+
+@pytest.mark.seeds("S8")
+def test_lion_takes_the_sign_of_the_interpolated_momentum():
+    """w <- w (1 - lr wd) - lr sign(b1 m + (1 - b1) g);  m <- b2 m + (1 - b2) g (Chen et al.)."""
+    first, second = torch.tensor([3.0, -0.1, 0.0, 2.0]), torch.tensor([-0.2, 0.5, 1.0, -4.0])
+    one, two = _two_steps("lion", [first, second])
+    start = torch.tensor([1.0, -2.0, 0.5, 0.0])
+    expected = start * (1 - 0.01 * 0.1) - 0.01 * first.sign()
+    assert torch.allclose(one, expected, atol=1e-7)
+    momentum = (1 - 0.99) * first
+    expected = expected * (1 - 0.01 * 0.1) - 0.01 * (0.9 * momentum + 0.1 * second).sign()
+    assert torch.allclose(two, expected, atol=1e-7)
+
+
+@pytest.mark.seeds("S8")
+def test_lamb_scales_the_adam_update_by_the_norm_of_the_weight():
+    """r = m / (sqrt(v) + eps);  w <- w - lr |w| / |r| r, with decoupled decay (You et al., v3)."""
+    gradient = torch.tensor([3.0, -0.1, 0.7, 2.0])
+    (one,) = _two_steps("lamb", [gradient])
+    weight = torch.tensor([1.0, -2.0, 0.5, 0.0]) * (1 - 0.01 * 0.1)
+    ratio = (0.1 * gradient) / ((0.001 * gradient.square()).sqrt() + 1e-6)
+    expected = weight - 0.01 * weight.norm() / ratio.norm() * ratio
+    assert torch.allclose(one, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "betas", "eps"), [("lion", (0.9, 0.99), None), ("lamb", (0.9, 0.999), 1e-6)]
+)
+def test_null_stands_for_the_documented_defaults(name, betas, eps):
+    optimizer = build_optimizer(OptimizerConfig(name=name), decay_groups(nn.Linear(3, 2)))
+    for group in optimizer.param_groups:
+        assert tuple(group["betas"]) == betas
+        assert group.get("eps") == eps
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.01, 0.0]
+    chosen = OptimizerConfig(name=name, betas=(0.8, 0.95))
+    assert tuple(build_optimizer(chosen, decay_groups(nn.Linear(3, 2))).defaults["betas"]) == (
+        0.8,
+        0.95,
+    )
+
+
+@pytest.mark.seeds("S27")
+@pytest.mark.parametrize("name", ["lion", "lamb"])
+def test_bytes_per_parameter_are_what_the_state_takes(name):
+    model = nn.Linear(100, 100, bias=False)
+    optimizer = build_optimizer(OptimizerConfig(name=name), decay_groups(model))
+    model(torch.ones(1, 100)).sum().backward()
+    optimizer.step()
+    moments = [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.ndim  # scalars count for nothing
+    ]
+    size = sum(value.numel() * value.element_size() for value in moments)
+    assert size / 10_000 == bytes_per_parameter(name)
+
+
+class Crash(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("name", ["lion", "lamb"])
+def test_run_resumes_exactly(tmp_path, opened, configure, toy, name):
+    config = configure(every="2 steps", optimizer={"name": name, "lr": 1e-3})
+    whole = opened(config, tmp_path / "whole", toy())
+    expected = list(whole.events())[-1].metrics
+    steps = itertools.count(1)
+
+    def interrupted():
+        if next(steps) == 7:
+            raise Crash
+        return False
+
+    with pytest.raises(Crash):
+        list(opened(config, tmp_path / "cut", toy(), interrupted=interrupted).events())
+    resumed = opened(config, tmp_path / "cut", toy())
+    assert resumed.state.progress.step == 6
+    found = list(resumed.events())[-1].metrics
+    for metrics in (expected, found):
+        metrics.pop("train/samples_per_second")
+    assert found == expected
+    assert expected["val/loss"] < 1.2

@@ -1,0 +1,303 @@
+"""Pictures of one run, drawn into files: norms, learning rate, the curve, a decision boundary.
+
+Matplotlib is imported when the first picture is drawn, without a display and without its global
+state. What must not live here: numbers that are not read from a run's rows or its model.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainable.history import Row, read_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+
+    from trainable.config import TrialConfig
+    from trainable.loop import Trainer
+    from trainable.own_loop import OwnLoop
+
+_BLUE, _ORANGE, _GREY = "#1f6feb", "#d9730d", "#6e7781"
+_CLASSES = ("#1f6feb", "#d9730d", "#2da44e", "#8250df", "#bf3989", "#9a6700")
+# Below this many steps a per-step line is drawn as it is; above, its running median stands out.
+_SMOOTH_FROM = 100
+
+
+def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = None) -> Path:
+    """Draw how often each gradient norm occurred, with the clipping norm marked.
+
+    The warmup's norms are large by nature, so the share of clipped steps is also given for the
+    second half of the run, its steady state.
+
+    Args:
+        rows: A run's rows; those with `train/grad_norm` count.
+        path: The file to write; its suffix decides the format.
+        max_norm: Where gradients were clipped; None when they were not.
+
+    Raises:
+        ValueError: No row has a gradient norm.
+    """
+    import numpy
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    norms = [value for _, value in _series(rows, "train/grad_norm")]
+    figure, axes = _axes("Gradient norm before clipping")
+    low, high = max(min(norms), 1e-12), max(*norms, 1e-12)
+    if high > 20 * low:  # else a logarithmic axis has hardly a tick to show
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        bins = numpy.geomspace(low, high * 1.0001, 41)
+    else:
+        bins = numpy.linspace(low, high * 1.0001, 41)
+    axes.hist(norms, bins=bins.tolist(), color=_BLUE, alpha=0.85)
+    axes.set_xlabel("global L2 norm of one step")
+    axes.set_ylabel("steps")
+    if max_norm is not None:
+        later = norms[len(norms) // 2 :]
+        share, steady = (sum(n > max_norm for n in part) / len(part) for part in (norms, later))
+        axes.axvline(max_norm, color=_ORANGE, linewidth=2, label=f"max_norm = {max_norm:g}")
+        axes.plot([], [], " ", label=f"clipped: {share:.1%} of {len(norms):,} steps")
+        axes.plot([], [], " ", label=f"clipped: {steady:.1%} in the second half")
+        axes.legend(frameon=False)
+    return _save(figure, path)
+
+
+def learning_rate(rows: Sequence[Row], scheduled: Sequence[float], path: Path) -> Path:
+    """Draw the learning rate as scheduled against as applied.
+
+    Args:
+        rows: A run's rows; those with `train/lr` count.
+        scheduled: What the schedule asks for at step 1, 2, and so on; empty when unknown.
+        path: The file to write.
+
+    Raises:
+        ValueError: No row has a learning rate.
+    """
+    applied = _series(rows, "train/lr")
+    off = sum(
+        abs(value - scheduled[step - 1]) > 1e-6 * max(abs(value), abs(scheduled[step - 1]))
+        for step, value in applied
+        if step <= len(scheduled)
+    )
+    figure, axes = _axes("Learning rate")
+    steps = range(1, len(scheduled) + 1)
+    if scheduled:
+        axes.plot(steps, scheduled, color=_GREY, linewidth=5, alpha=0.35, label="scheduled")
+    label = "applied" if not scheduled else "applied: as scheduled at each step"
+    if off:
+        label = f"applied: not as scheduled at {off:,} of {len(applied):,} steps"
+    axes.plot(*zip(*applied, strict=True), color=_BLUE, linewidth=1.5, label=label)
+    axes.set_xlabel("step")
+    axes.set_ylabel("learning rate")
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return _save(figure, path)
+
+
+def curve(rows: Sequence[Row], path: Path, *, metric: str, resumed_at: Iterable[int] = ()) -> Path:
+    """Draw a metric over the steps as one line, across every interruption.
+
+    Args:
+        rows: A run's rows, as `read_rows` gives them.
+        path: The file to write.
+        metric: Such as `train/loss` or `val/accuracy`.
+        resumed_at: Steps from which the run went on after it had been interrupted.
+
+    Raises:
+        ValueError: No row has the metric.
+    """
+    steps, values = zip(*_series(rows, metric), strict=True)
+    figure, axes = _axes(metric)
+    many = len(steps) >= _SMOOTH_FROM
+    axes.plot(
+        steps,
+        values,
+        color=_BLUE,
+        linewidth=0.8 if many else 1.5,
+        alpha=0.35 if many else 1.0,
+        marker=None if len(steps) > 30 else "o",
+        markersize=4,
+        label="each step" if many else None,
+    )
+    if many:
+        label = "running median"
+        axes.plot(steps, _running_median(values), color=_BLUE, linewidth=1.8, label=label)
+    for index, step in enumerate(step for step in resumed_at if step > 0):
+        axes.axvline(
+            step,
+            color=_ORANGE,
+            linestyle="--",
+            linewidth=1.5,
+            label=None if index else f"interrupted; resumed after step {step:,}",
+        )
+    if all(value > 0 for value in values) and max(values) > 100 * min(values):
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel(metric)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+    return _save(figure, path)
+
+
+def decision_boundary(
+    model: nn.Module,
+    path: Path,
+    *,
+    points: tuple[Tensor, Tensor] | None = None,
+    resolution: int = 300,
+) -> Path:
+    """Draw which class a model of the plane sees where: the stronger the colour, the surer.
+
+    Args:
+        model: Maps points (N, 2) to logits (N, C); left in the mode in which it was.
+        path: The file to write.
+        points: Points (N, 2) and their classes (N,) to draw on top.
+        resolution: Points along each axis.
+    """
+    import numpy
+    import torch
+    from matplotlib.colors import to_rgb
+
+    reach = 1.1 if points is None else 1.1 * float(points[0].abs().max())
+    line = torch.linspace(-reach, reach, resolution)
+    grid = torch.cartesian_prod(line, line)
+    parameter = next(model.parameters())
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        shares = model(grid.to(parameter.device, parameter.dtype)).softmax(dim=1).float().cpu()
+    model.train(training)
+    classes = shares.shape[1]
+    colours = numpy.array([to_rgb(_CLASSES[i % len(_CLASSES)]) for i in range(classes)])
+    winner = shares.argmax(dim=1)
+    # From nearly white where all classes are as likely to half the colour where one is certain.
+    sure = ((shares.amax(dim=1) - 1 / classes) / (1 - 1 / classes)).numpy()[:, None]
+    image = 1 - (0.05 + 0.4 * sure) * (1 - colours[winner.numpy()])
+    image = image.reshape(resolution, resolution, 3).transpose(1, 0, 2)
+
+    figure, axes = _axes("Decision boundary", size=(6.4, 6.4))
+    extent = (-reach, reach, -reach, reach)
+    axes.imshow(image, origin="lower", extent=extent, interpolation="bilinear")
+    for index in range(classes):
+        rivals = shares[:, [other for other in range(classes) if other != index]].amax(dim=1)
+        lead = (shares[:, index] - rivals).view(resolution, resolution).T.numpy()
+        axes.contour(lead, levels=[0.0], extent=extent, colors="white", linewidths=1.2)
+    if points is not None:
+        for index in range(classes):
+            chosen = points[0][points[1] == index]
+            axes.scatter(
+                chosen[:, 0].tolist(),
+                chosen[:, 1].tolist(),
+                s=14,
+                color=_CLASSES[index % len(_CLASSES)],
+                edgecolors="white",
+                linewidths=0.4,
+                label=f"class {index}",
+            )
+        axes.legend(loc="upper right", framealpha=0.9)
+    axes.set_aspect("equal")
+    axes.grid(False)
+    axes.set_xlabel("first coordinate")
+    axes.set_ylabel("second coordinate")
+    return _save(figure, path)
+
+
+def draw_run(
+    config: TrialConfig, trainer: Trainer | OwnLoop, directory: Path, target: Path
+) -> list[Path]:
+    """Draw every picture that the rows and the model of a run give.
+
+    Args:
+        config: The run's configuration.
+        trainer: What trained it.
+        directory: The run's directory, for its `metrics.jsonl`.
+        target: Where the pictures go; made when missing.
+
+    Returns:
+        The files written.
+    """
+    from trainable.loop import Trainer
+    from trainable.task import load_task
+    from trainable.tasks.spiral import Spiral
+
+    rows = read_rows(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    logged = {name for row in rows for name in row.metrics}
+    written = []
+    if "train/grad_norm" in logged:
+        clip = config.train.clip.max_norm
+        written.append(norm_histogram(rows, target / "grad_norm.png", max_norm=clip))
+    if isinstance(trainer, Trainer) and "train/lr" in logged:
+        scheduled = _scheduled(config, trainer.plans[0].windows)
+        written.append(learning_rate(rows, scheduled, target / "learning_rate.png"))
+    for metric in dict.fromkeys(("train/loss", config.metric)):
+        if metric in logged:
+            file = target / f"{metric.replace('/', '_')}.png"
+            written.append(curve(rows, file, metric=metric, resumed_at=[trainer.resumed_at]))
+    if config.task.name == "spiral" and isinstance(trainer, Trainer):
+        task = load_task(config.task.name, config.task.arguments)
+        assert isinstance(task, Spiral)
+        file = target / "decision_boundary.png"
+        written.append(decision_boundary(trainer.model, file, points=task.points()))
+    return written
+
+
+def _scheduled(config: TrialConfig, steps_per_epoch: int) -> list[float]:
+    """The learning rate of each step, from the configuration alone; none for `plateau`, which
+    depends on what was measured.
+    """
+    from trainable.schedule import Schedule
+
+    train = config.train
+    if train.schedule.name == "plateau":
+        return []
+    total = steps_per_epoch * config.budget.epochs
+    schedule = Schedule(
+        train.schedule,
+        peak=train.optimizer.lr,
+        total_steps=total,
+        steps_per_epoch=steps_per_epoch,
+    )
+    return [train.optimizer.lr * schedule.factor(step) for step in range(total)]
+
+
+def _series(rows: Iterable[Row], metric: str) -> list[tuple[int, float]]:
+    found = [(row.step, row.metrics[metric]) for row in rows if metric in row.metrics]
+    if not found:
+        raise ValueError(f"no row has {metric!r}; there is nothing to draw")
+    return found
+
+
+def _running_median(values: Sequence[float]) -> list[float]:
+    half = max(2, len(values) // 50)
+    return [
+        statistics.median(values[max(0, index - half) : index + half + 1])
+        for index in range(len(values))
+    ]
+
+
+def _axes(title: str, size: tuple[float, float] = (7.2, 4.2)) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure  # the object alone: no pyplot, no window, no global state
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    metadata: Mapping[str, Any] = {"Software": None} if path.suffix == ".png" else {}
+    figure.savefig(path, dpi=150, metadata=dict(metadata))
+    return path

@@ -1,0 +1,78 @@
+"""How a model is run, not what it computes: compilation, memory layout, activations kept or not.
+
+Nothing here changes a parameter, a name in the state dict, or a result beyond rounding; a run may
+be resumed with other settings. What must not live here: how models are built or trained.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainable.config import TrainConfig
+from trainable.errors import ConfigError
+
+
+def fit_model(model: nn.Module, config: TrainConfig) -> nn.Module:
+    """Set the model up as the configuration asks, in place.
+
+    Args:
+        model: On its device.
+        config: `compile`, `channels_last` and `activation_checkpointing` count.
+
+    Raises:
+        ConfigError: The model has nothing to which a setting would apply.
+    """
+    if config.channels_last:
+        _lay_out_channels_last(model)
+    if config.activation_checkpointing:
+        for block in _blocks(model):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if config.compile:
+        # The forward method, not the module: hooks come and go (evaluation has one), and compiled
+        # code would keep calling those it was made with.
+        model.forward = torch.compile(model.forward)
+    return model
+
+
+def _lay_out_channels_last(model: nn.Module) -> None:
+    if not any(parameter.ndim == 4 for parameter in model.parameters()):
+        raise ConfigError(
+            "train.channels_last is true, and the model has no two-dimensional convolution; "
+            "remove it"
+        )
+    model.to(memory_format=torch.channels_last)
+    model.register_forward_pre_hook(lambda _, inputs: tuple(map(_channels_last, inputs)))
+
+
+def _channels_last(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.ndim == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    return value
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a model: what lies in its module lists, or else in a Sequential."""
+    members = [
+        member
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList)
+        for member in module
+        if not isinstance(member, nn.ModuleList)  # holds blocks, and is none itself
+    ]
+    # A block inside a block would be computed three times.
+    inner = {id(part) for member in members for part in member.modules() if part is not member}
+    blocks = [member for member in members if id(member) not in inner]
+    if not blocks and isinstance(model, nn.Sequential):
+        blocks = [part for part in model if any(True for _ in part.parameters())]
+    if not blocks:
+        raise ConfigError(
+            "train.activation_checkpointing is true, and the model has neither a ModuleList nor "
+            "is it a Sequential, so its blocks are not known; remove it, or hold the blocks in "
+            "an nn.ModuleList"
+        )
+    return blocks

@@ -1,0 +1,328 @@
+"""The second door: a loop that someone else wrote, as a generator, run like a task.
+
+    def run(config, context):
+        ...
+        for epoch in context.remaining_epochs():
+            ...
+            yield {"val/loss": loss}, {"model": model.state_dict()}
+
+Each yield is one report, one row of the curve and one chance to save; it counts as one step and
+one epoch. What must not live here: any opinion about how the loop trains.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainable.checkpoint import CheckpointStore
+from trainable.config import TrialConfig
+from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
+from trainable.health import Watch
+from trainable.history import History, Row, read_rows
+from trainable.loop import Report
+from trainable.seeding import derive_seed, set_determinism, set_seed
+from trainable.step import known_errors
+from trainable.task import nearest
+
+Yielded = dict[str, Any] | tuple[dict[str, Any], dict[str, Any] | None]
+Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
+
+FORMAT = 1
+_KEYS = {"format", "loop", "progress"}
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the platform tells a loop.
+
+    Attributes:
+        directory: The run's directory; files the loop writes there stay with the run.
+        seed: The run's seed. Python, NumPy and torch are seeded with it before the loop starts.
+        epochs: How many reports are asked for; later ones are not waited for.
+        device: Where to train.
+        restored: The state that was yielded with the report from which the run goes on, every
+            tensor on the CPU; None when it starts from the beginning.
+        epoch: Reports made before; 0 when the run starts from the beginning.
+    """
+
+    directory: Path
+    seed: int
+    epochs: int
+    device: torch.device
+    restored: dict[str, Any] | None = None
+    epoch: int = 0
+
+    def remaining_epochs(self) -> Iterator[int]:
+        """Yield the epochs still to be trained, counted from 0.
+
+        At the start of each, Python, NumPy and torch are seeded with a function of the run's seed
+        and the epoch: a loop that draws from them shuffles and drops alike whether or not it was
+        interrupted before.
+        """
+        for epoch in range(self.epoch, self.epochs):
+            set_seed(derive_seed(self.seed, "epoch", epoch))
+            yield epoch
+
+
+@dataclass
+class _Progress:
+    """Where a run stands. Plain numbers, saved and restored as they are."""
+
+    epoch: int = 0
+    best: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class OwnLoop:
+    """Runs a generator function; has the interface of `trainable.loop.Trainer`.
+
+    Args:
+        function: Takes the run's `TrialConfig` and a `Context`; yields a dict of metrics, or a
+            pair of metrics and state.
+        config: Given to the function as it is, so that keys are spelt as in the spec:
+            `config.train.optimizer.lr`, and `config.task.width` for an argument of the task.
+        directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
+        device: Where the loop shall train.
+        restore: Start from this generation (possibly another run's) instead of the directory's
+            newest.
+        interrupted: Asked after every report; once true, the run saves and ends there.
+        wall_clock: Seconds since the Unix epoch, for the time of rows.
+
+    Raises:
+        CheckpointError: There are checkpoints, but none that can be used.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        config: TrialConfig,
+        directory: Path,
+        *,
+        device: torch.device,
+        restore: Path | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._name = config.task.name
+        self._device = device
+        self._interrupted = interrupted
+        self._wall_clock = wall_clock
+        self.store = CheckpointStore(
+            directory, config.checkpoint, metric=config.metric, mode=config.mode
+        )
+        saved = self.store.resume() if restore is None else self.store.load(restore)
+        self._progress, restored = _parse(saved)
+        self.resumed_at = self._progress.epoch
+        """Reports made before this process took over; 0 when the run starts from the beginning."""
+        set_determinism(config.train.deterministic)
+        set_seed(config.seed)
+        context = Context(
+            directory=directory,
+            seed=config.seed,
+            epochs=config.budget.epochs,
+            device=device,
+            restored=restored,
+            epoch=self._progress.epoch,
+        )
+        self._generator = self._start(function, context)
+        self._history = History(directory)
+        self._history.cut(self._progress.epoch)
+        self._watch = Watch()
+        self._watch.recall(read_rows(directory))
+
+    def events(self) -> Iterator[Report]:
+        """Run the loop, and yield a report for each of its yields.
+
+        Ends when the budget's epochs are reported, when the loop ends by itself (the last report
+        is then repeated as the finished one), or without a further report once it is interrupted.
+
+        Raises:
+            TaskError: The loop yielded something else than metrics, or nothing at all.
+            ConfigError: The metric is not among those yielded.
+            NonFiniteMetric: The metric became NaN or infinite.
+            CheckpointError: The state holds objects that cannot be saved, or could not be written.
+        """
+        progress, epochs = self._progress, self._config.budget.epochs
+        interrupted = False
+        if progress.epoch >= epochs:
+            yield self._report([], finished=True)
+        while progress.epoch < epochs and not interrupted:
+            with known_errors(self._device):
+                yielded = next(self._generator, None)
+            if yielded is None:
+                if not progress.metrics:
+                    raise TaskError(
+                        f"{self._name} ended without a report; it must yield a dict of metrics, "
+                        "such as {'val/loss': 0.5}, at least once"
+                    )
+                yield self._report([], finished=True)
+                return
+            metrics, state = self._check(yielded)
+            row, value, new_best = self._note(metrics)
+            interrupted = self._interrupted()
+            if state is not None:
+                self.store.offer(
+                    lambda state=state: self._snapshot(state),  # type: ignore[misc]
+                    step=progress.epoch,
+                    epoch=progress.epoch,
+                    boundary=True,
+                    value=value,
+                    new_best=new_best,
+                    final=interrupted or progress.epoch >= epochs,
+                )
+            yield self._report([row], finished=progress.epoch >= epochs)
+
+    def close(self) -> None:
+        """End the loop (its `finally` blocks run) and wait for what is being written."""
+        self._generator.close()
+        self.store.wait()
+        self._history.close()
+
+    def __enter__(self) -> OwnLoop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, function: Function, context: Context) -> Generator[Any, None, None]:
+        started = function(self._config, context)
+        if not isinstance(started, Generator):
+            raise TaskError(
+                f"{self._name} returned an object of type {type(started).__name__}; it must be a "
+                "generator function: yield a dict of metrics after each epoch"
+            )
+        return started
+
+    def _check(self, yielded: object) -> tuple[dict[str, float], dict[str, Any] | None]:
+        metrics, state = (
+            yielded
+            if isinstance(yielded, tuple) and len(yielded) == 2
+            else (
+                yielded,
+                None,
+            )
+        )
+        if not isinstance(metrics, dict) or not metrics:
+            raise TaskError(
+                f"{self._name} yielded {_describe(yielded)}; it must yield a dict of metrics, or "
+                "a pair of such a dict and a state dict"
+            )
+        if state is not None and not isinstance(state, dict):
+            raise TaskError(
+                f"{self._name} yielded a state of type {type(state).__name__}; it must be a dict, "
+                "such as {'model': model.state_dict()}"
+            )
+        return {key: self._number(key, value) for key, value in metrics.items()}, state
+
+    def _number(self, key: object, value: object) -> float:
+        if not isinstance(key, str):
+            raise TaskError(f"{self._name} yielded a metric named {key!r}; a name is a string")
+        if isinstance(value, Tensor) and value.numel() == 1:
+            return value.item()  # device synchronisation: the loop chose to yield a tensor
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as problem:
+            raise TaskError(
+                f"{self._name} yielded {key!r} as {_describe(value)}; a metric is one number"
+            ) from problem
+
+    def _note(self, metrics: dict[str, float]) -> tuple[Row, float, bool]:
+        """Count the report and write its row; return the row, the metric, and if it is best."""
+        progress, config = self._progress, self._config
+        progress.epoch += 1
+        if config.metric not in metrics:
+            raise ConfigError(
+                f"metric is {config.metric!r}{nearest(config.metric, metrics)}; it must be one "
+                f"that {self._name} yields: {', '.join(sorted(metrics))}; write one of these"
+            )
+        value = metrics[config.metric]
+        lower = config.mode == "min"
+        is_best = math.isfinite(value) and (
+            progress.best is None or (value < progress.best if lower else value > progress.best)
+        )
+        if is_best:
+            progress.best = value
+        progress.metrics = metrics | {"epoch": float(progress.epoch)}
+        if progress.best is not None:
+            progress.metrics[f"best/{config.metric}"] = progress.best
+        row = Row(progress.epoch, int(self._wall_clock() * 1000), progress.metrics)
+        self._history.append([row])
+        self._watch.see(row)
+        if not math.isfinite(value):
+            raise NonFiniteMetric(config.metric, progress.epoch, value)
+        return row, value, is_best
+
+    def _snapshot(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Make the state to be saved; the row that it covers is durable first."""
+        check_state(state)
+        self._history.sync()
+        return {"format": FORMAT, "loop": state, "progress": asdict(self._progress)}
+
+    def _report(self, rows: list[Row], *, finished: bool) -> Report:
+        progress = self._progress
+        return Report(
+            progress.epoch,
+            progress.epoch,
+            dict(progress.metrics),
+            rows,
+            self.store.pointer,
+            finished,
+            self._watch.sentences() if rows else [],
+        )
+
+
+def check_state(state: object, where: str = "state") -> None:
+    """Refuse what `torch.load(weights_only=True)` would not give back.
+
+    Raises:
+        CheckpointError: An object in it is neither a tensor nor plain data.
+    """
+    if isinstance(state, Mapping) and type(state) in (dict, OrderedDict):
+        for key, value in state.items():
+            check_state(key, f"a key of {where}")
+            check_state(value, f"{where}[{key!r}]")
+    elif type(state) in (list, tuple):
+        for index, value in enumerate(state):  # type: ignore[arg-type]
+            check_state(value, f"{where}[{index}]")
+    elif type(state) not in (*_PLAIN, Tensor, nn.Parameter, nn.Buffer):
+        raise CheckpointError(
+            f"{where} is {_describe(state)}; a state holds tensors, numbers, strings, lists, "
+            "tuples and dicts, so that it can be read back without running code; save "
+            f"{_remedy(state)}"
+        )
+
+
+def _remedy(value: object) -> str:
+    if hasattr(value, "state_dict"):
+        return "its state_dict()"
+    if type(value).__module__ == "numpy":
+        return "torch.as_tensor() or .item() of it"
+    return "plain data from which the loop can make it again"
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return repr(value)
+    return f"an object of type {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _parse(saved: dict[str, Any] | None) -> tuple[_Progress, dict[str, Any] | None]:
+    if saved is None:
+        return _Progress(), None
+    if set(saved) != _KEYS or saved["format"] != FORMAT:
+        raise CheckpointError(
+            f"the checkpoint holds the keys {sorted(saved)} and is not one of a loop of one's own "
+            f"in format {FORMAT}; continue with the task and the version that wrote it"
+        )
+    return _Progress(**saved["progress"]), saved["loop"]
