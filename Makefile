@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help env demo test unit check format chaos bench gpu picture clean
+.PHONY: help env demo test unit check format chaos seeds bench gpu picture clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,10 +41,13 @@ format: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
 
 chaos: $(READY)  ## Run the fault matrix
-	$(BIN)/python -m pytest tests/chaos
+	$(BIN)/python -m pytest -m chaos tests/chaos
 
-bench: $(READY)  ## Measure, and print one table
-	$(BIN)/python -m tests.bench
+seeds: $(READY)  ## Show which test shows which row of the seed documents
+	$(BIN)/python -m tests.seeds
+
+bench: $(READY)  ## Measure, and print one table (PEERS=1: the step beside Lightning and Accelerate)
+	$(BIN)/python -m tests.bench $(if $(PEERS),--peers)
 
 gpu: $(READY)  ## Run the tests that need a GPU
 	$(BIN)/python -m pytest tests/gpu

@@ -69,6 +69,7 @@ def _train(config, directory, task=None, device="cuda:0"):
         return list(trainer.events()), trainer
 
 
+@pytest.mark.seeds("S2")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_trains_as_fp32_does(tmp_path, precision):
     if precision == "bf16" and resolve_precision("auto", torch.device("cuda")) != "bf16":
@@ -82,6 +83,7 @@ def test_mixed_precision_trains_as_fp32_does(tmp_path, precision):
     )
 
 
+@pytest.mark.seeds("S3")
 def test_fp16_overflow_skips_and_recovers(tmp_path):
     config = _config(precision="fp16")
     with open_trainer(config, tmp_path, device="cuda:0", task=Blobs()) as trainer:
@@ -152,6 +154,7 @@ def test_resume_is_exact_on_the_same_device(tmp_path):
         assert torch.equal(one, other)
 
 
+@pytest.mark.seeds("S18")
 @pytest.mark.parametrize(("first", "second"), [("cuda:0", "cpu"), ("cpu", "cuda:0")])
 def test_run_moves_to_another_kind_of_device(tmp_path, first, second):
     config = _config(precision="fp32", clip={"max_norm": None})
@@ -174,6 +177,7 @@ def test_run_moves_to_another_kind_of_device(tmp_path, first, second):
     )
 
 
+@pytest.mark.seeds("S8")
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
 def test_optimizers_are_fused(tmp_path, optimizer):
     config = _config(optimizer={"name": optimizer, "lr": 0.01})
@@ -181,6 +185,7 @@ def test_optimizers_are_fused(tmp_path, optimizer):
         assert all(group["fused"] for group in trainer._step.optimizer.param_groups)
 
 
+@pytest.mark.seeds("S14")
 def test_no_device_synchronisation_between_reports(tmp_path):
     config = _config(precision="fp32", epochs=2, every="100 epochs")
     with open_trainer(config, tmp_path, device="cuda:0", task=Blobs()) as trainer:

@@ -100,6 +100,7 @@ def test_order_of_calls_is_the_one_that_survives_a_power_loss(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.seeds("S16")
 @pytest.mark.parametrize("torn", [False, True])
 def test_kill_at_every_call_leaves_the_newest_whole_generation(tmp_path, torn):
     """Saves 1 and 2 stand; a kill at any call of saves 3 and 4 costs only what it interrupts."""
@@ -130,6 +131,7 @@ def test_kill_at_every_call_leaves_the_newest_whole_generation(tmp_path, torn):
     assert index == len(files.calls) > 16
 
 
+@pytest.mark.seeds("S16")
 def test_keeps_the_newest_and_the_best(tmp_path):
     store = _store(tmp_path, keep=2)
     for step, value in enumerate([5.0, 1.0, 4.0, 1.0, 3.0, 2.0], start=1):
@@ -244,6 +246,7 @@ def test_steps_beyond_eight_digits_sort_as_numbers(tmp_path):
     assert CheckpointStore(tmp_path).newest().step == 100_000_000
 
 
+@pytest.mark.seeds("S16")
 @pytest.mark.parametrize(
     ("every", "saved"), [("2 steps", [2, 4, 6]), ("10 seconds", [3, 6]), ("1 epoch", [])]
 )
@@ -256,6 +259,7 @@ def test_intervals_within_an_epoch(tmp_path, every, saved):
     assert _steps(store) == saved
 
 
+@pytest.mark.seeds("S16")
 def test_new_best_and_the_end_are_always_saved(tmp_path):
     store = _store(tmp_path, every="1000 steps", keep=9)
     assert _save(store, 1, 0.5) is None

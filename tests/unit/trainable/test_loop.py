@@ -30,6 +30,7 @@ def _scripted(values):
     return lambda self, model, batches: {"loss": next(queue)}
 
 
+@pytest.mark.seeds("S6", "S7")
 def test_reports_have_the_metrics_and_rows_of_their_epoch(tmp_path, opened, configure, toy):
     reports = list(opened(configure(layer_norms_every=2), tmp_path, toy()).events())
     assert [(r.step, r.epoch, r.finished) for r in reports] == [
@@ -62,6 +63,7 @@ def test_reports_have_the_metrics_and_rows_of_their_epoch(tmp_path, opened, conf
     )
 
 
+@pytest.mark.seeds("S6")
 def test_clip_fraction_counts_since_the_previous_report(tmp_path, opened, configure, toy):
     trainer = opened(configure(clip={"max_norm": 0.2}), tmp_path, toy())
     for report in trainer.events():
@@ -77,6 +79,7 @@ def test_rows_carry_the_time_of_their_step(tmp_path, opened, configure, toy):
     assert [row.timestamp_ms for row in report.rows] == [1000, 2000, 3000, 4000]
 
 
+@pytest.mark.seeds("S16")
 @pytest.mark.parametrize(
     ("mode", "values", "best_epoch", "best"),
     [
@@ -104,6 +107,7 @@ def test_unknown_metric_lists_what_is_reported(tmp_path, opened, configure, toy)
         list(trainer.events())
 
 
+@pytest.mark.seeds("S12")
 def test_evaluation_restores_the_mode_of_each_module(tmp_path, opened, configure, toy):
     seen = []
 
@@ -118,6 +122,7 @@ def test_evaluation_restores_the_mode_of_each_module(tmp_path, opened, configure
     assert [m.training for m in trainer.model] == [True, True, False, True]
 
 
+@pytest.mark.seeds("S12")
 def test_validation_is_weighted_by_targets(tmp_path, opened, configure, toy):
     trainer = opened(configure(epochs=1), tmp_path, toy())  # 43 samples in batches of 12
     (report,) = trainer.events()
@@ -170,6 +175,7 @@ def test_fp16_that_never_recovers_ends(tmp_path, opened, configure, toy):
         list(trainer.events())
 
 
+@pytest.mark.seeds("S3")
 def test_fp16_skips_are_counted(tmp_path, opened, configure, toy):
     trainer = opened(configure(epochs=2, precision="fp16"), tmp_path, toy())
     trainer.precision.scaler.load_state_dict(
@@ -207,6 +213,7 @@ def test_evaluate_must_return_metrics(tmp_path, opened, configure, toy, returned
         list(opened(configure(), tmp_path, task).events())
 
 
+@pytest.mark.seeds("S5")
 def test_batch_norm_with_accumulation_warns(tmp_path, opened, configure, toy):
     def build_model(self):
         return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))

@@ -40,10 +40,12 @@ def _state(name="adamw", width=3):
 # Precision
 
 
+@pytest.mark.seeds("S2")
 def test_auto_is_fp32_on_the_cpu():
     assert resolve_precision("auto", CPU) == "fp32"
 
 
+@pytest.mark.seeds("S2")
 @pytest.mark.parametrize(
     ("native", "name", "expected"),
     [
@@ -58,6 +60,7 @@ def test_auto_follows_the_gpu(monkeypatch, native, name, expected):
     assert resolve_precision(name, torch.device("cuda")) == expected
 
 
+@pytest.mark.seeds("S2")
 def test_precision_the_device_cannot_do_names_the_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old T4")
@@ -67,6 +70,7 @@ def test_precision_the_device_cannot_do_names_the_device(monkeypatch):
         resolve_precision("fp16", torch.device("mps"))
 
 
+@pytest.mark.seeds("S3")
 def test_only_fp16_has_a_scaler():
     assert [Precision(n, CPU).scaler is None for n in ("fp32", "bf16", "fp16")] == [
         True,
@@ -78,6 +82,7 @@ def test_only_fp16_has_a_scaler():
 # Optimizers
 
 
+@pytest.mark.seeds("S8")
 @pytest.mark.parametrize(
     ("name", "options", "kind"),
     [
@@ -115,6 +120,24 @@ def test_group_multiplier_scales_the_learning_rate():
     assert [g["initial_lr"] for g in optimizer.param_groups] == pytest.approx([0.05, 0.5])
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_whose_first_step_is_stopped_goes_on_as_if_it_had_not_been(nesterov):
+    ours, theirs = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    config = OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, nesterov=nesterov, weight_decay=0)
+    optimizer = build_optimizer(config, [{"params": [ours]}])
+    reference = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, nesterov=nesterov)
+    ours.grad = torch.full((4,), torch.inf)
+    optimizer.found_inf = torch.ones(())  # how an overflow stops the fused kernel
+    optimizer.step()
+    assert optimizer.state[ours]["momentum_buffer"].tolist() == [0.0] * 4
+    del optimizer.found_inf
+    for number in (1.0, -2.0, 0.5):
+        ours.grad, theirs.grad = torch.full((4,), number), torch.full((4,), number)
+        optimizer.step()
+        reference.step()
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_groups_without_or_with_repeated_parameters_are_refused():
     weight = nn.Parameter(torch.ones(1))
     with pytest.raises(TaskError, match="hold no parameter"):
@@ -123,6 +146,7 @@ def test_groups_without_or_with_repeated_parameters_are_refused():
         build_optimizer(OptimizerConfig(), [{"params": [weight]}, {"params": [weight]}])
 
 
+@pytest.mark.seeds("S27")
 @pytest.mark.parametrize(
     ("name", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0), ("adamw", 0.0)]
 )
@@ -140,6 +164,7 @@ def test_bytes_per_parameter_are_what_the_state_takes(name, momentum):
 # State
 
 
+@pytest.mark.seeds("S15")
 def test_state_survives_torchs_safe_loading(tmp_path):
     state = _state()
     random.gauss(0, 1)  # Python draws these in pairs: the second one is part of the state
@@ -183,6 +208,7 @@ def test_seeds_are_fixed_for_ever():
     assert derive_seed("a") == 7299139317422481125
 
 
+@pytest.mark.seeds("S20")
 def test_set_seed_starts_every_generator():
     draws = []
     for _ in range(2):
@@ -205,6 +231,7 @@ def test_isolated_randomness_is_put_back_after_an_error():
     assert (torch.rand(()).item(), numpy.random.rand(), random.random()) == expected
 
 
+@pytest.mark.seeds("S20")
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_determinism_is_switched_both_ways(deterministic):
     set_determinism(not deterministic)
@@ -216,6 +243,7 @@ def test_determinism_is_switched_both_ways(deterministic):
 # Diagnostics
 
 
+@pytest.mark.seeds("S7")
 def test_layer_norms_join_the_parameters_of_a_module_and_skip_missing_gradients():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].weight.grad = torch.full((2, 2), 3.0)

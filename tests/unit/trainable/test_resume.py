@@ -58,6 +58,7 @@ def _run(trainer):
     return list(trainer.events())
 
 
+@pytest.mark.seeds("S15")
 @pytest.mark.parametrize("crash_at", [1, 2, 3, 6, 7, 9, 11])
 @pytest.mark.parametrize("every", ["1 epoch", "2 steps"])
 def test_crash_and_resume_equals_an_uninterrupted_run(
@@ -239,6 +240,7 @@ with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
 """
 
 
+@pytest.mark.seeds("S17")
 def test_process_that_dies_in_the_third_epoch_leaves_one_continuous_curve(tmp_path):
     config = TrialConfig.model_validate(
         {

@@ -53,6 +53,7 @@ def _ours(**options):
     return [PEAK * schedule.factor(step) for step in range(TOTAL)]
 
 
+@pytest.mark.seeds("S10")
 @pytest.mark.parametrize("warmup", [0, 1, 7])
 @pytest.mark.parametrize("final", [0.0, 0.1])
 def test_cosine(warmup, final):
@@ -65,6 +66,7 @@ def test_cosine(warmup, final):
     assert _ours(name="cosine", warmup=warmup, final=final) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.seeds("S10")
 @pytest.mark.parametrize("warmup", [0, 1, 7])
 @pytest.mark.parametrize("final", [0.0, 0.1])
 def test_linear(warmup, final):
@@ -79,6 +81,7 @@ def test_linear(warmup, final):
     assert _ours(name="linear", warmup=warmup, final=final) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.seeds("S10")
 @pytest.mark.parametrize("warmup", [0, 5])
 def test_constant(warmup):
     expected = _torch_curve(
@@ -87,6 +90,7 @@ def test_constant(warmup):
     assert _ours(name="constant", warmup=warmup) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.seeds("S10")
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 0.3, 18])
 def test_onecycle(warmup):
     share = warmup / TOTAL if isinstance(warmup, int) else warmup
@@ -107,11 +111,13 @@ def _onecycle(share):
     return rates
 
 
+@pytest.mark.seeds("S10")
 def test_step_decay():
     expected = _torch_curve(lambda o: theirs.StepLR(o, step_size=3 * PER_EPOCH, gamma=0.5))
     assert _ours(name="step", step_epochs=3, gamma=0.5) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.seeds("S10")
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_plateau(mode):
     optimizer = _optimizer()
@@ -167,6 +173,7 @@ def test_groups_keep_their_multipliers():
     assert schedule.lr == pytest.approx(PEAK / 2)
 
 
+@pytest.mark.seeds("S11")
 @pytest.mark.parametrize(
     ("warmup", "total", "expected"), [(0.1, 60, 6), (0.29, 100, 29), (7, 60, 7), (0.0, 1, 0)]
 )

@@ -95,6 +95,7 @@ def test_non_finite_gradient_of_a_finite_loss_changes_no_parameter(precision):
     assert _equal(before, _weights(step))
 
 
+@pytest.mark.seeds("S3")
 def test_fp16_overflow_is_skipped_and_advances_nothing():
     step = _step(FiniteLossInfiniteGradient(), precision="fp16")
     before, lr = _weights(step), step.schedule.lr
@@ -106,6 +107,7 @@ def test_fp16_overflow_is_skipped_and_advances_nothing():
     assert not step.optimizer.state or all(s["step"] == 0 for s in step.optimizer.state.values())
 
 
+@pytest.mark.seeds("S1")
 def test_fp16_gradients_are_unscaled_before_they_are_measured():
     plain, scaled = _step(), _step(precision="fp16")
     expected, found = plain([GOOD], 1), scaled([GOOD], 1)

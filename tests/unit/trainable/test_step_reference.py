@@ -79,6 +79,7 @@ def _reference(weights, inputs, targets, seed, max_norm, value):
     return losses, norms, weights
 
 
+@pytest.mark.seeds("S4", "S6", "S9")
 @pytest.mark.parametrize("accumulation", [1, 3, 4])
 @pytest.mark.parametrize(
     ("max_norm", "value"), [(0.3, None), (None, 0.02), (None, None), (0.3, 0.05)]
@@ -111,6 +112,7 @@ def test_steps_equal_the_reference(
         np.testing.assert_allclose(parameter.detach().numpy(), expected, atol=1e-9, rtol=0)
 
 
+@pytest.mark.seeds("S4")
 def test_accumulation_equals_the_large_batch(tmp_path, opened, configure, toy):
     curves = []
     for accumulation in (1, 2, 4):

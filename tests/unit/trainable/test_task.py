@@ -19,6 +19,7 @@ from trainable.task import (
 )
 
 
+@pytest.mark.seeds("S13")
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shape", [(9,), (9, 4)])
@@ -33,6 +34,7 @@ def test_cross_entropy_divided_by_its_weight_is_torchs_mean(smoothing, weighted,
     torch.testing.assert_close(total / share, expected)
 
 
+@pytest.mark.seeds("S13")
 def test_cross_entropy_with_probabilities_and_another_ignored_class():
     torch.manual_seed(0)
     logits = torch.randn(6, 3)
@@ -45,6 +47,7 @@ def test_cross_entropy_with_probabilities_and_another_ignored_class():
     torch.testing.assert_close(total / share, F.cross_entropy(logits, targets, ignore_index=2))
 
 
+@pytest.mark.seeds("S13")
 def test_binary_cross_entropy():
     logits = torch.tensor([0.5, -1.0, 2.0, 0.1])
     targets = torch.tensor([1, 0, 1, -100])
@@ -71,6 +74,7 @@ class Tied(nn.Module):
         self.frozen.requires_grad_(False)
 
 
+@pytest.mark.seeds("S9")
 def test_biases_and_norms_do_not_decay_and_shared_weights_count_once():
     model = Tied()
     names = {id(p): name for name, p in model.named_parameters()}
@@ -147,7 +151,11 @@ def module(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("digit", {}, r"no built-in task \(did you mean 'digits'\?\).*digits, spiral.*:ClassName"),
+        (
+            "digit",
+            {},
+            r"no built-in task \(did you mean 'digits'\?\).*fashion_mnist, spiral.*:ClassName",
+        ),
         ("minetask", {}, "no built-in task"),
         ("minetask:", {}, "no built-in task"),
         (":Mine", {}, "no built-in task"),

@@ -1,0 +1,70 @@
+"""How a DataLoader is set up, and that data moves without waiting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trainable.config import LoaderConfig
+from trainable.data import LoaderSource, Plan, move
+
+pytestmark = pytest.mark.seeds("S19")
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+
+
+def _loader(device=CPU, **options):
+    source = LoaderSource(
+        list(range(10)),
+        Plan(10, 4, 4),
+        split="train",
+        device=device,
+        loader=LoaderConfig(**options),
+    )
+    return source._loader
+
+
+def test_options_reach_the_loader():
+    loader = _loader(num_workers=1, persistent_workers=False, prefetch_factor=5)
+    assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (1, False, 5)
+
+
+def test_defaults_keep_processes_and_prefetch_two():
+    loader = _loader(num_workers=1)
+    assert (loader.persistent_workers, loader.prefetch_factor) == (True, 2)
+
+
+def test_options_for_processes_are_left_out_without_any():
+    loader = _loader(prefetch_factor=5)
+    assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (
+        0,
+        False,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "pinned"),
+    [
+        (GPU, None, True),
+        (GPU, True, True),
+        (GPU, False, False),
+        (CPU, None, False),
+        (CPU, True, False),
+    ],
+)
+def test_memory_is_pinned_for_a_gpu_alone(device, asked, pinned):
+    assert _loader(device, pin_memory=asked).pin_memory is pinned
+
+
+class Moving(torch.Tensor):
+    """Writes down how it was asked to move."""
+
+    def to(self, *arguments, **options):
+        self.asked = (arguments, options)
+        return self
+
+
+def test_transfers_do_not_wait():
+    tensor = torch.ones(2).as_subclass(Moving)
+    move({"x": [tensor]}, GPU)
+    assert tensor.asked == ((GPU,), {"non_blocking": True})
