@@ -1,8 +1,9 @@
 """Bookkeeping: everything that is written down when something happens to a trial.
 
-Ray Tune calls; the bookkeeper tells the ledger, the recorder and the view, in that order, so that
-what people look at never claims more than the ledger knows. What must not live here:
-deciding what to try or when to stop.
+Ray Tune calls; the bookkeeper tells the recorder, then the ledger, then the view. A trial that
+the ledger calls finished is never looked at again, so its end must already lie in the recorder's
+durable queue by then; one that dies between the two is simply finished once more. What must not
+live here: deciding what to try or when to stop.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from tracking.recorder import Recorder
 from trainable.config import TrialConfig
 from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
+
+STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
+NOT_STOPPED = {"stopped_by": ""}
+"""What a run that goes on is tagged with: the interruption it was stopped by is over."""
 
 
 class Progress(NamedTuple):
@@ -70,6 +75,7 @@ class Bookkeeper(Callback):
         self._recorder = recorder
         self._view = view
         self._on_step = on_step
+        self._live: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
@@ -94,8 +100,10 @@ class Bookkeeper(Callback):
         config = self._spec.trial_yaml(number, params)
         (directory / TRIAL_CONFIG).write_text(config, encoding="utf-8")
         attempt = self._ledger.start(number)
+        self._live.add(number)
+        tags = {"gradsweep.attempts": str(attempt)}
         self._recorder.start(
-            number, _parameters(trial.config), {"gradsweep.attempts": str(attempt)}
+            number, _parameters(trial.config), tags if attempt == 1 else tags | NOT_STOPPED
         )
         if attempt > 1:
             metric = self._spec.metric
@@ -152,8 +160,7 @@ class Bookkeeper(Callback):
             case "failed":
                 self._fail(number, last["reason"], last["traceback"])
             case "interrupted":
-                self._recorder.finish(number, "KILLED", {"stopped_by": "interrupt"})
-                self._view.ended(number, "interrupted", None, None)
+                self._interrupt(number)
             case _:
                 self._end(
                     number, "pruned", "KILLED", {"stopped_by": self._spec.early_stopping.scheduler}
@@ -166,6 +173,16 @@ class Bookkeeper(Callback):
         del iteration, trials, info
         error = trial.get_pickled_error()
         self._fail(trial.config["number"], f"lost: {error}".splitlines()[0], str(error))
+
+    def interrupt_live(self) -> None:
+        """Record that the trials which had not ended by now were interrupted."""
+        for number in sorted(self._live):
+            self._interrupt(number)
+
+    def _interrupt(self, number: int) -> None:
+        self._recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
+        self._live.discard(number)
+        self._view.ended(number, "interrupted", None, None)
 
     def _fail(self, number: int, reason: str, traceback: str) -> None:
         self._end(
@@ -182,8 +199,9 @@ class Bookkeeper(Callback):
         reason: str | None = None,
         traceback: str | None = None,
     ) -> None:
-        self._ledger.finish(number, ending, reason=reason, traceback=traceback)
         self._recorder.finish(number, status, tags)
+        self._ledger.finish(number, ending, reason=reason, traceback=traceback)
+        self._live.discard(number)
         self._view.ended(number, ending, self._ledger.trial(number).value, reason)
 
 

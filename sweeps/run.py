@@ -12,14 +12,14 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ray import tune
 
 from sweeps import engine
-from sweeps.callbacks import Bookkeeper, View, flatten
+from sweeps.callbacks import NOT_STOPPED, STOPPED_BY_INTERRUPT, Bookkeeper, View, flatten
 from sweeps.interrupt import Interruption
 from sweeps.layout import SweepExists, SweepPaths, artifact_root, tracking_uri
 from sweeps.ledger import Ledger, TrialRecord
@@ -75,7 +75,7 @@ def run_sweep(
         engine.configure(token)
         ledger = _open_ledger(paths, spec, new=new)
         paths.drain.unlink(missing_ok=True)
-        recorder = _open_recorder(paths, spec, ledger)
+        recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
         try:
             interruption = Interruption(
                 on_first=lambda: _request_drain(paths.drain),
@@ -116,14 +116,16 @@ def _open_ledger(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> Ledger:
     return ledger
 
 
-def _open_recorder(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> MlflowRecorder:
+def _open_recorder(
+    paths: SweepPaths, spec: SweepSpec, ledger: Ledger, tags: Mapping[str, str]
+) -> MlflowRecorder:
     return MlflowRecorder(
         uri=spec.tracking.uri or tracking_uri(paths.root),
         artifact_root=None if spec.tracking.uri else artifact_root(paths.root),
         experiment=spec.name,
         sweep_id=ledger.sweep_id,
         outbox=paths.outbox,
-        tags=provenance(),
+        tags={**provenance(), **tags},
         params=dict(flatten(spec.model_dump(mode="json"))),
     )
 
@@ -174,7 +176,7 @@ def _tune(
     try:
         tuner.fit()
     except _GraceExpired:
-        return  # trials that did not reach a step in time continue from their last checkpoint
+        bookkeeper.interrupt_live()  # they continue from their last checkpoint
 
 
 def _conclude(
@@ -182,7 +184,7 @@ def _conclude(
 ) -> Outcome:
     best = ledger.best()
     if interruption.requested:
-        recorder.finish(None, "KILLED", {"stopped_by": "interrupt"})
+        recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
         code = interruption.exit_code
     elif best is None:
         recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})

@@ -61,6 +61,7 @@ def _assert_whole(cli: CommandLine, before: list[dict[str, Any]]) -> None:
     runs = client.search_runs([experiment.experiment_id])
     assert len(runs) == TRIALS + 1
     assert {run.info.status for run in runs} == {"FINISHED"}
+    assert not any(run.data.tags.get("stopped_by") for run in runs)
     by_trial = {
         run.data.tags["gradsweep.trial"]: run for run in runs if "gradsweep.trial" in run.data.tags
     }
