@@ -1,0 +1,68 @@
+"""Measure, and print one table: `python -m tests.bench [--list] [--only ROW]... [--peers]`.
+
+Never part of the tests: a loaded machine measures itself. Each row runs alone, with one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+
+from tests.bench.table import REPEATS, Result, render
+
+ROWS = {
+    "help": ("tests.bench.commands:help_page", "P11: sweep --help"),
+    "status": ("tests.bench.commands:looking", "P11: sweep status and trials, 1000 trials"),
+    "trial-memory": ("tests.bench.memory:trial_process", "a trial's process / a bare script"),
+    "sweep-memory": ("tests.bench.memory:sweep_processes", "the processes of a real sweep"),
+    "step": ("tests.bench.steps:steps", "P3: a step / a bare loop, MLP, CNN, transformer"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Measure what is asked for; returns 1 when a goal is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="list the rows and measure nothing")
+    parser.add_argument("--only", action="append", choices=ROWS, metavar="ROW", help="this row")
+    parser.add_argument(
+        "--peers", action="store_true", help="only the step, beside Lightning and Accelerate"
+    )
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="of each ratio, at least 5")
+    options = parser.parse_args(arguments)
+    if options.list:
+        print("\n".join(f"{name:<14}{title}" for name, (_, title) in ROWS.items()))
+        return 0
+    if options.repeats < 5:
+        parser.error(f"--repeats is {options.repeats}; fewer than 5 say nothing about the spread")
+    if options.peers:
+        from tests.bench.peers import run_with_peers
+
+        return run_with_peers(options.repeats)
+    # Read by torch and NumPy when they are imported, here and in every process started from here.
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = "1"
+    results: list[Result] = []
+    for name in options.only or ROWS:
+        started = time.perf_counter()
+        results += _find(name)(options.repeats)
+        print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    load = os.getloadavg()[0]
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {load:.1f}")
+    print(f"medians of {options.repeats} interleaved repeats, one thread\n")
+    print(render(results))
+    return int(any(result.met is False for result in results))
+
+
+def _find(name: str) -> Callable[[int], list[Result]]:
+    module, _, function = ROWS[name][0].partition(":")
+    measure: Callable[[int], list[Result]] = getattr(importlib.import_module(module), function)
+    return measure
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
