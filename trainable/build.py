@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ from trainable.errors import ConfigError, TaskError
 from trainable.history import History, read_rows
 from trainable.loop import Trainer
 from trainable.model import fit_model
-from trainable.optim import Clipper, build_optimizer
+from trainable.optim import Clipper, build_optimizer, check_groups
 from trainable.own_loop import OwnLoop
 from trainable.precision import Precision, resolve_precision
 from trainable.schedule import Schedule
@@ -59,7 +61,7 @@ def open_trainer(
         TaskError: The task broke its contract.
         CheckpointError: There are checkpoints, but none that can be used.
     """
-    place = _device(device)
+    place = find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     function = load_loop(config.task.name) if task is None else None
@@ -67,27 +69,9 @@ def open_trainer(
         return OwnLoop(
             function, config, directory, device=place, restore=restore, interrupted=interrupted
         )
-    train = config.train
-    set_determinism(train.deterministic)
-    precision = Precision(resolve_precision(train.precision, place), place)
-    if task is None:
-        task = load_task(config.task.name, config.task.arguments)
-
-    set_seed(config.seed)
-    data = check_data(task.build_data(), task)
-    set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
-    model = fit_model(_build_model(task, train).to(place), train)
-    train_source, val_source = _open_sources(data, train, seed=config.seed, device=place)
-
-    optimizer = build_optimizer(train.optimizer, task.param_groups(model))
-    windows = train_source.plan.windows
-    schedule = Schedule(
-        train.schedule,
-        peak=train.optimizer.lr,
-        total_steps=config.budget.epochs * windows,
-        steps_per_epoch=windows,
-        mode=config.mode,
-    )
+    parts = build_parts(config, device=place, task=task)
+    train, model, schedule, precision = config.train, parts.model, parts.schedule, parts.precision
+    optimizer = build_optimizer(train.optimizer, parts.groups)
     schedule.set_lr(optimizer, 0)
     state = TrainState(model=model, optimizer=optimizer, schedule=schedule, precision=precision)
     store = CheckpointStore(directory, config.checkpoint, metric=config.metric, mode=config.mode)
@@ -100,7 +84,7 @@ def open_trainer(
 
     return Trainer(
         step=Step(
-            task=task,
+            task=parts.task,
             model=model,
             optimizer=optimizer,
             schedule=schedule,
@@ -108,8 +92,8 @@ def open_trainer(
             clipper=Clipper(train.clip),
         ),
         state=state,
-        train=train_source,
-        val=val_source,
+        train=parts.train,
+        val=parts.val,
         store=store,
         history=history,
         epochs=config.budget.epochs,
@@ -122,7 +106,69 @@ def open_trainer(
     )
 
 
-def _device(name: str | None) -> torch.device:
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of before there is an optimizer.
+
+    Attributes:
+        task: What is trained.
+        model: On its device, with its initial weights.
+        groups: The optimizer's parameter groups.
+        train: Windows to train on.
+        val: Windows to evaluate on.
+        schedule: The learning rate at every step.
+        precision: How forward and backward passes compute.
+    """
+
+    task: Task
+    model: nn.Module
+    groups: list[dict[str, Any]]
+    train: Source
+    val: Source
+    schedule: Schedule
+    precision: Precision
+
+
+def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None = None) -> Parts:
+    """Build what a run is made of, up to the optimizer, and seed every generator.
+
+    The optimizer is left out because the first one of a process imports `torch._dynamo` (3 s),
+    which whoever only wants to know what a run would be need not wait for.
+
+    Raises:
+        ConfigError: The configuration cannot be trained as it is.
+        TaskError: The task broke its contract.
+    """
+    train = config.train
+    set_determinism(train.deterministic)
+    precision = Precision(resolve_precision(train.precision, device), device)
+    if task is None:
+        task = load_task(config.task.name, config.task.arguments)
+
+    set_seed(config.seed)
+    data = check_data(task.build_data(), task)
+    set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
+    model = fit_model(_build_model(task, train).to(device), train)
+    train_source, val_source = _open_sources(data, train, seed=config.seed, device=device)
+    groups = task.param_groups(model)
+    check_groups(train.optimizer, groups)
+    windows = train_source.plan.windows
+    schedule = Schedule(
+        train.schedule,
+        peak=train.optimizer.lr,
+        total_steps=config.budget.epochs * windows,
+        steps_per_epoch=windows,
+        mode=config.mode,
+    )
+    return Parts(task, model, groups, train_source, val_source, schedule, precision)
+
+
+def find_device(name: str | None) -> torch.device:
+    """Return the device of that name; None: the first CUDA device, or else the CPU.
+
+    Raises:
+        ConfigError: There is no such device here.
+    """
     if name is None:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:

@@ -16,6 +16,7 @@ What must not live here: the order of a step (see `step.py`), or which parameter
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from trainable.errors import ConfigError, TaskError
 Scalar = float | Tensor
 
 _EPS = 1e-6  # the guard torch's clip_grad_norm_ uses
+_PACKAGE = "pytorch_optimizer"
 _FROM_PACKAGE = {"lamb": "Lamb", "lion": "Lion"}
 
 
@@ -35,6 +37,27 @@ def bytes_per_parameter(name: str, momentum: float = 0.0) -> float:
     if name == "sgd":
         return 4.0 if momentum else 0.0
     return {"adam": 8.0, "adamw": 8.0, "adafactor": 0.0, "lamb": 8.0, "lion": 4.0}[name]
+
+
+def check_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
+    """Check that an optimizer can be built over these parameter groups, without building it.
+
+    Raises:
+        ConfigError: The optimizer needs a package that is not installed.
+        TaskError: There is nothing to train, or a parameter appears twice.
+    """
+    parameters = [p for group in groups for p in group["params"]]
+    if not parameters:
+        raise TaskError(
+            "the parameter groups hold no parameter; at least one must have requires_grad"
+        )
+    if len({id(p) for p in parameters}) < len(parameters):
+        raise TaskError("param_groups() lists a parameter twice; list shared weights once")
+    if config.name in _FROM_PACKAGE and importlib.util.find_spec(_PACKAGE) is None:
+        raise ConfigError(
+            f"optimizer {config.name!r} is not part of torch; it comes with an extra; pip install "
+            "'gradsweep[optimizers]'"
+        )
 
 
 def build_optimizer(
@@ -51,14 +74,8 @@ def build_optimizer(
         ConfigError: The optimizer needs a package that is not installed.
         TaskError: There is nothing to train, or a parameter appears twice.
     """
-    parameters = [p for group in groups for p in group["params"]]
-    if not parameters:
-        raise TaskError(
-            "the parameter groups hold no parameter; at least one must have requires_grad"
-        )
-    if len({id(p) for p in parameters}) < len(parameters):
-        raise TaskError("param_groups() lists a parameter twice; list shared weights once")
-    optimizer = _construct(config, groups, parameters)
+    check_groups(config, groups)
+    optimizer = _construct(config, groups, [p for group in groups for p in group["params"]])
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] = group["lr"] * group.setdefault("lr_multiplier", 1.0)
     return optimizer
@@ -107,13 +124,7 @@ def _construct(
 def _from_package(
     name: str, groups: list[dict[str, Any]], options: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    try:
-        package = importlib.import_module("pytorch_optimizer")
-    except ImportError as problem:
-        raise ConfigError(
-            f"optimizer {name!r} is not part of torch; it comes with an extra; pip install "
-            "'gradsweep[optimizers]'"
-        ) from problem
+    package = importlib.import_module(_PACKAGE)
     optimizer: torch.optim.Optimizer = getattr(package, _FROM_PACKAGE[name])(groups, **options)
     return optimizer
 

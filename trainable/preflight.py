@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from trainable.config import TrialConfig
@@ -25,32 +23,30 @@ def examine(config: TrialConfig) -> dict[str, Any]:
     Raises:
         TrainingError: It cannot be built; the message says why.
     """
-    from trainable.build import open_trainer
-    from trainable.loop import Trainer
+    from trainable.build import build_parts, find_device
     from trainable.optim import bytes_per_parameter
     from trainable.precision import device_name
+    from trainable.task import load_loop
 
-    with (
-        tempfile.TemporaryDirectory(prefix="sweep-preflight-") as directory,
-        open_trainer(config, Path(directory)) as trainer,
-    ):
-        if not isinstance(trainer, Trainer):
-            return {"own_loop": True}  # only the loop knows, and asking it would train
-        train, val = trainer.plans
-        optimizer = config.train.optimizer
-        num_parameters = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-        return {
-            "num_parameters": num_parameters,
-            "num_train": train.samples,
-            "num_val": val.samples,
-            "steps_per_epoch": train.windows,
-            "total_steps": train.windows * config.budget.epochs,
-            "device": device_name(trainer.precision.device),
-            "precision": trainer.precision.name,
-            "optimizer_bytes": int(
-                num_parameters * bytes_per_parameter(optimizer.name, optimizer.momentum)
-            ),
-        }
+    if load_loop(config.task.name) is not None:
+        return {"own_loop": True}  # only the loop knows, and asking it would train
+    parts = build_parts(config, device=find_device(None))
+    parts.train.close()
+    parts.val.close()
+    optimizer = config.train.optimizer
+    num_parameters = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
+    return {
+        "num_parameters": num_parameters,
+        "num_train": parts.train.plan.samples,
+        "num_val": parts.val.plan.samples,
+        "steps_per_epoch": parts.train.plan.windows,
+        "total_steps": parts.train.plan.windows * config.budget.epochs,
+        "device": device_name(parts.precision.device),
+        "precision": parts.precision.name,
+        "optimizer_bytes": int(
+            num_parameters * bytes_per_parameter(optimizer.name, optimizer.momentum)
+        ),
+    }
 
 
 def _main() -> None:
