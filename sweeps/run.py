@@ -25,6 +25,7 @@ from sweeps.layout import SweepExists, SweepPaths, artifact_root, tracking_uri
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.lock import SweepLock
 from sweeps.orphans import end_orphans, kill_children
+from sweeps.problems import SpecError
 from sweeps.resources import Machine, Plan
 from sweeps.results import NO_SUCCESS, NoBest, NotDrawn, Outcome, draw_trial, export_trial
 from sweeps.schedulers import make_scheduler, replay
@@ -214,11 +215,12 @@ def _publish_best(
                 recorder.artifact(None, file, f"best/{file.name}")
         except NoBest as missing:
             recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
-        config = spec.trial_config(best.number, best.params)
         try:
+            # A resumed sweep's spec may have changed so that old parameters no longer fit it.
+            config = spec.trial_config(best.number, best.params)
             for file in draw_trial(trial, config, Path(directory, "figures")):
                 recorder.artifact(None, file, f"figures/{file.name}")
-        except NotDrawn as missing:
+        except (NotDrawn, SpecError) as missing:
             recorder.tag(None, {"figures": f"missing: {missing}"})
 
 
