@@ -25,8 +25,9 @@ from sweeps.layout import SweepExists, SweepPaths, artifact_root, tracking_uri
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.lock import SweepLock
 from sweeps.orphans import end_orphans, kill_children
+from sweeps.problems import SpecError
 from sweeps.resources import Machine, Plan
-from sweeps.results import NO_SUCCESS, NoBest, Outcome, export_trial
+from sweeps.results import NO_SUCCESS, NoBest, NotDrawn, Outcome, draw_trial, export_trial
 from sweeps.schedulers import make_scheduler, replay
 from sweeps.search import LedgerSearcher
 from sweeps.spec import SweepSpec
@@ -95,7 +96,7 @@ def run_sweep(
                             engine.stop(token)
                     shutil.rmtree(paths.ray, ignore_errors=True)
                 say("delivering to the tracking store")
-                return _conclude(paths, ledger, recorder, interruption)
+                return _conclude(paths, spec, ledger, recorder, interruption)
         finally:
             recorder.close(timeout=0.0)
     finally:
@@ -180,7 +181,11 @@ def _tune(
 
 
 def _conclude(
-    paths: SweepPaths, ledger: Ledger, recorder: MlflowRecorder, interruption: Interruption
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: Ledger,
+    recorder: MlflowRecorder,
+    interruption: Interruption,
 ) -> Outcome:
     best = ledger.best()
     if interruption.requested:
@@ -190,7 +195,7 @@ def _conclude(
         recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})
         code = NO_SUCCESS
     else:
-        _publish_best(paths, best, recorder)
+        _publish_best(paths, spec, best, recorder)
         recorder.finish(None, "FINISHED", {})
         code = 0
     if not interruption.requested:
@@ -198,17 +203,25 @@ def _conclude(
     return Outcome(code, best, len(ledger.trials()), recorder.close(timeout=60.0))
 
 
-def _publish_best(paths: SweepPaths, best: TrialRecord, recorder: Recorder) -> None:
-    """Put the best trial's weights and resolved configuration on the sweep's own run."""
+def _publish_best(
+    paths: SweepPaths, spec: SweepSpec, best: TrialRecord, recorder: Recorder
+) -> None:
+    """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
     recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
+    trial = paths.trial(best.number)
     with tempfile.TemporaryDirectory(dir=paths.directory, prefix=".export-") as directory:
         try:
-            files = export_trial(paths.trial(best.number), Path(directory))
+            for file in export_trial(trial, Path(directory, "best")):
+                recorder.artifact(None, file, f"best/{file.name}")
         except NoBest as missing:
             recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
-            return
-        for file in files:
-            recorder.artifact(None, file, f"best/{file.name}")
+        try:
+            # A resumed sweep's spec may have changed so that old parameters no longer fit it.
+            config = spec.trial_config(best.number, best.params)
+            for file in draw_trial(trial, config, Path(directory, "figures")):
+                recorder.artifact(None, file, f"figures/{file.name}")
+        except (NotDrawn, SpecError) as missing:
+            recorder.tag(None, {"figures": f"missing: {missing}"})
 
 
 def _request_drain(drain: Path) -> None:

@@ -9,9 +9,9 @@ here: models, losses, or what a batch means.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -154,7 +154,12 @@ class TensorSource:
 
 
 class LoaderSource:
-    """Windows of samples that a DataLoader fetches, with or without worker processes."""
+    """Windows of samples that a DataLoader fetches, with or without worker processes.
+
+    What the loader calls a batch is a window, a list of micro-batches: what fetching costs beside
+    the samples themselves is paid once for each optimizer step, whatever the accumulation. The
+    host holds whole windows in exchange, as it does for tensors.
+    """
 
     def __init__(
         self,
@@ -178,31 +183,32 @@ class LoaderSource:
             persistent_workers=loader.persistent_workers and workers > 0,
             prefetch_factor=loader.prefetch_factor if workers else None,
             pin_memory=pin and device.type == "cuda",
-            collate_fn=collate or default_collate,
+            collate_fn=partial(
+                _collate_window, collate=collate or default_collate, size=plan.micro_batch_size
+            ),
             # The loader draws a seed for its workers at each epoch; from a generator of its own,
             # so that it never moves the global one. The seed itself does not matter: each sample
             # is seeded anew.
             generator=torch.Generator().manual_seed(derive_seed(plan.seed, "loader", split)),
         )
-        self._batches: Iterator[Batch] | None = None
+        self._windows: Iterator[list[Batch]] | None = None
 
     def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
         """Yield the windows of an epoch from `start` on."""
         self._requests.epoch, self._requests.start = epoch, start
-        self._batches = iter(self._loader)
-        moved = map(self._move, self._batches)
-        for window in range(start, self.plan.windows):
-            yield itertools.islice(moved, -(-self.plan.size(window) // self.plan.micro_batch_size))
+        self._windows = iter(self._loader)
+        for window in self._windows:
+            yield map(self._move, window)
 
     def close(self) -> None:
         """End the worker processes."""
         # The loader offers no public way; without this they end whenever the garbage collector
         # comes by, and until then hold memory, on a killed trial for ever.
-        for holder in (self._batches, getattr(self._loader, "_iterator", None)):
+        for holder in (self._windows, getattr(self._loader, "_iterator", None)):
             shut_down = getattr(holder, "_shutdown_workers", None)
             if shut_down is not None:
                 shut_down()
-        self._batches = None
+        self._windows = None
 
     def _move(self, batch: Batch) -> Batch:
         return batch if self._device.type == "cpu" else move(batch, self._device)
@@ -222,7 +228,7 @@ def move(batch: Batch, device: torch.device) -> Batch:
 
 
 class _Requests:
-    """Batch sampler: yields `[epoch, index, index, ...]`, one list for each micro-batch."""
+    """Batch sampler: yields `[epoch, index, index, ...]`, one list for each window."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -233,17 +239,22 @@ class _Requests:
         plan, order = self._plan, self._plan.order(self.epoch).tolist()
         for window in range(self.start, plan.windows):
             first = window * plan.batch_size
-            last = first + plan.size(window)
-            for begin in range(first, last, plan.micro_batch_size):
-                yield [self.epoch, *order[begin : min(begin + plan.micro_batch_size, last)]]
+            yield [self.epoch, *order[first : first + plan.size(window)]]
+
+
+def _collate_window(
+    samples: list[Any], *, collate: Callable[[list[Any]], Batch], size: int
+) -> list[Batch]:
+    """Turn the samples of a window into its micro-batches."""
+    return [collate(samples[first : first + size]) for first in range(0, len(samples), size)]
 
 
 class _SeededSamples(Dataset[Any]):
     """Fetches each sample under a seed of its own: augmentation is the same in any process.
 
-    Seeding costs about ten microseconds a sample, so it starts with the first batch that is seen
-    to draw random numbers; that batch is fetched again, seeded. What a sample is never depends on
-    when that happened.
+    Seeding costs about ten microseconds a sample, so it starts with the first window that is seen
+    to draw random numbers; that window is fetched again, seeded. What a sample is never depends
+    on when that happened.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int, split: str) -> None:

@@ -1,12 +1,19 @@
 """Pictures of one run, drawn into files: norms, learning rate, the curve, a decision boundary.
 
+    python -m trainable.figures DIRECTORY TARGET < trial-config.json
+
+draws what the rows of a run's directory give, in a program of its own where Matplotlib is not
+wanted in the caller's memory, and prints the path of each picture.
+
 Matplotlib is imported when the first picture is drawn, without a display and without its global
 state. What must not live here: numbers that are not read from a run's rows or its model.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,26 +235,53 @@ def draw_run(
     from trainable.task import load_task
     from trainable.tasks.spiral import Spiral
 
-    rows = read_rows(directory)
-    target.mkdir(parents=True, exist_ok=True)
-    logged = {name for row in rows for name in row.metrics}
-    written = []
-    if "train/grad_norm" in logged:
-        clip = config.train.clip.max_norm
-        written.append(norm_histogram(rows, target / "grad_norm.png", max_norm=clip))
-    if isinstance(trainer, Trainer) and "train/lr" in logged:
-        scheduled = _scheduled(config, trainer.plans[0].windows)
-        written.append(learning_rate(rows, scheduled, target / "learning_rate.png"))
-    for metric in dict.fromkeys(("train/loss", config.metric)):
-        if metric in logged:
-            file = target / f"{metric.replace('/', '_')}.png"
-            written.append(curve(rows, file, metric=metric, resumed_at=[trainer.resumed_at]))
+    written = draw_rows(config, directory, target, resumed_at=[trainer.resumed_at])
     if config.task.name == "spiral" and isinstance(trainer, Trainer):
         task = load_task(config.task.name, config.task.arguments)
         assert isinstance(task, Spiral)
         file = target / "decision_boundary.png"
         written.append(decision_boundary(trainer.model, file, points=task.points()))
     return written
+
+
+def draw_rows(
+    config: TrialConfig, directory: Path, target: Path, *, resumed_at: Iterable[int] = ()
+) -> list[Path]:
+    """Draw every picture that the rows of a run give, without its task or its model.
+
+    Args:
+        config: The run's configuration.
+        directory: The run's directory, for its `metrics.jsonl`.
+        target: Where the pictures go; made when missing.
+        resumed_at: Steps from which the run went on after it had been interrupted.
+
+    Returns:
+        The files written.
+    """
+    rows = read_rows(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    logged = {name for row in rows for name in row.metrics}
+    written = []
+    # A loop of one's own may log what it likes under these names, but it has no gradient norm of
+    # ours beside its learning rate, and no schedule of ours.
+    if {"train/grad_norm", "train/lr"} <= logged:
+        clip = config.train.clip.max_norm
+        written.append(norm_histogram(rows, target / "grad_norm.png", max_norm=clip))
+        scheduled = _scheduled(config, _steps_per_epoch(rows))
+        written.append(learning_rate(rows, scheduled, target / "learning_rate.png"))
+    for metric in dict.fromkeys(("train/loss", config.metric)):
+        if metric in logged:
+            file = target / f"{metric.replace('/', '_')}.png"
+            written.append(curve(rows, file, metric=metric, resumed_at=resumed_at))
+    return written
+
+
+def _steps_per_epoch(rows: Sequence[Row]) -> int:
+    """Windows of an epoch: the most steps between two reports, since fp16 skips some."""
+    ends = [0, *(row.step for row in rows if "epoch" in row.metrics)]
+    if len(ends) == 1:  # cut off within its first epoch
+        return rows[-1].step
+    return max(after - before for before, after in itertools.pairwise(ends))
 
 
 def _scheduled(config: TrialConfig, steps_per_epoch: int) -> list[float]:
@@ -301,3 +335,15 @@ def _save(figure: Figure, path: Path) -> Path:
     metadata: Mapping[str, Any] = {"Software": None} if path.suffix == ".png" else {}
     figure.savefig(path, dpi=150, metadata=dict(metadata))
     return path
+
+
+def _main() -> None:
+    from trainable.config import TrialConfig
+
+    config = TrialConfig.model_validate_json(sys.stdin.read())
+    for path in draw_rows(config, Path(sys.argv[1]), Path(sys.argv[2])):
+        print(path)
+
+
+if __name__ == "__main__":
+    _main()

@@ -7,18 +7,28 @@ live here: tests of the platform itself.
 from __future__ import annotations
 
 import copy
+import io
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from trainable.data import sample_count
 from trainable.errors import TaskError
 from trainable.optim import Scalar
-from trainable.seeding import isolated_host_randomness, set_seed
-from trainable.task import Batch, Data, Samples, Task, check_data
+from trainable.seeding import derive_seed, isolated_host_randomness, seed_host, set_seed
+from trainable.task import (
+    Batch,
+    Data,
+    Samples,
+    Task,
+    check_data,
+    cross_entropy,
+)
 
 _SAMPLES = 8  # enough for two halves of a batch, few enough for a large model on a CPU
 _TOLERANCE = 1e-3  # relative; sums of float32 in another order differ by far less
@@ -60,12 +70,22 @@ def _problems(task: Task, seed: int) -> Iterator[str]:
         return
     yield from _initialisation_problems(task, model, seed)
     yield from _group_problems(task, model)
+    yield from _data_problems(task, data, seed)
     batch, halves = _batches(data, data.train)
-    broken = list(_loss_problems(task, model, batch, halves))
+    try:
+        broken = list(_loss_problems(task, model, batch, halves))
+        broken += _target_problems(task, model, batch)
+    # a user's loss may fail in any way; what was found before is told all the same
+    except Exception as problem:
+        broken = list(_target_problems(task, model, batch)) or [
+            f"loss() raised {type(problem).__name__}: {problem}"
+        ]
     yield from broken
+    trained = copy.deepcopy(model).train()
     if not broken:  # whatever breaks the loss breaks the evaluation too: say it once
-        yield from _training_problems(task, model, batch)
+        yield from _training_problems(task, trained, batch)
         yield from _evaluation_problems(task, model, _batches(data, data.val)[0])
+    yield from _state_problems(task, trained)
 
 
 def _initialisation_problems(task: Task, model: nn.Module, seed: int) -> Iterator[str]:
@@ -82,6 +102,28 @@ def _initialisation_problems(task: Task, model: nn.Module, seed: int) -> Iterato
             "build_model() gives other weights under the same seed; draw them from torch's, "
             "NumPy's or Python's global generators, which the run seeds"
         )
+
+
+def _state_problems(task: Task, model: nn.Module) -> Iterator[str]:
+    """Whether the model's state goes through a file into a new model, as resumption needs."""
+    remedy = "a run could not be resumed; hold state in parameters and registered buffers"
+    try:
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+    # objects may refuse to be pickled in any way, and to be read back without running code
+    except Exception as problem:
+        reason = str(problem).strip().splitlines()[0] if str(problem).strip() else ""
+        yield (
+            "the model's state_dict() cannot be written and read back "
+            f"({type(problem).__name__}: {reason}); {remedy}"
+        )
+        return
+    try:
+        task.build_model().load_state_dict(saved, strict=True)
+    except (RuntimeError, KeyError, ValueError) as problem:
+        yield f"a new model does not take the state_dict() of another ({problem}); {remedy}"
 
 
 def _group_problems(task: Task, model: nn.Module) -> Iterator[str]:
@@ -142,12 +184,111 @@ def _loss_problems(
             )
 
 
+def _target_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
+    """Targets and outputs that cross entropy takes, or refuses with words that do not help."""
+    if not isinstance(batch, (list, tuple)) or len(batch) != 2:
+        return
+    targets = batch[1]
+    with torch.no_grad():
+        try:
+            output = copy.deepcopy(model).eval()(batch[0])
+        except (TypeError, ValueError, RuntimeError, AttributeError):
+            return  # the task's own loss() knows how to call this model
+        if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or output.ndim < 2:
+            return
+        if type(task).loss is Task.loss and _is_one_hot(targets, output):
+            yield (
+                f"the targets are one-hot, of shape {tuple(targets.shape)}; give class indices of "
+                f"shape {(len(targets), *targets.shape[2:])}, such as targets.argmax(dim=1)"
+            )
+        elif _is_probabilities(output) and _is_cross_entropy(task, model, batch, output):
+            yield (
+                "the model's output is probabilities (each row sums to 1), and cross entropy "
+                "applies a softmax itself; return raw logits, without softmax"
+            )
+
+
+def _is_one_hot(targets: Tensor, output: Tensor) -> bool:
+    if targets.shape != output.shape or output.shape[1] < 2:
+        return False
+    zero_or_one = (targets == 0) | (targets == 1)
+    return bool(zero_or_one.all()) and bool((targets.sum(dim=1) == 1).all())
+
+
+def _is_probabilities(output: Tensor) -> bool:
+    if output.shape[1] < 2 or not output.is_floating_point() or bool((output < 0).any()):
+        return False
+    sums = output.sum(dim=1)
+    return torch.allclose(sums, torch.ones_like(sums), rtol=0.0, atol=_TOLERANCE)
+
+
+def _is_cross_entropy(task: Task, model: nn.Module, batch: Batch, output: Tensor) -> bool:
+    """Whether the task's loss is the cross entropy of this output, told by its value."""
+    try:
+        plain = cross_entropy(output, batch[1])[0]
+        return _close(task.loss(copy.deepcopy(model).eval(), batch)[0], float(plain))
+    # targets may not be what cross entropy takes, and a loss may fail in any way: told elsewhere
+    except Exception:
+        return False
+
+
+def _data_problems(task: Task, data: Data, seed: int) -> Iterator[str]:
+    """Whether samples are the same whoever builds them, and whenever they are fetched."""
+    set_seed(seed)
+    again = check_data(task.build_data(), task)
+    for split, first, second in (("train", data.train, again.train), ("val", data.val, again.val)):
+        if not _same(_seeded(first, seed), _seeded(first, seed)):
+            yield (
+                f"{split}[0] is another sample under the same seed; draw augmentation from "
+                "torch's, NumPy's or Python's global generators, which are seeded for each sample"
+            )
+        elif sample_count(first) != sample_count(second) or not _same(
+            _seeded(first, seed), _seeded(second, seed)
+        ):
+            yield (
+                f"build_data() gives another {split} split each time; fix its seed, such as "
+                "torch.Generator().manual_seed(0), or scores of different runs mean nothing"
+            )
+
+
+def _seeded(samples: Samples, seed: int) -> list[Any]:
+    """The first samples, each fetched under a seed of its own, as the loop does."""
+    if isinstance(samples, tuple):
+        return [tensor[:_SAMPLES] for tensor in samples]
+    found = []
+    for index in range(min(_SAMPLES, len(samples))):  # type: ignore[arg-type]
+        seed_host(derive_seed(seed, index))
+        found.append(samples[index])
+    return found
+
+
+def _same(first: object, second: object) -> bool:
+    """Deep equality of tensors, arrays and plain values; what else there is counts as equal."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.shape == second.shape and bool(
+            ((first == second) | ((first != first) & (second != second))).all()
+        )
+    if isinstance(first, numpy.ndarray) and isinstance(second, numpy.ndarray):
+        return numpy.array_equal(first, second)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_same(first[k], second[k]) for k in first)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(map(_same, first, second))
+    if isinstance(first, (bool, int, float, str, bytes)):
+        return bool(first == second) or first != first
+    return True
+
+
 def _training_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
-    model = copy.deepcopy(model).train()
     task.loss(model, batch)[0].backward()  # type: ignore[no-untyped-call]
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if len(without) == sum(p.requires_grad for p in model.parameters()):
         yield "no parameter received a gradient; do not detach the model's output in loss()"
+    elif without:
+        yield (
+            f"loss() gives {', '.join(without)} no gradient, so they would never be trained; use "
+            "them in forward(), or set requires_grad_(False)"
+        )
 
 
 def _evaluation_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:

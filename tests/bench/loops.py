@@ -102,7 +102,7 @@ class _Given(Task):
 class Ours:
     """Our trainer, an epoch per call."""
 
-    def __init__(self, problem: Problem, *, loader: bool) -> None:
+    def __init__(self, problem: Problem, *, loader: bool, compile: bool = False) -> None:
         task, tensors = problem.build()
         self._directory = tempfile.TemporaryDirectory()
         config = TrialConfig.model_validate(
@@ -119,6 +119,7 @@ class Ours:
                     "schedule": {"name": "onecycle", "warmup": 0.3},
                     "clip": {"max_norm": MAX_NORM},
                     "layer_norms_every": 10,
+                    "compile": compile,
                 },
             }
         )

@@ -48,6 +48,104 @@ def test_good_tasks_pass_and_leave_no_trace(kind):
     assert torch.equal(torch.rand(4), expected)
 
 
+class _Unused(nn.Sequential):
+    """Has a layer that its forward pass forgets."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(3, 2))
+        self.extra = nn.Linear(2, 2)
+
+    def forward(self, inputs):
+        return self[0](inputs)
+
+
+class _Secretive(nn.Linear):
+    """Keeps an object in its state that only its own code could read back."""
+
+    def get_extra_state(self):
+        return itertools.count()
+
+    def set_extra_state(self, state):
+        pass
+
+
+class _Growing(nn.Linear):
+    """Makes a buffer in its first forward pass, which a new model does not have."""
+
+    def forward(self, inputs):
+        if not hasattr(self, "seen"):
+            self.register_buffer("seen", inputs.mean(dim=0))
+        return super().forward(inputs)
+
+
+class _Jittered(list):
+    """Augments from a generator of its own, which nobody seeds for a sample."""
+
+    def __init__(self, samples):
+        super().__init__(samples)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __getitem__(self, index):
+        inputs, target = super().__getitem__(index)
+        return inputs + torch.rand(3, generator=self.generator), target
+
+
+class _Augmented(list):
+    """Augments from the global generators, as it should."""
+
+    def __getitem__(self, index):
+        inputs, target = super().__getitem__(index)
+        return inputs + torch.rand(3), target
+
+
+def _samples(wrapped):
+    def build_data(self):
+        samples = wrapped(AsDataset.build_data(self).train)
+        return Data(train=samples, val=samples)
+
+    return build_data
+
+
+def _one_hot(dtype):
+    def build_data(self):
+        inputs, targets = Good.build_data(self).train
+        samples = (inputs, nn.functional.one_hot(targets, 2).to(dtype))
+        return Data(train=samples, val=samples)
+
+    return build_data
+
+
+def _random_split(self):
+    inputs, targets = Good.build_data(self).train
+    order = torch.randperm(20)
+    return Data(train=(inputs[order], targets[order]), val=(inputs, targets))
+
+
+def _with_softmax(self):
+    return nn.Sequential(nn.Linear(3, 2), nn.Softmax(dim=1))
+
+
+def _own_cross_entropy(self, model, batch):
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+def _log_of_probabilities(self, model, batch):
+    chosen = model(batch[0]).log().gather(1, batch[1][:, None])
+    return -chosen.sum(), len(chosen)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"build_data": _samples(_Augmented)},
+        {"build_model": _with_softmax, "loss": _log_of_probabilities},
+    ],
+    ids=["augmentation from the global generators", "probabilities that the loss asks for"],
+)
+def test_what_only_looks_wrong_passes(override):
+    check_task(type("Unusual", (Good,), override)())
+
+
 def _mean_loss(self, model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1]), 1.0
 
@@ -102,6 +200,19 @@ def _unseeded(self):
         ({"loss": _detached}, "do not detach"),
         ({"loss": _not_finite}, "the loss must be finite"),
         ({"loss": _no_parameter}, "no parameter received a gradient"),
+        (
+            {"build_model": lambda self: _Unused()},
+            "gives extra.weight, extra.bias no gradient, so they would never be trained",
+        ),
+        ({"build_data": _one_hot(torch.long)}, "one-hot, of shape .8, 2.; give class indices"),
+        ({"build_data": _one_hot(torch.float)}, "one-hot, of shape .8, 2.; give class indices"),
+        ({"build_model": _with_softmax}, "return raw logits, without softmax"),
+        ({"build_model": _with_softmax, "loss": _own_cross_entropy}, "return raw logits"),
+        ({"build_model": lambda self: nn.Linear(4, 2)}, "loss.. raised RuntimeError: .*mat1"),
+        ({"build_data": _random_split}, "another train split each time; fix its seed"),
+        ({"build_data": _samples(_Jittered)}, "another sample under the same seed"),
+        ({"build_model": lambda self: _Secretive(3, 2)}, "cannot be written and read back"),
+        ({"build_model": lambda self: _Growing(3, 2)}, "a new model does not take the state_dict"),
         ({"evaluate": lambda self, model, batches: 0.5}, "return a dict of metrics"),
         ({"evaluate": lambda self, m, b: {"val/loss": 1.0}}, "use a plain name"),
         ({"evaluate": lambda self, m, b: {"loss": torch.ones(2)}}, "give one number"),

@@ -191,6 +191,12 @@ def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
         "best/model.safetensors",
         "best/config.yaml",
     }
+    assert {f.path for f in client.list_artifacts(parent.info.run_id, "figures")} == {
+        "figures/grad_norm.png",
+        "figures/learning_rate.png",
+        "figures/train_loss.png",
+        "figures/val_loss.png",
+    }
     weights = client.download_artifacts(
         parent.info.run_id, "best/model.safetensors", str(tmp_path)
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from trainable import data
 from trainable.config import LoaderConfig
 from trainable.data import LoaderSource, Plan, TensorSource, move, open_source
 from trainable.errors import ConfigError
@@ -138,6 +139,54 @@ def test_fetching_leaves_the_generators_of_the_process_alone():
     for window in source.windows(0):
         list(window)
     assert (torch.rand(()), numpy.random.rand(), random.random()) == expected
+
+
+@pytest.mark.parametrize("micro", [12, 3, 1])
+def test_generators_are_looked_at_once_for_a_window_whatever_its_micro_batches(monkeypatch, micro):
+    looks = []
+
+    class Counted(data.HostRandomness):
+        def __init__(self):
+            looks.append(None)
+            super().__init__()
+
+    monkeypatch.setattr(data, "HostRandomness", Counted)
+    plan = Plan(43, 12, micro)
+    source = LoaderSource(list(range(43)), plan, split="train", device=CPU, loader=LoaderConfig())
+    assert sum(len(batch) for window in source.windows(0) for batch in window) == 43
+    assert len(looks) == plan.windows
+
+
+def test_what_a_model_draws_between_micro_batches_changes_no_sample():
+    plan = Plan(43, 12, 3, seed=1)
+    expected = _drawn(_loader(plan))
+    found = {}
+    for window in _loader(plan).windows(0):
+        for index, draws in window:
+            found |= {int(i): tuple(d.tolist()) for i, d in zip(index, draws, strict=True)}
+            torch.rand(7), numpy.random.rand(), random.random()
+    assert found == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_function_of_the_users_gets_one_micro_batch_at_a_time(workers):
+    source = LoaderSource(
+        Numbers(10),
+        Plan(10, 6, 2, shuffle=False),
+        split="val",
+        device=CPU,
+        loader=LoaderConfig(num_workers=workers),
+        collate=_indices,
+    )
+    assert [list(window) for window in source.windows(0)] == [
+        [[0, 1], [2, 3], [4, 5]],
+        [[6, 7], [8, 9]],
+    ]
+    source.close()
+
+
+def _indices(samples):
+    return [int(index) for index, _ in samples]
 
 
 def test_closing_ends_the_worker_processes_even_in_the_middle_of_an_epoch():

@@ -12,7 +12,7 @@ from torch import nn
 from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.history import Row
+from trainable.history import History, Row
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -146,6 +146,35 @@ def test_own_loop_gives_the_pictures_it_has_rows_for(tmp_path):
         list(trainer.events())
         written = figures.draw_run(config, trainer, tmp_path / "run", tmp_path / "figures")
     assert [path.name for path in written] == ["train_loss.png", "val_loss.png"]
+
+
+def test_pictures_of_the_rows_alone_need_no_task_and_no_model(tmp_path, drawn):
+    config = _config("spiral", train={"schedule": {"name": "onecycle", "warmup": 0.3}})
+    with open_trainer(config, tmp_path / "run", device="cpu") as trainer:
+        list(trainer.events())
+    gone = _config("no_such_module:Task", train=config.train.model_dump(mode="json"))
+    written = figures.draw_rows(gone, tmp_path / "run", tmp_path / "figures")
+    assert [path.name for path in written] == [
+        "grad_norm.png",
+        "learning_rate.png",
+        "train_loss.png",
+        "val_loss.png",
+    ]
+    assert _labels(drawn[1].axes[0])[-1] == "applied: as scheduled at each step"
+
+
+def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
+    config = _config("spiral", budget={"epochs": 2})
+    scheduled = figures._scheduled(config, 3)
+    rows = [
+        Row(step, 0, {"train/grad_norm": 1.0, "train/lr": scheduled[step - 1]} | more)
+        for step, more in enumerate([{}, {"epoch": 1.0}, {}, {}, {"epoch": 2.0}], start=1)
+    ]
+    history = History(tmp_path)
+    history.append(rows)
+    history.close()
+    figures.draw_rows(config, tmp_path, tmp_path / "figures")
+    assert _labels(drawn[1].axes[0])[-1] == "applied: as scheduled at each step"
 
 
 def test_matplotlib_is_imported_only_to_draw_and_without_its_global_state(tmp_path):
