@@ -21,6 +21,7 @@ ROWS = {
     "trial-memory": ("tests.bench.memory:trial_process", "a trial's process / a bare script"),
     "sweep-memory": ("tests.bench.memory:sweep_processes", "the processes of a real sweep"),
     "step": ("tests.bench.steps:steps", "P3: a step / a bare loop, MLP, CNN, transformer"),
+    "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
 }
 
 

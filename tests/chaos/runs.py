@@ -131,7 +131,9 @@ class Fragile(Task):
 
 
 class FatalFiles(Files):
-    """Calls `kill` in place of the rename number `die_at` that would commit a checkpoint."""
+    """Calls `kill` in place of the rename number `die_at` that would commit a checkpoint: in the
+    thread that writes, while training goes on. Nothing is committed after that.
+    """
 
     def __init__(self, die_at: int, kill: Callable[[], None]) -> None:
         self._left, self._kill = die_at, kill
@@ -215,6 +217,7 @@ def train(case: Case, trainer: Trainer, kill: Callable[[], None] | None = None) 
     """Train to the end, or to the kill that comes between two reports."""
     for report in trainer.events():
         if kill is not None and case.kill == "saved" and report.epoch == 2:
+            trainer.store.wait()
             kill()
 
 

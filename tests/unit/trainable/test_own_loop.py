@@ -151,6 +151,7 @@ def test_crash_and_resume_equals_an_uninterrupted_run(tmp_path, left_open, crash
     )
     with pytest.raises(Crash):
         list(crashed.events())
+    crashed.store.wait()
     torch.manual_seed(99)
     with open_trainer(config, tmp_path / "cut", device="cpu") as resumed:
         assert resumed.resumed_at < crash
@@ -175,9 +176,9 @@ def test_process_that_dies_leaves_one_continuous_curve(tmp_path):
     environment = {"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"}
     assert subprocess.run(command, check=False, env=environment).returncode == 1
     with open_trainer(config, tmp_path / "cut", device="cpu") as resumed:
-        assert resumed.resumed_at == 3
+        assert resumed.resumed_at in (2, 3)  # the third was perhaps still being written
         reports = list(resumed.events())
-    assert [r.epoch for r in reports] == [4, 5, 6]
+    assert [r.epoch for r in reports] == list(range(resumed.resumed_at + 1, 7))
     assert [step for step, _ in _curve(tmp_path / "cut")] == [1, 2, 3, 4, 5, 6]
     with open_trainer(_config(), tmp_path / "whole", device="cpu") as whole:
         list(whole.events())
