@@ -184,6 +184,13 @@ def open_case(
     case: Case, directory: Path, kill: Callable[[], None] | None = None
 ) -> tuple[Trainer, Fragile]:
     """Open a run of a case; it dies where the case says when `kill` is given."""
+
+    def die() -> None:
+        assert kill is not None
+        if trainer.store.pointer is None:
+            trainer.store.wait()  # so that there is something to go on from
+        kill()
+
     steps = 0
     where: dict[str, Any] = {}
     if kill is not None:
@@ -196,13 +203,12 @@ def open_case(
         # The question "were you interrupted?" is put after each step but an epoch's last, and
         # once more when the epoch is closed: four times an epoch here, fp16's skipped windows too.
         steps = {"warmup": 3, "epoch": 10, "edge": 8}.get(case.kill, 0)
-    task = Fragile(augmented=case.data != "memory", kill=kill or _nothing, **where)
+    task = Fragile(augmented=case.data != "memory", kill=die if kill else _nothing, **where)
     asked = iter(range(1, _NEVER))
 
     def interrupted() -> bool:
         if next(asked) == steps:
-            assert kill is not None
-            kill()
+            die()
         return False
 
     trainer = open_trainer(

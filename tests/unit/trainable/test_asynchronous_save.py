@@ -202,7 +202,7 @@ def test_snapshot_shares_nothing_but_what_the_state_shares():
     original = {
         "model": model.state_dict(),
         "column": torch.arange(6.0).view(2, 3).t(),
-        "bits": [torch.tensor([True]), (torch.tensor(7, dtype=torch.uint8), 1.5, "x")],
+        "bits": [torch.tensor([True]), (torch.tensor(7, dtype=torch.uint8), 1.5)],
         "imaginary": torch.ones(2, dtype=torch.complex64).conj(),
         "parameter": nn.Parameter(torch.ones(2), requires_grad=False),
     }
