@@ -4,20 +4,21 @@ A generation is a directory `checkpoints/step-00000120/` with `state.pt` and `ma
 written aside, synced, described by the manifest (length and sha256 of each file), synced, and
 renamed into place; only then does anyone see it. Readers trust nothing but a manifest that
 verifies, and the newest one that does wins. "Newest" is a counter in the manifest, never a time.
-What must not live here: what a state consists of (see `state.py`), or Ray.
+All of that happens in a thread beside the training, which waits only while its state is copied.
+What must not live here: what a state consists of (see `state.py`), how it is copied and turned
+into bytes (`snapshot.py`), or Ray.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import os
-import pickle
 import re
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,7 +78,8 @@ class CheckpointStore:
     """The generations of one run.
 
     Without `config` it only reads, and never changes anything: any process may look at a run. With
-    one it is the run's only writer.
+    one it is the run's only writer. At most one generation is being written at any time: it takes
+    the memory of one copy of the state and of its bytes.
 
     Args:
         directory: The run's directory; generations lie in `checkpoints/` below it.
@@ -105,7 +107,8 @@ class CheckpointStore:
         self._clock = clock
         self._last_time = clock()
         self._last_step: int | None = None
-        self._kept: list[Generation] = []
+        self._kept: list[Generation] = []  # changed by the thread that writes, while there is one
+        self._writing: Future[None] | None = None
         if config is not None:
             self._files.make_directory(self._root)
             for leftover in self._root.glob(f"{_ASIDE}*"):
@@ -155,7 +158,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"the checkpoint cannot be used: {reason}; choose another generation"
             )
-        return _parse_state(content)
+        return _parse(content)
 
     # Writing
 
@@ -182,7 +185,7 @@ class CheckpointStore:
                 self._quarantine(path)
         self._kept = self.generations()
         self._last_step = usable.step
-        return _parse_state(content)
+        return _parse(content)
 
     def offer(
         self,
@@ -194,37 +197,62 @@ class CheckpointStore:
         value: float | None = None,
         new_best: bool = False,
         final: bool = False,
-    ) -> Pointer | None:
+        covered: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Save if the interval, a new best or the end asks for it.
 
-        Called after every step, whether or not it saves.
+        Called after every step, whether or not it saves. Returns as soon as the state is copied;
+        it is written beside the training. A save that is due while another one is being written
+        waits for it; only an interval in seconds lets it end first, so that no disk is slow
+        enough to hold up the training.
 
         Args:
-            state: Makes the state; called only when it is saved.
+            state: Makes the state; called only when it is saved. It may change afterwards.
             step: Optimizer steps taken.
             epoch: Epochs completed.
             boundary: An epoch has just been completed.
             value: The metric, when this state was evaluated.
             new_best: The value is the best so far.
-            final: The run ends here.
+            final: The run ends here: returns only when everything is committed.
+            covered: Makes durable what the state refers to; returns before the generation is
+                committed. Called in the thread that writes.
 
         Returns:
-            The pointer to the generation saved now; None when nothing was due.
+            Whether it saves.
+
+        Raises:
+            CheckpointError: This generation, or the one before it, could not be written.
         """
+        if self._writing is not None and self._writing.done():
+            self.wait()  # an error is raised at the first step after it
         if not (final or new_best or self._is_due(step, epoch, boundary)):
-            return None
-        generation = self._commit(state(), step=step, epoch=epoch, value=value)
+            return False
+        self.wait()
+        from trainable.snapshot import snapshot
+
+        copied = snapshot(state())
         self._last_step, self._last_time = step, self._clock()
-        self._kept.append(generation)
-        self._retain()
-        return generation.pointer
+        # A thread for each: none is left behind when a run is dropped, or where a loader forks.
+        thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing = thread.submit(self._write, copied, covered, step, epoch, value)
+        thread.shutdown(wait=False)
+        if final:
+            self.wait()
+        return True
 
     def wait(self) -> None:
-        """Return once everything offered is committed."""
+        """Return once everything offered is committed.
+
+        Raises:
+            CheckpointError: It could not be written. Raised once, here or by the next `offer`.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     @property
     def pointer(self) -> Pointer | None:
-        """The newest committed generation of this writer."""
+        """The newest committed generation of this writer; never one that is being written."""
         return self._kept[-1].pointer if self._kept else None
 
     def _newest_with_content(self) -> tuple[Generation, bytes] | None:
@@ -242,12 +270,33 @@ class CheckpointStore:
             return boundary and epoch % every.count == 0
         if every.unit == "step":
             return step % every.count == 0 and step not in (0, self._last_step)
-        return self._clock() - self._last_time >= every.count
+        return self._writing is None and self._clock() - self._last_time >= every.count
 
-    def _commit(
-        self, state: dict[str, Any], *, step: int, epoch: int, value: float | None
-    ) -> Generation:
-        content = _format_state(state)
+    def _write(
+        self,
+        state: dict[str, Any],
+        covered: Callable[[], None],
+        step: int,
+        epoch: int,
+        value: float | None,
+    ) -> None:
+        """Commit a generation and remove what is no longer kept, beside the training."""
+        from trainable.snapshot import format_state
+
+        try:
+            covered()
+            content = format_state(state)
+            self._kept.append(self._commit(content, step=step, epoch=epoch, value=value))
+            self._retain()
+        except CheckpointError:
+            raise
+        except Exception as problem:  # what cannot be pickled decides itself what it raises
+            raise CheckpointError(
+                f"saving the checkpoint of step {step} failed ({type(problem).__name__}: "
+                f"{problem}); earlier checkpoints are untouched; correct this, then resume"
+            ) from problem
+
+    def _commit(self, content: bytes, *, step: int, epoch: int, value: float | None) -> Generation:
         generation = Generation(
             path=self._free_path(step),
             number=self._kept[-1].number + 1 if self._kept else 1,
@@ -331,25 +380,8 @@ class CheckpointStore:
             )
 
 
-def _format_state(state: dict[str, Any]) -> bytes:
-    import torch  # only who reads or writes a state pays for it; looking at manifests needs none
+def _parse(content: bytes) -> dict[str, Any]:
+    # Imports torch: only who reads or writes a state pays for it; looking at manifests needs none.
+    from trainable.snapshot import parse_state
 
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
-def _parse_state(content: bytes) -> dict[str, Any]:
-    import torch
-
-    try:
-        state: dict[str, Any] = torch.load(
-            io.BytesIO(content), map_location="cpu", weights_only=True
-        )
-    except pickle.UnpicklingError as problem:
-        raise CheckpointError(
-            f"the checkpoint holds objects that are not plain data ({problem}); keep the state of "
-            "models and "
-            "optimizers to tensors, numbers, strings, lists and dicts"
-        ) from problem
-    return state
+    return parse_state(content)

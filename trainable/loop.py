@@ -46,7 +46,7 @@ class Report:
         epoch: Epochs completed.
         metrics: The boundary's own metrics: the last row's.
         rows: Everything logged since the previous report, the boundary's own row last.
-        checkpoint: The newest committed generation.
+        checkpoint: The newest committed generation; the finished report's is this run's last.
         finished: This was the last epoch.
         signals: What deserves a look, in sentences; see `health.py`.
     """
@@ -166,6 +166,7 @@ class Trainer:
                             step=progress.step,
                             epoch=progress.epoch,
                             final=interrupted,
+                            covered=self._history.sync,
                         )
                         if interrupted:
                             return
@@ -184,6 +185,7 @@ class Trainer:
                 value=value,
                 new_best=new_best,
                 final=interrupted or progress.epoch >= self._epochs,
+                covered=self._history.sync,
             )
             rows, self._unreported = self._unreported, []
             yield self._report(rows)
@@ -207,8 +209,10 @@ class Trainer:
         """End loader processes and wait for what is being written. Safe to call twice."""
         self._train.close()
         self._val.close()
-        self.store.wait()
-        self._history.close()
+        try:
+            self.store.wait()
+        finally:
+            self._history.close()
 
     def __enter__(self) -> Trainer:
         return self
@@ -286,10 +290,9 @@ class Trainer:
         self._unwritten = []
 
     def _snapshot(self) -> dict[str, Any]:
-        """Make the state to be saved; the rows that it covers are durable first."""
+        """Make the state to be saved; the rows that it covers are in the file first."""
         self._fetch()
         self._write()
-        self._history.sync()
         return self.state.state_dict()
 
     def _boundary_metrics(self) -> dict[str, float]:

@@ -180,14 +180,19 @@ class OwnLoop:
                     value=value,
                     new_best=new_best,
                     final=interrupted or progress.epoch >= epochs,
+                    covered=self._history.sync,
                 )
+            elif interrupted:
+                self.store.wait()
             yield self._report([row], finished=progress.epoch >= epochs)
 
     def close(self) -> None:
         """End the loop (its `finally` blocks run) and wait for what is being written."""
         self._generator.close()
-        self.store.wait()
-        self._history.close()
+        try:
+            self.store.wait()
+        finally:
+            self._history.close()
 
     def __enter__(self) -> OwnLoop:
         return self
@@ -264,13 +269,14 @@ class OwnLoop:
         return row, value, is_best
 
     def _snapshot(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Make the state to be saved; the row that it covers is durable first."""
+        """Make the state to be saved."""
         check_state(state)
-        self._history.sync()
         return {"format": FORMAT, "loop": state, "progress": asdict(self._progress)}
 
     def _report(self, rows: list[Row], *, finished: bool) -> Report:
         progress = self._progress
+        if finished:
+            self.store.wait()
         return Report(
             progress.epoch,
             progress.epoch,

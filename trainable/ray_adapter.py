@@ -23,7 +23,7 @@ from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainable.config import TrialConfig
-from trainable.errors import TrainingError
+from trainable.errors import CheckpointError, TrainingError
 
 OBJECTIVE = "objective"
 """The result key that carries the value of the trial's metric, whatever the metric is called."""
@@ -115,7 +115,12 @@ class TuneTrial(tune.Trainable):
         """Shut loaders down, wait for pending writes, close the log."""
         if self._trainer is not None:
             with self._logged():
-                self._trainer.close()
+                try:
+                    self._trainer.close()
+                except CheckpointError:
+                    # Of a trial that was stopped: its end is told, its last save is not needed,
+                    # and the next trial of this process must not die of it.
+                    traceback.print_exc()
             self._trainer = None
         self._log.close()
 

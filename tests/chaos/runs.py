@@ -131,7 +131,9 @@ class Fragile(Task):
 
 
 class FatalFiles(Files):
-    """Calls `kill` in place of the rename number `die_at` that would commit a checkpoint."""
+    """Calls `kill` in place of the rename number `die_at` that would commit a checkpoint: in the
+    thread that writes, while training goes on. Nothing is committed after that.
+    """
 
     def __init__(self, die_at: int, kill: Callable[[], None]) -> None:
         self._left, self._kill = die_at, kill
@@ -182,6 +184,13 @@ def open_case(
     case: Case, directory: Path, kill: Callable[[], None] | None = None
 ) -> tuple[Trainer, Fragile]:
     """Open a run of a case; it dies where the case says when `kill` is given."""
+
+    def die() -> None:
+        assert kill is not None
+        if trainer.store.pointer is None:
+            trainer.store.wait()  # so that there is something to go on from
+        kill()
+
     steps = 0
     where: dict[str, Any] = {}
     if kill is not None:
@@ -194,13 +203,12 @@ def open_case(
         # The question "were you interrupted?" is put after each step but an epoch's last, and
         # once more when the epoch is closed: four times an epoch here, fp16's skipped windows too.
         steps = {"warmup": 3, "epoch": 10, "edge": 8}.get(case.kill, 0)
-    task = Fragile(augmented=case.data != "memory", kill=kill or _nothing, **where)
+    task = Fragile(augmented=case.data != "memory", kill=die if kill else _nothing, **where)
     asked = iter(range(1, _NEVER))
 
     def interrupted() -> bool:
         if next(asked) == steps:
-            assert kill is not None
-            kill()
+            die()
         return False
 
     trainer = open_trainer(
@@ -215,6 +223,7 @@ def train(case: Case, trainer: Trainer, kill: Callable[[], None] | None = None) 
     """Train to the end, or to the kill that comes between two reports."""
     for report in trainer.events():
         if kill is not None and case.kill == "saved" and report.epoch == 2:
+            trainer.store.wait()
             kill()
 
 

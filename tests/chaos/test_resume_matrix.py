@@ -51,6 +51,8 @@ def test_killed_run_ends_like_one_that_was_not(tmp_path: Path, case: Case) -> No
     cut, cut_task = open_case(case, tmp_path / "cut", _kill)
     with pytest.raises(Killed):
         train(case, cut, _kill)
+    # Here what was being written at the kill gets there; a real death may be before or after it.
+    cut.store.wait()
     # A real death takes the loader's processes along and closes the file of the curve.
     cut._train.close()
     cut._history._file.close()

@@ -65,7 +65,8 @@ def _store(directory, *, every="1 epoch", keep=2, mode="min", files=None, clock=
 
 
 def _save(store, step, value=None, **options):
-    return store.offer(
+    """Offer a state and wait; return the pointer to it, None when nothing was saved."""
+    saves = store.offer(
         lambda: {"step": step, "weights": torch.arange(4.0) + step},
         step=step,
         epoch=step,
@@ -73,6 +74,8 @@ def _save(store, step, value=None, **options):
         value=value,
         **options,
     )
+    store.wait()
+    return store.pointer if saves else None
 
 
 def _steps(store):
@@ -256,6 +259,7 @@ def test_intervals_within_an_epoch(tmp_path, every, saved):
     for step in range(1, 7):
         now[0] += 4
         store.offer(dict, step=step, epoch=0)
+        store.wait()
     assert _steps(store) == saved
 
 
@@ -293,6 +297,6 @@ def test_load_verifies_the_digest_and_refuses_objects(tmp_path):
     _flip(tmp_path / "checkpoints" / "step-00000001" / "state.pt", 4000)
     with pytest.raises(CheckpointError, match="sha256"):
         store.load(pointer)
-    bad = store.offer(lambda: {"x": Killed}, step=2, epoch=2, boundary=True)
+    store.offer(lambda: {"x": Killed}, step=2, epoch=2, final=True)
     with pytest.raises(CheckpointError, match="not plain data"):
-        store.load(bad)
+        store.load(store.pointer)

@@ -100,8 +100,10 @@ def test_run_resumes_exactly(tmp_path, opened, configure, toy, name):
             raise Crash
         return False
 
+    crashed = opened(config, tmp_path / "cut", toy(), interrupted=interrupted)
     with pytest.raises(Crash):
-        list(opened(config, tmp_path / "cut", toy(), interrupted=interrupted).events())
+        list(crashed.events())
+    crashed.store.wait()
     resumed = opened(config, tmp_path / "cut", toy())
     assert resumed.state.progress.step == 6
     found = list(resumed.events())[-1].metrics

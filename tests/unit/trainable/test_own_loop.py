@@ -113,7 +113,9 @@ def test_each_yield_is_a_report_a_row_and_a_generation(tmp_path):
     losses = [r.metrics["val/loss"] for r in reports]
     assert [r.metrics["best/val/loss"] for r in reports] == list(itertools.accumulate(losses, min))
     assert [r.metrics["epoch"] for r in reports] == [1.0, 2.0, 3.0]
-    assert [r.checkpoint.step for r in reports] == [1, 2, 3]
+    saved = CheckpointStore(tmp_path / "run").generations()
+    assert reports[-1].checkpoint == saved[-1].pointer  # earlier ones may name the one before
+    assert saved[-1].step == 3
 
 
 @pytest.mark.parametrize(("mode", "best"), [("min", 2), ("max", 1)])
@@ -151,6 +153,7 @@ def test_crash_and_resume_equals_an_uninterrupted_run(tmp_path, left_open, crash
     )
     with pytest.raises(Crash):
         list(crashed.events())
+    crashed.store.wait()
     torch.manual_seed(99)
     with open_trainer(config, tmp_path / "cut", device="cpu") as resumed:
         assert resumed.resumed_at < crash
@@ -175,9 +178,9 @@ def test_process_that_dies_leaves_one_continuous_curve(tmp_path):
     environment = {"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"}
     assert subprocess.run(command, check=False, env=environment).returncode == 1
     with open_trainer(config, tmp_path / "cut", device="cpu") as resumed:
-        assert resumed.resumed_at == 3
+        assert resumed.resumed_at in (2, 3)  # the third was perhaps still being written
         reports = list(resumed.events())
-    assert [r.epoch for r in reports] == [4, 5, 6]
+    assert [r.epoch for r in reports] == list(range(resumed.resumed_at + 1, 7))
     assert [step for step, _ in _curve(tmp_path / "cut")] == [1, 2, 3, 4, 5, 6]
     with open_trainer(_config(), tmp_path / "whole", device="cpu") as whole:
         list(whole.events())
@@ -254,8 +257,8 @@ def test_loop_that_would_go_on_is_closed_at_the_budget(tmp_path):
 def test_run_starts_from_another_runs_generation(tmp_path):
     config = _config(epochs=2)
     with open_trainer(config, tmp_path / "donor", device="cpu") as donor:
-        report = next(donor.events())
-    path = report.checkpoint.path
+        next(donor.events())
+    path = donor.store.newest().path
     with open_trainer(config, tmp_path / "heir", device="cpu", restore=path) as heir:
         assert [r.epoch for r in heir.events()] == [2]
 

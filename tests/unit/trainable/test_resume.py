@@ -55,7 +55,11 @@ def _crash_at(call):
 
 
 def _run(trainer):
-    return list(trainer.events())
+    """Train to the end or to the crash; what is being written then still gets there."""
+    try:
+        return list(trainer.events())
+    finally:
+        trainer.store.wait()
 
 
 @pytest.mark.seeds("S15")
@@ -220,8 +224,10 @@ def test_finished_run_reports_its_end_once_more(tmp_path, opened, configure, toy
 
 def test_run_starts_from_another_runs_generation(tmp_path, opened, configure, toy):
     config = configure(epochs=2)
-    report = _run(opened(config, tmp_path / "donor", toy()))[0]
-    copied = opened(config, tmp_path / "heir", toy(), restore=report.checkpoint.path)
+    donor = opened(config, tmp_path / "donor", toy())
+    _run(donor)
+    first, _ = donor.store.generations()
+    copied = opened(config, tmp_path / "heir", toy(), restore=first.path)
     assert copied.state.progress.epoch == 1
     assert [r.epoch for r in _run(copied)] == [2]
 
@@ -255,7 +261,8 @@ def test_process_that_dies_in_the_third_epoch_leaves_one_continuous_curve(tmp_pa
     command = [sys.executable, "-c", CRASHING, config.model_dump_json(), str(tmp_path / "cut")]
     assert subprocess.run(command, check=False).returncode == 1
     with open_trainer(config, tmp_path / "cut", device="cpu") as resumed:
-        assert (resumed.state.progress.epoch, resumed.state.progress.step) == (2, 50)
+        # What was being written when the process died is there or not; what came before is.
+        assert resumed.state.progress.step in (40, 46, 50)
         _run(resumed)
     with open_trainer(config, tmp_path / "whole", device="cpu") as whole:
         _run(whole)
