@@ -5,6 +5,7 @@ from another test.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -30,11 +31,11 @@ def ray_on_two_cores() -> Iterator[None]:
     from sweeps import engine
     from sweeps.resources import Gpu, Machine
 
-    before = dict(os.environ)
-    engine.configure(token="tests")
+    before, token = dict(os.environ), uuid.uuid4().hex  # two sessions must not end each other's
+    engine.configure(token)
     machine = Machine("test", cpus=4, memory=2**30, gpus=(Gpu("logical", 2**30),))
-    engine.start("tests", machine, concurrency=4)
+    engine.start(token, machine, concurrency=4)
     yield
-    engine.stop("tests")
+    engine.stop(token)
     os.environ.clear()
     os.environ.update(before)
