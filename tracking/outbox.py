@@ -164,7 +164,7 @@ class Outbox:
                 "artifact",
                 {"staged": str(staged.relative_to(self.directory)), "folder": folder},
             )
-        except BaseException:
+        except BaseException:  # also an interruption leaves no copy behind; raised again
             shutil.rmtree(staged.parent, ignore_errors=True)
             raise
 
@@ -329,7 +329,7 @@ class Outbox:
             try:
                 yield self._db
                 self._db.execute("COMMIT")
-            except BaseException:
+            except BaseException:  # no transaction stays open, whatever ended it; raised again
                 if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
                     self._db.execute("ROLLBACK")
                 raise

@@ -54,7 +54,7 @@ def open_file(path: Path) -> sqlite3.Connection:
             )
         elif (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(verdict)
-    except BaseException:
+    except BaseException:  # no connection stays open, whatever ended it; raised again
         db.close()
         raise
     return db

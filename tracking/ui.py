@@ -149,7 +149,7 @@ def start_server(
     server = Server(f"http://{host}:{port}", process, log)
     try:
         _wait_until_healthy(server, timeout)
-    except BaseException:
+    except BaseException:  # Ctrl-C while it starts leaves no server behind; raised again
         server.stop()
         raise
     return server
