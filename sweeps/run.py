@@ -7,10 +7,12 @@ past; record; publish the best. Ray's own directory is thrown away at the end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -18,13 +20,14 @@ from pathlib import Path
 
 from ray import tune
 
-from sweeps import engine
+from sweeps import control, display, engine
 from sweeps.callbacks import NOT_STOPPED, STOPPED_BY_INTERRUPT, Bookkeeper, View, flatten
+from sweeps.failures import Hopeless
 from sweeps.interrupt import Interruption
 from sweeps.layout import SweepExists, SweepPaths, artifact_root, tracking_uri
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.lock import SweepLock
-from sweeps.orphans import end_orphans, kill_children
+from sweeps.orphans import clean_up_after_the_dead, kill_children
 from sweeps.problems import SpecError
 from sweeps.resources import Machine, Plan
 from sweeps.results import NO_SUCCESS, NoBest, NotDrawn, Outcome, draw_trial, export_trial
@@ -35,6 +38,8 @@ from tracking.mlflow_recorder import MlflowRecorder
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from trainable.ray_adapter import TuneTrial
+
+_DELIVERY_SECONDS = 60.0
 
 ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
@@ -59,7 +64,8 @@ def run_sweep(
         plan: Resources per trial and how many at once.
         machine: What Ray may use.
         new: Whether the sweep must not exist yet; otherwise it must.
-        grace: Seconds that trials have to checkpoint after the first signal.
+        grace: Seconds from the first signal until this process has ended; trials have most of
+            them to save their state.
         say: Told in a few words what is happening when it takes long.
 
     Raises:
@@ -69,38 +75,39 @@ def run_sweep(
     lock = SweepLock(paths.lock)
     token = lock.acquire().token
     try:
-        if new and paths.exists():
-            raise SweepExists(paths.name)
-        if lock.previous is not None:
-            end_orphans(lock.previous.token)
-        engine.configure(token)
-        ledger = _open_ledger(paths, spec, new=new)
-        paths.drain.unlink(missing_ok=True)
-        recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
-        try:
-            interruption = Interruption(
-                on_first=lambda: _request_drain(paths.drain),
-                on_second=lambda: _leave_at_once(token, paths),
-            )
-            with interruption:
+        control.clear(paths)  # what an earlier driver was asked
+        wishes = control.Wishes(paths, token)
+        interruption = Interruption(
+            on_first=lambda: _request_drain(paths, grace),
+            on_last=lambda: _leave_at_once(paths, lock, token, interruption),
+            grace=grace,
+            look=lambda: _look(wishes, interruption),
+        )
+        with interruption:
+            if new and paths.exists():
+                raise SweepExists(paths.name)
+            clean_up_after_the_dead(lock.previous and lock.previous.token)
+            engine.configure(token)
+            ledger = _open_ledger(paths, spec, new=new)
+            recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
+            hopeless = None
+            try:
                 finished = sum(trial.finished for trial in ledger.trials())
-                if finished < spec.trials:
+                if finished < spec.trials and not interruption.requested:
                     say("starting Ray")
-                    ours = engine.start(token, machine, concurrency=plan.concurrency)
-                    interruption.reinstall()
-                    try:
-                        with make_view(finished) as view:
-                            _tune(paths, spec, plan, ledger, recorder, view, interruption, grace)
-                    finally:
-                        if ours:
-                            engine.stop(token)
+                    with engine.running(token, machine, plan.concurrency, interruption):
+                        if not interruption.requested:
+                            with make_view(finished) as view:
+                                hopeless = _tune(
+                                    paths, spec, plan, ledger, recorder, view, interruption, wishes
+                                )
                     shutil.rmtree(paths.ray, ignore_errors=True)
                 say("delivering to the tracking store")
-                return _conclude(paths, spec, ledger, recorder, interruption)
-        finally:
-            recorder.close(timeout=0.0)
+                return _conclude(paths, spec, ledger, recorder, interruption, hopeless)
+            finally:
+                recorder.close(timeout=0.0)
     finally:
-        paths.drain.unlink(missing_ok=True)
+        control.clear(paths)
         lock.release()
 
 
@@ -139,8 +146,11 @@ def _tune(
     recorder: Recorder,
     view: View,
     interruption: Interruption,
-    grace: float,
-) -> None:
+    wishes: control.Wishes,
+) -> Hopeless | None:
+    """Run trials until there are no more, or until the sweep is to stop; say why it stopped when
+    that was its own decision.
+    """
     scheduler = make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
     for trial in ledger.trials():
         if trial.finished:
@@ -154,12 +164,15 @@ def _tune(
         threads=max(1, int(plan.cpu)),
     )
 
-    def look_for_signals() -> None:
-        searcher.draining = interruption.requested
-        if interruption.seconds > grace:
+    def look_around() -> None:
+        if bookkeeper.hopeless and not searcher.draining:
+            control.order(paths)
+        searcher.draining = interruption.requested or bookkeeper.hopeless is not None
+        bookkeeper.stop(wishes.trials)
+        if interruption.trials_left <= 0:
             raise _GraceExpired
 
-    bookkeeper = Bookkeeper(spec, paths, ledger, recorder, view, on_step=look_for_signals)
+    bookkeeper = Bookkeeper(spec, paths, ledger, recorder, view, on_step=look_around)
     tuner = tune.Tuner(
         tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
         tune_config=tune.TuneConfig(
@@ -169,7 +182,8 @@ def _tune(
             storage_path=str(paths.ray),
             name=f"attempt-{_next_attempt(paths.ray):03d}",
             callbacks=[bookkeeper],
-            failure_config=tune.FailureConfig(max_failures=spec.failures.max_retries),
+            # Tune tries again without end; the bookkeeper knows when a trial comes no further.
+            failure_config=tune.FailureConfig(max_failures=-1),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
             verbose=0,
         ),
@@ -178,6 +192,7 @@ def _tune(
         tuner.fit()
     except _GraceExpired:
         bookkeeper.interrupt_live()  # they continue from their last checkpoint
+    return bookkeeper.hopeless
 
 
 def _conclude(
@@ -186,21 +201,33 @@ def _conclude(
     ledger: Ledger,
     recorder: MlflowRecorder,
     interruption: Interruption,
+    hopeless: Hopeless | None,
 ) -> Outcome:
     best = ledger.best()
     if interruption.requested:
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
-        code = interruption.exit_code
-    elif best is None:
-        recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})
-        code = NO_SUCCESS
+    elif best is None or hopeless:
+        reason = hopeless.cause if hopeless else "no trial succeeded"
+        recorder.finish(None, "FAILED", {"reason": reason})
     else:
         _publish_best(paths, spec, best, recorder)
         recorder.finish(None, "FINISHED", {})
-        code = 0
-    if not interruption.requested:
+    pending = _deliver(recorder, interruption)
+    code = interruption.exit_code or (0 if best and not hopeless else NO_SUCCESS)
+    if not interruption.requested and not hopeless:
         ledger.conclude()
-    return Outcome(code, best, len(ledger.trials()), recorder.close(timeout=60.0))
+    return Outcome(code, best, len(ledger.trials()), pending, hopeless)
+
+
+def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
+    """Wait until the tracking server has everything, but not for ever, and after an interruption
+    only as long as there is time; what is left is delivered by the next resume.
+    """
+    deadline = time.monotonic() + _DELIVERY_SECONDS
+    while (left := min(deadline - time.monotonic(), interruption.left - 1.0)) > 0:
+        if not recorder.flush(min(left, 0.2)):
+            break
+    return recorder.close(timeout=max(left, 0.0))
 
 
 def _publish_best(
@@ -224,15 +251,34 @@ def _publish_best(
             recorder.tag(None, {"figures": f"missing: {missing}"})
 
 
-def _request_drain(drain: Path) -> None:
-    drain.parent.mkdir(exist_ok=True)
-    drain.touch()
+def _request_drain(paths: SweepPaths, grace: float) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the trials then go back to their last save
+        control.order(paths)
+    print(
+        f"\nstopping: trials save at their next step and end, within {grace:g} s; "
+        "another Ctrl-C leaves at once",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
-def _leave_at_once(token: str, paths: SweepPaths) -> None:
+def _look(wishes: control.Wishes, interruption: Interruption) -> None:
+    wishes.look()
+    if wishes.drain or wishes.now:
+        interruption.drain()
+    if wishes.now:
+        interruption.leave()
+
+
+def _leave_at_once(
+    paths: SweepPaths, lock: SweepLock, token: str, interruption: Interruption
+) -> None:
+    """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
     kill_children(token)
-    print(f"\nleft at once; continue with: sweep resume {paths.name}", file=sys.stderr, flush=True)
-    os._exit(130)
+    control.clear(paths)
+    lock.release()
+    display.left_at_once(paths)
+    os._exit(interruption.exit_code)
 
 
 def _next_attempt(ray_directory: Path) -> int:
@@ -247,5 +293,8 @@ def _write_atomically(path: Path, text: str) -> None:
     os.replace(file.name, path)
 
 
-class _GraceExpired(Exception):
-    """The trials' time to checkpoint is over."""
+class _GraceExpired(BaseException):
+    """The trials' time to checkpoint is over.
+
+    No `Exception`: on one of those Tune would wait for its actors before it lets go.
+    """
