@@ -52,7 +52,9 @@ class Wishes:
             names = os.listdir(self._directory)
         except OSError:  # nothing was asked yet, or a network's directory is away for a moment
             return
-        wishes = {name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)}
+        wishes = {
+            name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)
+        }
         self.drain, self.now = _DRAIN in wishes, _NOW in wishes
         self.trials = frozenset(int(w[len(_STOP) :]) for w in wishes if w.startswith(_STOP))
 
@@ -162,7 +164,8 @@ def stop_trial(
         message = f"trial {number} is {record.state}{after}{value}; the sweep goes on"
     elif gone:
         message = (
-            f"the sweep ended before trial {number} did; it goes on with: sweep resume {paths.name}"
+            f"the sweep ended before trial {number} did; "
+            f"it goes on with: sweep resume {paths.name}"
         )
     else:
         message = (
@@ -176,9 +179,7 @@ def _holder(paths: SweepPaths) -> Holder:
     holder = read_holder(paths.lock) if is_held(paths.lock) else None
     if holder is None:
         state = SweepView(paths).state
-        after = (
-            f"; continue it with: sweep resume {paths.name}" if state == "interrupted" else ""
-        )
+        after = f"; continue it with: sweep resume {paths.name}" if state == "interrupted" else ""
         raise NothingToStop(
             f"sweep '{paths.name}' is {state} and nobody is running it; only a running sweep can "
             f"be stopped{after}"

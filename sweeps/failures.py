@@ -39,7 +39,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Hopeless:
-    """Why a sweep stopped by itself: these trials failed in the same way, the last one like this."""
+    """Why a sweep stopped by itself: these trials failed in the same way, the last one so."""
 
     numbers: tuple[int, ...]
     failure: Failure

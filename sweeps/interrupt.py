@@ -105,9 +105,15 @@ class Interruption:
         for number in _SIGNALS:
             signal.signal(number, _heard)
 
-    def drain(self) -> None:
-        """As the first Ctrl-C would; the next signal is nevertheless the first one."""
-        self._request(signal.SIGINT)
+    def drain(self, number: int = signal.SIGINT) -> None:
+        """Do as the first signal would; the next signal is nevertheless the first one."""
+        if self._signal is None:
+            self._since, self._signal = time.monotonic(), number
+            self._on_first()
+
+    def leave(self) -> None:
+        """Do as the second signal would."""
+        self._on_last()
 
     @property
     def requested(self) -> bool:
@@ -138,15 +144,10 @@ class Interruption:
                     return
                 if number in _SIGNALS:  # every other one with a handler comes this way too
                     self._num_signals += 1
-                    self._request(number)
+                    self.drain(number)
             self._look()
             if self._num_signals > 1 or self.left <= -1.0:
                 self._on_last()
-
-    def _request(self, number: int) -> None:
-        if self._signal is None:
-            self._since, self._signal = time.monotonic(), number
-            self._on_first()
 
 
 def _heard(number: int, frame: FrameType | None) -> None:

@@ -21,6 +21,8 @@ from sqlalchemy.exc import DatabaseError
 
 from sweeps.layout import LedgerError
 
+ACCUMULATION = "accumulation"
+"""A trial's note: its micro-batches per step, once they are not those of its configuration."""
 Ending = Literal["complete", "pruned", "failed"]
 
 _STUDY = "sweep"
@@ -55,6 +57,8 @@ class TrialRecord:
     traceback: str | None = None
     step: int = 0
     epoch: int = 0
+    accumulation: int | None = None
+    """Micro-batches per step, when the memory did not suffice for those it was configured with."""
 
     @property
     def finished(self) -> bool:
@@ -187,6 +191,10 @@ class Ledger:
             self._id(number), "progress", {"step": step, "epoch": epoch}
         )
 
+    def note(self, number: int, key: str, value: Any) -> None:
+        """Keep something about a trial that is neither a parameter nor a result."""
+        self._storage.set_trial_user_attr(self._id(number), key, value)
+
     def finish(
         self,
         number: int,
@@ -232,6 +240,7 @@ class Ledger:
             traceback=trial.user_attrs.get("traceback"),
             step=progress.get("step", 0),
             epoch=progress.get("epoch", 0),
+            accumulation=trial.user_attrs.get(ACCUMULATION),
         )
 
 

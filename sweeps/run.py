@@ -31,7 +31,15 @@ from sweeps.lock import SweepLock
 from sweeps.orphans import clean_up_after_the_dead, kill_children
 from sweeps.problems import SpecError
 from sweeps.resources import Machine, Plan
-from sweeps.results import NO_SUCCESS, NoBest, NotDrawn, Outcome, draw_trial, export_trial
+from sweeps.results import (
+    NO_SUCCESS,
+    NoBest,
+    NotDrawn,
+    Outcome,
+    draw_trial,
+    export_trial,
+    no_success,
+)
 from sweeps.schedulers import make_scheduler, replay
 from sweeps.search import LedgerSearcher
 from sweeps.spec import SweepSpec
@@ -87,7 +95,7 @@ def run_sweep(
         with interruption:
             if new and paths.exists():
                 raise SweepExists(paths.name)
-            clean_up_after_the_dead(lock.previous and lock.previous.token)
+            clean_up_after_the_dead(*([lock.previous.token] if lock.previous else []))
             engine.configure(token)
             ledger = _open_ledger(paths, spec, new=new)
             recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
@@ -96,7 +104,9 @@ def run_sweep(
                 finished = sum(trial.finished for trial in ledger.trials())
                 if finished < spec.trials and not interruption.requested:
                     say("starting Ray")
-                    with engine.running(token, machine, plan.concurrency, interruption):
+                    with engine.running(
+                        token, machine, concurrency=plan.concurrency, interruption=interruption
+                    ):
                         if not interruption.requested:
                             with make_view(finished) as view:
                                 hopeless = _tune(
@@ -165,11 +175,18 @@ def _tune(
         threads=max(1, int(plan.cpu)),
     )
 
+    ended: set[int] = set()  # as the user asked
+
     def look_around() -> None:
         if bookkeeper.hopeless and not searcher.draining:
             control.order(paths)
         searcher.draining = interruption.requested or bookkeeper.hopeless is not None
-        bookkeeper.stop(wishes.trials)
+        for number in wishes.trials - ended:
+            ended.add(number)
+            if searcher.is_live(number):
+                control.order(paths, [number])
+            else:
+                bookkeeper.end_waiting(number)
         if interruption.trials_left <= 0:
             raise _GraceExpired
 
@@ -204,20 +221,27 @@ def _conclude(
     interruption: Interruption,
     hopeless: Hopeless | None,
 ) -> Outcome:
-    best = ledger.best()
+    trials, best = ledger.trials(), ledger.best()
+    left = spec.trials - sum(trial.finished for trial in trials)
+    failed: int | None = None
+    cause: str | None = None
+    if hopeless:
+        failed, cause = hopeless.numbers[-1], hopeless.cause
+    elif best is None:
+        failed, cause = no_success(trials)
     if interruption.requested:
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
-    elif best is None or hopeless:
-        reason = hopeless.cause if hopeless else "no trial succeeded"
-        recorder.finish(None, "FAILED", {"reason": reason})
+    elif cause is not None:
+        recorder.finish(None, "FAILED", {"reason": cause})
     else:
+        assert best is not None
         _publish_best(paths, spec, best, recorder)
         recorder.finish(None, "FINISHED", {})
     pending = _deliver(recorder, interruption)
-    code = interruption.exit_code or (0 if best and not hopeless else NO_SUCCESS)
-    if not interruption.requested and not hopeless:
+    code = interruption.exit_code or (NO_SUCCESS if cause else 0)
+    if not interruption.requested and not left:
         ledger.conclude()
-    return Outcome(code, best, len(ledger.trials()), pending, hopeless)
+    return Outcome(code, best, len(trials), pending, left, cause, failed)
 
 
 def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
