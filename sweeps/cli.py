@@ -241,6 +241,7 @@ def show(
         found = {
             **view.trial(record),
             "reports": record.reports,
+            "accumulation": record.accumulation,
             "traceback": record.traceback,
             "directory": str(view.paths.trial(trial)),
         }

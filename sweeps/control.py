@@ -9,7 +9,6 @@ asked for has happened, and say so. What must not live here: how a driver fulfil
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -57,11 +56,6 @@ class Wishes:
         }
         self.drain, self.now = _DRAIN in wishes, _NOW in wishes
         self.trials = frozenset(int(w[len(_STOP) :]) for w in wishes if w.startswith(_STOP))
-
-
-def clear(paths: SweepPaths) -> None:
-    """Remove every wish and every order to trials; the sweep's driver does so, first and last."""
-    shutil.rmtree(paths.control, ignore_errors=True)
 
 
 def order(paths: SweepPaths, numbers: Iterable[int] | None = None) -> None:

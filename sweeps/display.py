@@ -142,6 +142,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         "epoch",
         "step",
         "attempts",
+        "accumulation",
         "reason",
         "mlflow_run_id",
         "directory",

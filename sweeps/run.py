@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -49,6 +50,7 @@ from tracking.recorder import Recorder
 from trainable.ray_adapter import TuneTrial
 
 _DELIVERY_SECONDS = 60.0
+_EXPORT = ".export-"
 
 ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
@@ -84,7 +86,7 @@ def run_sweep(
     lock = SweepLock(paths.lock)
     token = lock.acquire().token
     try:
-        control.clear(paths)  # what an earlier driver was asked
+        _remove_scratch(paths)  # of an earlier driver, with what it was asked
         wishes = control.Wishes(paths, token)
         interruption = Interruption(
             on_first=lambda: _request_drain(paths, grace),
@@ -112,13 +114,12 @@ def run_sweep(
                                 hopeless = _tune(
                                     paths, spec, plan, ledger, recorder, view, interruption, wishes
                                 )
-                    shutil.rmtree(paths.ray, ignore_errors=True)
                 say("delivering to the tracking store")
                 return _conclude(paths, spec, ledger, recorder, interruption, hopeless)
             finally:
                 recorder.close(timeout=0.0)
     finally:
-        control.clear(paths)
+        _remove_scratch(paths)
         lock.release()
 
 
@@ -262,7 +263,7 @@ def _publish_best(
     recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
     trial = paths.trial(best.number)
     with (
-        tempfile.TemporaryDirectory(dir=paths.directory, prefix=".export-") as directory,
+        tempfile.TemporaryDirectory(dir=paths.directory, prefix=_EXPORT) as directory,
         ThreadPoolExecutor() as beside,  # each is a child process that imports for seconds
     ):
         weights = beside.submit(export_trial, trial, Path(directory, "best"))
@@ -293,10 +294,10 @@ def _request_drain(paths: SweepPaths, grace: float) -> None:
 
 def _look(wishes: control.Wishes, interruption: Interruption) -> None:
     wishes.look()
-    if wishes.drain or wishes.now:
-        interruption.drain()
     if wishes.now:
         interruption.leave()
+    if wishes.drain:
+        interruption.drain()
 
 
 def _leave_at_once(
@@ -304,10 +305,16 @@ def _leave_at_once(
 ) -> None:
     """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
     kill_children(token)
-    control.clear(paths)
+    _remove_scratch(paths)
     lock.release()
     display.left_at_once(paths)
-    os._exit(interruption.exit_code)
+    os._exit(interruption.exit_code or 128 + signal.SIGINT)
+
+
+def _remove_scratch(paths: SweepPaths) -> None:
+    """Remove what is of use to one driver only."""
+    for directory in [paths.control, paths.ray, *paths.directory.glob(f"{_EXPORT}*")]:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _next_attempt(ray_directory: Path) -> int:
