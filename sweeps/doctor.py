@@ -91,13 +91,9 @@ def clear_left_overs(root: Path) -> list[Finding]:
     drivers, processes = clean_up_after_the_dead(*known)
     if not drivers:
         return [Finding("ok", "left-overs", "none of dead drivers")]
-    return [
-        Finding(
-            "ok",
-            "left-overs",
-            f"ended {processes} processes of {drivers} dead drivers, and removed their files",
-        )
-    ]
+    who = f"{drivers} dead driver{'s' if drivers > 1 else ''}"
+    detail = f"ended {processes} processes of {who} and removed their files"
+    return [Finding("ok", "left-overs", detail)]
 
 
 def _python() -> Finding:

@@ -47,11 +47,11 @@ class Hopeless:
     @property
     def cause(self) -> str:
         """In one line."""
-        *others, last = self.numbers
-        first = ", ".join(map(str, others))
-        who = f"trials {first} and {last}" if others else f"trial {last}"
+        *others, last = map(str, self.numbers)
+        who = f"trials {', '.join(others)} and {last}" if others else f"trial {last}"
+        alike = " in the same way" if others else ""
         where = f" ({self.failure.place})" if self.failure.place else ""
-        return f"{who} failed in the same way: {self.failure.reason}{where}"
+        return f"{who} failed{alike}: {self.failure.reason}{where}"
 
 
 class SameFailures:
