@@ -25,6 +25,7 @@ from tests.chaos.harness import (
 )
 from tests.chaos.outcome import read_outcome
 from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES
+from tests.integration.commandline import wait_until
 
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _GRACE = 30.0
@@ -113,7 +114,7 @@ def test_row_08_twice(sandbox: Sandbox, references: References, second: signal.S
     ended = driver.wait(20)
     assert time.monotonic() - started < _AT_ONCE
     assert_says_how_to_go_on(ended, 130, "left at once; what was saved is whole")
-    assert not sandbox.processes()
+    wait_until(lambda: not sandbox.processes(), seconds=10)
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
 
 
@@ -211,5 +212,5 @@ def test_row_08_twice_while_ray_starts(sandbox: Sandbox, references: References)
     ended = driver.wait(20)
     assert time.monotonic() - started < _AT_ONCE
     assert_says_how_to_go_on(ended, 143, "left at once")
-    assert not sandbox.processes()
+    wait_until(lambda: not sandbox.processes(), seconds=10)
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
