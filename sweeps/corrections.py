@@ -45,13 +45,13 @@ def apply(
     recorder: Recorder,
     *,
     sampler: Callable[[int], BaseSampler],
-    say: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Put right what is wrong; each correction may be carried out any number of times.
 
     Args:
         sampler: The sampler of a trial, by number.
-        say: Told of what is only named.
+        warn: Told of what is only named.
 
     Raises:
         LedgerError: The ledger lost trials.
@@ -64,7 +64,7 @@ def apply(
     for wrong in corrections:
         match wrong:
             case Stranger():
-                say(f"{wrong}; it is left alone")
+                warn(f"{wrong}; it is left alone")
             case Suggested(number):
                 ledger.complete_parameters(number, space, sampler(number))
             case Ended(number, ending):
@@ -110,7 +110,7 @@ def _refuse(wrong: Correction, paths: SweepPaths) -> None:
         case Stranger(directory, in_the_way=True):
             raise StrangerInTheWay(
                 f"{paths.directory / 'trials' / directory} belongs to no trial of the ledger, and "
-                f"a new trial would take it for its own; trials start in directories of their "
+                "a new trial would take it for its own; trials start in directories of their "
                 "own; move it away"
             )
 

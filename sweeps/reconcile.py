@@ -168,7 +168,7 @@ def reconcile(facts: Facts) -> list[Correction]:
     return found
 
 
-def catch_up(trial: TrialFacts) -> Iterator[Reported | Logged]:
+def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
     """Yield what a trial's worker had stored and could not tell any more when it died."""
     number, known = trial.record.number, trial.record.reports
     yield from (Reported(number, report) for report in trial.curve if report.epoch not in known)
@@ -178,7 +178,7 @@ def catch_up(trial: TrialFacts) -> Iterator[Reported | Logged]:
 
 def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
     number = trial.record.number
-    yield from catch_up(trial)
+    yield from missed(trial)
     if not trial.record.params.keys() >= facts.parameters:
         yield Suggested(number)
     elif trial.trained:
