@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ray import tune
+from ray.tune import TuneError
 from ray.tune.schedulers import TrialScheduler
 
 from sweeps import engine
@@ -25,8 +26,8 @@ from sweeps.callbacks import Bookkeeper, View
 from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, apply
 from sweeps.facts import gather
 from sweeps.interrupt import Interruption
-from sweeps.layout import SweepExists, SweepPaths, artifact_root, tracking_uri
-from sweeps.ledger import Ledger, TrialRecord
+from sweeps.layout import LedgerError, SweepExists, SweepPaths, artifact_root, tracking_uri
+from sweeps.ledger import Ledger, TrialRecord, num_trials
 from sweeps.lock import SweepLock
 from sweeps.orphans import end_orphans, kill_children
 from sweeps.parameters import flatten
@@ -34,10 +35,12 @@ from sweeps.problems import SpecError
 from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
 from sweeps.results import NO_SUCCESS, NoBest, NotDrawn, Outcome, draw_trial, export_trial
+from sweeps.revisions import write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
 from sweeps.spec import SweepSpec
 from tracking.mlflow_recorder import MlflowRecorder
+from tracking.outbox_file import OutboxError
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from trainable.ray_adapter import TuneTrial
@@ -120,10 +123,20 @@ def _open_ledger(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> Ledger:
     if not new:
         ledger = Ledger.open(paths.ledger)
     else:
-        paths.ledger.unlink(missing_ok=True)  # of a driver that died before the sweep existed
+        _remove_unborn(paths)
         ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id=uuid.uuid4().hex)
-    _write_atomically(paths.spec, spec.to_yaml())
+    write_spec(paths.spec, spec)
     return ledger
+
+
+def _remove_unborn(paths: SweepPaths) -> None:
+    """Remove what a driver left that died before the sweep existed; never a ledger of trials."""
+    if paths.ledger.exists() and num_trials(paths.ledger):
+        raise LedgerError(
+            f"{paths.spec} is gone, but {paths.ledger} holds trials; a sweep of that name is not "
+            "begun anew; restore the spec from a backup, or choose another name with --name"
+        )
+    paths.ledger.unlink(missing_ok=True)
 
 
 def _open_recorder(
@@ -215,6 +228,11 @@ def _tune(
         tuner.fit()
     except _GraceExpired:
         bookkeeper.interrupt_live()  # they continue from their last checkpoint
+    except TuneError as error:
+        # Tune turns what a callback raises into text, and keeps the error itself as the context.
+        if isinstance(error.__context__, LedgerError | OutboxError):
+            raise error.__context__ from None
+        raise
 
 
 def _conclude(
@@ -278,14 +296,6 @@ def _leave_at_once(token: str, paths: SweepPaths) -> None:
 
 def _next_attempt(ray_directory: Path) -> int:
     return 1 + len(list(ray_directory.glob("attempt-*")))
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
 
 
 class _GraceExpired(Exception):
