@@ -110,10 +110,13 @@ def run(
 ) -> None:
     """Run a sweep."""
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
+    from sweeps.lock import SweepHeld, is_held, read_holder
 
     with _input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
+        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
+            raise SweepHeld(paths.name, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths.name)
         _run(paths, spec, new=True, grace=grace)
@@ -342,6 +345,7 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
     """Check, run, say how it ended and what comes next."""
     from sweeps import display
     from sweeps.layout import LedgerBusy, LedgerError
+    from sweeps.lock import LockLost
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
@@ -367,12 +371,13 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
             outcome: Outcome = run_sweep(
                 paths, spec, ways, machine, make_view, new=new, grace=grace, say=say, warn=_warn
             )
-        except (LedgerError, OSError) as error:
+        except (LedgerError, LockLost, OSError) as error:
             spinner.stop()
             _say_cause(str(error))
             if paths.exists():
                 display.resume(err, paths)
-            raise typer.Exit(HELD if isinstance(error, LedgerBusy) else WRONG_INPUT) from None
+            by_another = isinstance(error, LedgerBusy | LockLost)
+            raise typer.Exit(HELD if by_another else WRONG_INPUT) from None
     _end(outcome, paths)
 
 

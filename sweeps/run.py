@@ -76,6 +76,9 @@ def run_sweep(
     Raises:
         SweepHeld: Another driver holds it.
         SweepExists: `new`, and the name is taken.
+        LockLost: The lock was taken away from under this driver.
+        LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
+        StrangerInTheWay: A new trial would find files that are not its own.
     """
     lock = SweepLock(paths.lock)
     token = lock.acquire().token
@@ -102,17 +105,29 @@ def run_sweep(
                     interruption.reinstall()
                     try:
                         with make_view(finished) as view:
-                            _tune(paths, spec, plan, ledger, recorder, view, interruption, grace)
+                            _tune(
+                                paths,
+                                spec,
+                                plan,
+                                ledger,
+                                recorder,
+                                view,
+                                interruption,
+                                grace,
+                                lock,
+                            )
                     finally:
                         if ours:
                             engine.stop(token)
                     shutil.rmtree(paths.ray, ignore_errors=True)
+                lock.check()
                 say("delivering to the tracking store")
                 return _conclude(paths, spec, ledger, recorder, interruption)
         finally:
             recorder.close(timeout=0.0)
     finally:
-        paths.drain.unlink(missing_ok=True)
+        if lock.is_ours():  # what lies there is otherwise another driver's
+            paths.drain.unlink(missing_ok=True)
         lock.release()
 
 
@@ -189,6 +204,7 @@ def _tune(
     recorder: Recorder,
     view: View,
     interruption: Interruption,
+    lock: SweepLock,
     grace: float,
 ) -> None:
     scheduler = _scheduler(spec)
@@ -205,6 +221,7 @@ def _tune(
     )
 
     def look_for_signals() -> None:
+        lock.check()
         searcher.draining = interruption.requested
         if interruption.seconds > grace:
             raise _GraceExpired
