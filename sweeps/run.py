@@ -13,6 +13,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -209,12 +210,11 @@ def _publish_best(
     """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
     recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
     trial = paths.trial(best.number)
-    with tempfile.TemporaryDirectory(dir=paths.directory, prefix=".export-") as directory:
-        try:
-            for file in export_trial(trial, Path(directory, "best")):
-                recorder.artifact(None, file, f"best/{file.name}")
-        except NoBest as missing:
-            recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
+    with (
+        tempfile.TemporaryDirectory(dir=paths.directory, prefix=".export-") as directory,
+        ThreadPoolExecutor() as beside,  # each is a child process that imports for seconds
+    ):
+        weights = beside.submit(export_trial, trial, Path(directory, "best"))
         try:
             # A resumed sweep's spec may have changed so that old parameters no longer fit it.
             config = spec.trial_config(best.number, best.params)
@@ -222,6 +222,11 @@ def _publish_best(
                 recorder.artifact(None, file, f"figures/{file.name}")
         except (NotDrawn, SpecError) as missing:
             recorder.tag(None, {"figures": f"missing: {missing}"})
+        try:
+            for file in weights.result():
+                recorder.artifact(None, file, f"best/{file.name}")
+        except NoBest as missing:
+            recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
 
 
 def _request_drain(drain: Path) -> None:
