@@ -15,21 +15,26 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial
 
 from sweeps import control
+from sweeps.corrections import (
+    BY_THE_USER,
+    NOT_STOPPED,
+    STOPPED_BY_INTERRUPT,
+    catch_up,
+    end_tags,
+)
+from sweeps.facts import trial_facts
 from sweeps.failures import Failure, Hopeless, Losses, SameFailures
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
-from sweeps.ledger import ACCUMULATION, Ending, Ledger
+from sweeps.ledger import ACCUMULATION, Ending, Ledger, TrialRecord
+from sweeps.parameters import searched, trial_parameters
+from sweeps.reconcile import STATUSES, missed
 from sweeps.spec import SweepSpec
+from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
-
-STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
-STOPPED_BY_FAILURES = {"stopped_by": "failures"}
-STOPPED_BY_USER = {"stopped_by": "user"}
-NOT_STOPPED = {"stopped_by": ""}
-"""What a run that goes on is tagged with: the interruption it was stopped by is over."""
 
 
 class Progress(NamedTuple):
@@ -62,6 +67,7 @@ class Bookkeeper(Callback):
         spec: The sweep.
         paths: Where each trial's directory is.
         on_step: Called once per turn of Tune's loop; the sweep's owner acts on signals there.
+        on_end: Called with the record of each trial that has its end.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class Bookkeeper(Callback):
         view: View,
         *,
         on_step: Callable[[], None],
+        on_end: Callable[[TrialRecord], None],
     ) -> None:
         self._spec = spec
         self._paths = paths
@@ -80,6 +87,7 @@ class Bookkeeper(Callback):
         self._recorder = recorder
         self._view = view
         self._on_step = on_step
+        self._on_end = on_end
         self._live: set[int] = set()
         self._losses = Losses(spec.failures.max_retries)
         self._given_up: dict[int, Failure] = {}
@@ -94,8 +102,7 @@ class Bookkeeper(Callback):
         """Let a trial that nobody works on end for good, as the user asked."""
         record = self._ledger.trial(number)
         if not record.finished:
-            params = {f"space.{key}": value for key, value in record.params.items()}
-            self._recorder.start(number, params, {})
+            self._recorder.start(number, searched(record.params), {})
             self._stopped_by_user(number)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,8 +118,8 @@ class Bookkeeper(Callback):
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Count the attempt, open the trial's run and refill what a crash lost between trial and
-        outbox.
+        """Count the attempt, open the trial's run, and catch up on what a worker stored and could
+        not tell before it was lost.
         """
         del iteration, trials, info
         number, params = trial.config["number"], trial.config["params"]
@@ -124,21 +131,20 @@ class Bookkeeper(Callback):
         attempt = self._ledger.start(number)
         self._live.add(number)
         tags = {"gradsweep.attempts": str(attempt)}
+        resolved = TrialConfig.model_validate(trial.config["config"])
         self._recorder.start(
-            number, _parameters(trial.config), tags if attempt == 1 else tags | NOT_STOPPED
+            number,
+            trial_parameters(resolved, params),
+            tags if attempt == 1 else tags | NOT_STOPPED,
         )
         if attempt > 1:
-            metric = self._spec.metric
-            rows = read_rows(directory)
-            for row in rows:
-                if metric in row.metrics:
-                    self._ledger.report(
-                        number,
-                        epoch=int(row.metrics["epoch"]),
-                        step=row.step,
-                        value=row.metrics[metric],
-                    )
-            self._recorder.log(number, rows)
+            known = trial_facts(
+                self._paths,
+                self._spec,
+                self._ledger.trial(number),
+                read_outbox(self._paths.outbox),
+            )
+            catch_up(missed(known), self._paths, self._ledger, self._recorder)
         self._view.started(number, params, attempt)
 
     def on_trial_result(
@@ -180,7 +186,7 @@ class Bookkeeper(Callback):
         number, last = trial.config["number"], trial.last_result
         match last.get("ending"):
             case "finished":
-                self._end(number, "complete", "FINISHED", {})
+                self._end(number, "complete")
                 self._failures.passed()
             case "failed":
                 self._fail(number, Failure(**last["failure"]))
@@ -191,9 +197,7 @@ class Bookkeeper(Callback):
             case "stopped":
                 self._stopped_by_user(number)
             case _:
-                self._end(
-                    number, "pruned", "KILLED", {"stopped_by": self._spec.early_stopping.scheduler}
-                )
+                self._end(number, "pruned")
                 self._failures.passed()
 
     def on_trial_recover(
@@ -222,7 +226,7 @@ class Bookkeeper(Callback):
             self._interrupt(number)
 
     def _interrupt(self, number: int) -> None:
-        tags = STOPPED_BY_FAILURES if self.hopeless else STOPPED_BY_INTERRUPT
+        tags = {"stopped_by": "failures"} if self.hopeless else STOPPED_BY_INTERRUPT
         self._recorder.finish(number, "KILLED", tags)
         self._live.discard(number)
         self._view.ended(number, "interrupted", None, None)
@@ -230,19 +234,28 @@ class Bookkeeper(Callback):
     def _stopped_by_user(self, number: int) -> None:
         # It may have been stopped between two reports; no later start would deliver the rest.
         self._recorder.log(number, read_rows(self._paths.trial(number)))
-        self._end(number, "pruned", "KILLED", STOPPED_BY_USER)
+        self._end(number, "pruned", reason=BY_THE_USER)
 
     def _fail(self, number: int, failure: Failure) -> None:
         self._recorder.log(number, read_rows(self._paths.trial(number)))  # as above
-        self._end(
-            number,
-            "failed",
-            "FAILED",
-            {"reason": failure.reason, "failure.kind": failure.kind},
-            reason=failure.reason,
-            traceback=failure.traceback,
-        )
+        self._end(number, "failed", reason=failure.reason, traceback=failure.traceback)
         self._failures.failed(number, failure)
+
+    def _end(
+        self,
+        number: int,
+        ending: Ending,
+        *,
+        reason: str | None = None,
+        traceback: str | None = None,
+    ) -> None:
+        tags = end_tags(ending, self._spec, reason)
+        self._recorder.finish(number, STATUSES[ending], tags)
+        self._ledger.finish(number, ending, reason=reason, traceback=traceback)
+        self._live.discard(number)
+        record = self._ledger.trial(number)
+        self._view.ended(number, ending, record.value, reason)
+        self._on_end(record)
 
     def _describe_loss(self, trial: Trial) -> Failure:
         number = trial.config["number"]
@@ -263,40 +276,3 @@ class Bookkeeper(Callback):
     def _newest_generation(self, number: int) -> int:
         saved = CheckpointStore(self._paths.trial(number)).generations()
         return saved[-1].number if saved else 0
-
-    def _end(
-        self,
-        number: int,
-        ending: Ending,
-        status: Any,
-        tags: Mapping[str, str],
-        *,
-        reason: str | None = None,
-        traceback: str | None = None,
-    ) -> None:
-        self._recorder.finish(number, status, tags)
-        self._ledger.finish(number, ending, reason=reason, traceback=traceback)
-        self._live.discard(number)
-        self._view.ended(number, ending, self._ledger.trial(number).value, reason)
-
-
-def _parameters(config: Mapping[str, Any]) -> dict[str, object]:
-    """A trial's parameters for people: as searched below `space.`, and the whole resolved
-    configuration.
-    """
-    resolved = TrialConfig.model_validate(config["config"]).model_dump(mode="json")
-    return {
-        **{f"space.{key}": value for key, value in config["params"].items()},
-        **dict(flatten(resolved)),
-    }
-
-
-def flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves of a nested mapping by dotted key."""
-    leaves: list[tuple[str, Any]] = []
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            leaves += flatten(value, f"{prefix}{key}.")
-        else:
-            leaves.append((f"{prefix}{key}", value))
-    return leaves

@@ -238,7 +238,13 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         err.print(
             "interrupted; every trial continues from its last checkpoint with:", highlight=False
         )
-    err.print(f"{sweep} resume {name}{where}", highlight=False, soft_wrap=True)
+        resume(err, paths)
+
+
+def resume(err: Console, paths: SweepPaths) -> None:
+    """The command that continues a sweep; the last line of an abnormal end."""
+    line = f"{_command()} resume {paths.name}{_where(paths)}"
+    err.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def left_at_once(paths: SweepPaths) -> None:
@@ -246,7 +252,7 @@ def left_at_once(paths: SweepPaths) -> None:
     err = Console(stderr=True)
     err.show_cursor()  # the live table may have hidden it
     err.print("\nleft at once; what was saved is whole; continue with:", highlight=False)
-    err.print(f"{_command()} resume {paths.name}{_where(paths)}", highlight=False, soft_wrap=True)
+    resume(err, paths)
 
 
 def stopped(result: Stopped, paths: SweepPaths) -> RenderableType:

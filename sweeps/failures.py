@@ -12,6 +12,15 @@ from dataclasses import dataclass
 _PARAMETERS_DOING = {"non_finite", "oom"}
 
 
+_KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost"}
+
+
+def kind_of(reason: str) -> str:
+    """The kind of failure that a reason begins with; `error` for what the task's code raised."""
+    kind = reason.partition(":")[0]
+    return kind if kind in _KINDS else "error"
+
+
 @dataclass(frozen=True)
 class Failure:
     """How one trial failed.

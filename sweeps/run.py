@@ -15,45 +15,48 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ray import tune
+from ray.tune import TuneError
+from ray.tune.schedulers import TrialScheduler
 
 from sweeps import control, display, engine
-from sweeps.callbacks import NOT_STOPPED, STOPPED_BY_INTERRUPT, Bookkeeper, View, flatten
+from sweeps.callbacks import Bookkeeper, View
+from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, apply
+from sweeps.facts import gather
 from sweeps.failures import Hopeless
 from sweeps.interrupt import Interruption
-from sweeps.layout import SweepExists, SweepPaths, artifact_root, tracking_uri
-from sweeps.ledger import Ledger, TrialRecord
+from sweeps.layout import LedgerError, SweepExists, SweepPaths, artifact_root, tracking_uri
+from sweeps.ledger import Ledger, TrialRecord, num_trials
 from sweeps.lock import SweepLock
 from sweeps.orphans import clean_up_after_the_dead, kill_children
-from sweeps.problems import SpecError
+from sweeps.parameters import flatten
+from sweeps.pictures import Gallery
+from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
-from sweeps.results import (
-    NO_SUCCESS,
-    NoBest,
-    NotDrawn,
-    Outcome,
-    draw_trial,
-    export_trial,
-    no_success,
-)
-from sweeps.schedulers import make_scheduler, replay
-from sweeps.search import LedgerSearcher
+from sweeps.results import NO_SUCCESS, NoBest, Outcome, export_trial, no_success
+from sweeps.revisions import write_spec
+from sweeps.schedulers import make_scheduler, replay, stopped_trials
+from sweeps.search import LedgerSearcher, make_sampler
 from sweeps.spec import SweepSpec
 from tracking.mlflow_recorder import MlflowRecorder
+from tracking.outbox_file import OutboxError
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from trainable.ray_adapter import TuneTrial
 
+ViewFactory = Callable[[int], AbstractContextManager[View]]
+"""Makes the view, given how many trials were finished before."""
+
 _DELIVERY_SECONDS = 60.0
 _EXPORT = ".export-"
 
-ViewFactory = Callable[[int], AbstractContextManager[View]]
-"""Makes the view, given how many trials were finished before."""
+_SECONDS_FOR_PICTURES = 10.0
+"""What the end of a sweep waits for pictures of trials, beside the best one's weights."""
 
 
 def run_sweep(
@@ -66,6 +69,7 @@ def run_sweep(
     new: bool,
     grace: float = 30.0,
     say: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Run a sweep to its end, or until it is interrupted.
 
@@ -78,10 +82,14 @@ def run_sweep(
         grace: Seconds from the first signal until this process has ended; trials have most of
             them to save their state.
         say: Told in a few words what is happening when it takes long.
+        warn: Told in a sentence what the user should know and need not act on.
 
     Raises:
         SweepHeld: Another driver holds it.
         SweepExists: `new`, and the name is taken.
+        LockLost: The lock was taken away from under this driver.
+        LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
+        StrangerInTheWay: A new trial would find files that are not its own.
     """
     lock = SweepLock(paths.lock)
     token = lock.acquire().token
@@ -103,23 +111,41 @@ def run_sweep(
             recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
             hopeless = None
             try:
-                finished = sum(trial.finished for trial in ledger.trials())
-                if finished < spec.trials and not interruption.requested:
-                    say("starting Ray")
-                    with engine.running(
-                        token, machine, concurrency=plan.concurrency, interruption=interruption
-                    ):
-                        if not interruption.requested:
-                            with make_view(finished) as view:
-                                hopeless = _tune(
-                                    paths, spec, plan, ledger, recorder, view, interruption, wishes
-                                )
-                say("delivering to the tracking store")
-                return _conclude(paths, spec, ledger, recorder, interruption, hopeless)
+                _reconcile(paths, spec, ledger, recorder, warn)
+                with Gallery(spec, paths, ledger, recorder) as gallery:
+                    finished = sum(trial.finished for trial in ledger.trials())
+                    if finished < spec.trials and not interruption.requested:
+                        say("starting Ray")
+                        with engine.running(
+                            token,
+                            machine,
+                            concurrency=plan.concurrency,
+                            interruption=interruption,
+                        ):
+                            if not interruption.requested:
+                                with make_view(finished) as view:
+                                    hopeless = _tune(
+                                        paths,
+                                        spec,
+                                        plan,
+                                        ledger,
+                                        recorder,
+                                        gallery,
+                                        view,
+                                        interruption,
+                                        wishes,
+                                        lock,
+                                    )
+                    lock.check()
+                    say("delivering to the tracking store")
+                    return _conclude(
+                        paths, spec, ledger, recorder, gallery, interruption, hopeless
+                    )
             finally:
                 recorder.close(timeout=0.0)
     finally:
-        _remove_scratch(paths)
+        if lock.is_ours():  # what lies there is otherwise another driver's
+            _remove_scratch(paths)
         lock.release()
 
 
@@ -130,10 +156,20 @@ def _open_ledger(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> Ledger:
     if not new:
         ledger = Ledger.open(paths.ledger)
     else:
-        paths.ledger.unlink(missing_ok=True)  # of a driver that died before the sweep existed
+        _remove_unborn(paths)
         ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id=uuid.uuid4().hex)
-    _write_atomically(paths.spec, spec.to_yaml())
+    write_spec(paths.spec, spec)
     return ledger
+
+
+def _remove_unborn(paths: SweepPaths) -> None:
+    """Remove what a driver left that died before the sweep existed; never a ledger of trials."""
+    if paths.ledger.exists() and num_trials(paths.ledger):
+        raise LedgerError(
+            f"{paths.spec} is gone, but {paths.ledger} holds trials; a sweep of that name is not "
+            "begun anew; restore the spec from a backup, or choose another name with --name"
+        )
+    paths.ledger.unlink(missing_ok=True)
 
 
 def _open_recorder(
@@ -150,20 +186,50 @@ def _open_recorder(
     )
 
 
+def _reconcile(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: Ledger,
+    recorder: Recorder,
+    warn: Callable[[str], None],
+) -> None:
+    """Put right what an earlier driver left half done; a new sweep is a case like any other."""
+
+    def judge(reports: Mapping[int, Mapping[int, float]], unfinished: Set[int]) -> frozenset[int]:
+        return stopped_trials(_scheduler(spec), reports, unfinished)
+
+    facts = gather(paths, spec, ledger.trials(), live=False, judge=judge)
+    apply(
+        reconcile(facts),
+        paths,
+        spec,
+        ledger,
+        recorder,
+        sampler=lambda number: make_sampler(spec.search, seed=spec.seed, number=number),
+        warn=warn,
+    )
+
+
+def _scheduler(spec: SweepSpec) -> TrialScheduler:
+    return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+
+
 def _tune(
     paths: SweepPaths,
     spec: SweepSpec,
     plan: Plan,
     ledger: Ledger,
     recorder: Recorder,
+    gallery: Gallery,
     view: View,
     interruption: Interruption,
     wishes: control.Wishes,
+    lock: SweepLock,
 ) -> Hopeless | None:
     """Run trials until there are no more, or until the sweep is to stop; say why it stopped when
     that was its own decision.
     """
-    scheduler = make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+    scheduler = _scheduler(spec)
     for trial in ledger.trials():
         if trial.finished:
             replay(scheduler, f"past-{trial.number}", trial.reports, finished=True)
@@ -179,6 +245,7 @@ def _tune(
     ended: set[int] = set()  # as the user asked
 
     def look_around() -> None:
+        lock.check()
         if bookkeeper.hopeless and not searcher.draining:
             control.order(paths)
         searcher.draining = interruption.requested or bookkeeper.hopeless is not None
@@ -191,7 +258,9 @@ def _tune(
         if interruption.trials_left <= 0:
             raise _GraceExpired
 
-    bookkeeper = Bookkeeper(spec, paths, ledger, recorder, view, on_step=look_around)
+    bookkeeper = Bookkeeper(
+        spec, paths, ledger, recorder, view, on_step=look_around, on_end=gallery.add
+    )
     tuner = tune.Tuner(
         tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
         tune_config=tune.TuneConfig(
@@ -211,6 +280,12 @@ def _tune(
         tuner.fit()
     except _GraceExpired:
         bookkeeper.interrupt_live()  # they continue from their last checkpoint
+    except TuneError as error:
+        # Tune turns what a callback raises into text, and keeps the error itself as the context.
+        if isinstance(error.__context__, LedgerError | OutboxError):
+            raise error.__context__ from None
+        raise
+
     return bookkeeper.hopeless
 
 
@@ -219,6 +294,7 @@ def _conclude(
     spec: SweepSpec,
     ledger: Ledger,
     recorder: MlflowRecorder,
+    gallery: Gallery,
     interruption: Interruption,
     hopeless: Hopeless | None,
 ) -> Outcome:
@@ -233,10 +309,11 @@ def _conclude(
     if interruption.requested:
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
+        gallery.finish(_SECONDS_FOR_PICTURES)
         recorder.finish(None, "FAILED", {"reason": cause})
     else:
         assert best is not None
-        _publish_best(paths, spec, best, recorder)
+        _publish_best(paths, best, recorder, gallery)
         recorder.finish(None, "FINISHED", {})
     pending = _deliver(recorder, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
@@ -257,23 +334,18 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
 
 
 def _publish_best(
-    paths: SweepPaths, spec: SweepSpec, best: TrialRecord, recorder: Recorder
+    paths: SweepPaths, best: TrialRecord, recorder: Recorder, gallery: Gallery
 ) -> None:
     """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
     recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
-    trial = paths.trial(best.number)
     with (
         tempfile.TemporaryDirectory(dir=paths.directory, prefix=_EXPORT) as directory,
-        ThreadPoolExecutor() as beside,  # each is a child process that imports for seconds
+        ThreadPoolExecutor() as beside,  # a child process that imports for seconds
     ):
-        weights = beside.submit(export_trial, trial, Path(directory, "best"))
-        try:
-            # A resumed sweep's spec may have changed so that old parameters no longer fit it.
-            config = spec.trial_config(best.number, best.params)
-            for file in draw_trial(trial, config, Path(directory, "figures")):
-                recorder.artifact(None, file, f"figures/{file.name}")
-        except (NotDrawn, SpecError) as missing:
-            recorder.tag(None, {"figures": f"missing: {missing}"})
+        weights = beside.submit(export_trial, paths.trial(best.number), Path(directory, "best"))
+        gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)
+        for picture in gallery.pictures(best.number):
+            recorder.artifact(None, picture, f"figures/{picture.name}")
         try:
             for file in weights.result():
                 recorder.artifact(None, file, f"best/{file.name}")
@@ -305,7 +377,8 @@ def _leave_at_once(
 ) -> None:
     """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
     kill_children(token)
-    _remove_scratch(paths)
+    if lock.is_ours():
+        _remove_scratch(paths)
     lock.release()
     display.left_at_once(paths)
     os._exit(interruption.exit_code or 128 + signal.SIGINT)
@@ -319,14 +392,6 @@ def _remove_scratch(paths: SweepPaths) -> None:
 
 def _next_attempt(ray_directory: Path) -> int:
     return 1 + len(list(ray_directory.glob("attempt-*")))
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
 
 
 class _GraceExpired(BaseException):

@@ -167,13 +167,8 @@ class LedgerSearcher(Searcher):
     def _next_trial(self) -> TrialRecord | None:
         while self._unfinished:
             trial = self._unfinished.pop(0)
-            if self._ledger.trial(trial.number).finished:
-                continue  # stopped by the user while it waited
-            if trial.params.keys() >= self._space.keys():
-                return trial
-            return self._ledger.complete_parameters(
-                trial.number, self._space, self._sampler(trial.number)
-            )
+            if not self._ledger.trial(trial.number).finished:
+                return trial  # else stopped by the user while it waited
         if self._next_number >= self._spec.trials:
             return None
         self._next_number += 1
