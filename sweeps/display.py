@@ -232,8 +232,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         look = f"trials {name}" if result.failed is None else f"show {name} {result.failed}"
         err.print(f"read more: {sweep} {look}{where}", highlight=False, soft_wrap=True)
         err.print("correct it, then continue with:", highlight=False)
-        if not result.num_left:
-            where = f" -s trials={result.num_trials * 2}{where}"
+        resume(err, paths, more="" if result.num_left else f" -s trials={2 * result.num_trials}")
     else:
         err.print(
             "interrupted; every trial continues from its last checkpoint with:", highlight=False
@@ -241,9 +240,9 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         resume(err, paths)
 
 
-def resume(err: Console, paths: SweepPaths) -> None:
+def resume(err: Console, paths: SweepPaths, more: str = "") -> None:
     """The command that continues a sweep; the last line of an abnormal end."""
-    line = f"{_command()} resume {paths.name}{_where(paths)}"
+    line = f"{_command()} resume {paths.name}{more}{_where(paths)}"
     err.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

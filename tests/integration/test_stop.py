@@ -1,4 +1,4 @@
-"""`sweep stop` from another terminal: one trial that is trained, one that waits, the whole sweep."""
+"""`sweep stop` from another terminal: a trial that is trained, one that waits, the sweep."""
 
 from __future__ import annotations
 
