@@ -216,11 +216,16 @@ class Ledger:
         self, number: int, space: Mapping[str, BaseDistribution], sampler: BaseSampler
     ) -> TrialRecord:
         """Suggest what a trial lacks because its driver died between creating it and storing its
-        parameters.
+        parameters. They are those that the driver would have stored.
         """
         self._study.sampler = sampler
         trial = optuna.trial.Trial(self._study, self._id(number))
         for name, distribution in space.items():
+            stored = name in trial.params and not distribution.single()
+            if stored and name not in trial.relative_params:
+                # Drawn once more and thrown away: the sampler's generator is then where it was.
+                frozen = self._storage.get_trial(self._id(number))
+                sampler.sample_independent(self._study, frozen, name, distribution)
             trial._suggest(name, distribution)
         return self.trial(number)
 
