@@ -115,10 +115,10 @@ def run(
     with _input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
-        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(paths.name, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths.name)
+        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
+            raise SweepHeld(paths.name, read_holder(paths.lock))
         _run(paths, spec, new=True, grace=grace)
 
 

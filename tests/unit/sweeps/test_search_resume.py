@@ -179,7 +179,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
 
 
 def _points(sampler: str) -> Iterator[int]:
-    # Every write of a trial (some ten); of the slow sampler three, which end in its parameters.
+    # Every write of a trial (about seven); of the slow sampler three, which end in its parameters.
     yield from range(2, 5) if sampler == "gp" else range(1, 9)
 
 
