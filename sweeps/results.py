@@ -24,7 +24,6 @@ from sweeps.revisions import read_spec
 from sweeps.spec import SweepSpec
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore, rank
-from trainable.config import TrialConfig
 
 STATES = ("waiting", "running", "complete", "pruned", "failed")
 
@@ -66,10 +65,6 @@ class UnknownTrial(ValueError):
 
 class NoBest(Exception):
     """No trial has completed, so there is no best one."""
-
-
-class NotDrawn(Exception):
-    """A trial's pictures could not be drawn."""
 
 
 class SweepView:
@@ -231,33 +226,6 @@ def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
         raise NoBest(child.stderr.strip().splitlines()[-1])
     shutil.copyfile(trial_directory / TRIAL_CONFIG, config)
     return [weights, config]
-
-
-def draw_trial(trial_directory: Path, config: TrialConfig, directory: Path) -> list[Path]:
-    """Draw a trial's pictures from its rows.
-
-    Args:
-        trial_directory: The trial's own directory.
-        config: Its configuration.
-        directory: Where to write; made when missing.
-
-    Returns:
-        The files written.
-
-    Raises:
-        NotDrawn: It could not be done; the message says why.
-    """
-    # A child process, for the same reason as in `export_trial`.
-    child = subprocess.run(
-        [sys.executable, "-m", "trainable.figures", str(trial_directory), str(directory)],
-        input=config.model_dump_json(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if child.returncode:
-        raise NotDrawn((child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1])
-    return [Path(line) for line in child.stdout.splitlines()]
 
 
 def format_number(value: Any) -> str:

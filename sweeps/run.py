@@ -32,10 +32,10 @@ from sweeps.lock import SweepLock
 from sweeps.origin import Origin, check_origin
 from sweeps.orphans import end_orphans, kill_children
 from sweeps.parameters import flatten
-from sweeps.problems import SpecError
+from sweeps.pictures import Gallery
 from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
-from sweeps.results import NO_SUCCESS, NoBest, NotDrawn, Outcome, draw_trial, export_trial
+from sweeps.results import NO_SUCCESS, NoBest, Outcome, export_trial
 from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
@@ -48,6 +48,9 @@ from trainable.ray_adapter import TuneTrial
 
 ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
+
+_SECONDS_FOR_PICTURES = 10.0
+"""What the end of a sweep waits for pictures of trials, beside the best one's weights."""
 
 
 def run_sweep(
@@ -103,7 +106,7 @@ def run_sweep(
                 on_first=lambda: _request_drain(paths.drain),
                 on_second=lambda: _leave_at_once(token, paths),
             )
-            with interruption:
+            with interruption, Gallery(spec, paths, ledger, recorder) as gallery:
                 finished = sum(trial.finished for trial in ledger.trials())
                 if finished < spec.trials:
                     say("starting Ray")
@@ -117,6 +120,7 @@ def run_sweep(
                                 plan,
                                 ledger,
                                 recorder,
+                                gallery,
                                 view,
                                 interruption,
                                 grace,
@@ -128,7 +132,7 @@ def run_sweep(
                     shutil.rmtree(paths.ray, ignore_errors=True)
                 lock.check()
                 say("delivering to the tracking store")
-                return _conclude(paths, spec, ledger, recorder, interruption)
+                return _conclude(paths, ledger, recorder, gallery, interruption)
         finally:
             recorder.close(timeout=0.0)
     finally:
@@ -215,6 +219,7 @@ def _tune(
     plan: Plan,
     ledger: Ledger,
     recorder: Recorder,
+    gallery: Gallery,
     view: View,
     interruption: Interruption,
     grace: float,
@@ -239,7 +244,9 @@ def _tune(
         if interruption.seconds > grace:
             raise _GraceExpired
 
-    bookkeeper = Bookkeeper(spec, paths, ledger, recorder, view, on_step=look_for_signals)
+    bookkeeper = Bookkeeper(
+        spec, paths, ledger, recorder, view, on_step=look_for_signals, on_end=gallery.add
+    )
     tuner = tune.Tuner(
         tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
         tune_config=tune.TuneConfig(
@@ -267,9 +274,9 @@ def _tune(
 
 def _conclude(
     paths: SweepPaths,
-    spec: SweepSpec,
     ledger: Ledger,
     recorder: MlflowRecorder,
+    gallery: Gallery,
     interruption: Interruption,
 ) -> Outcome:
     best = ledger.best()
@@ -277,10 +284,11 @@ def _conclude(
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
         code = interruption.exit_code
     elif best is None:
+        gallery.finish(_SECONDS_FOR_PICTURES)
         recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})
         code = NO_SUCCESS
     else:
-        _publish_best(paths, spec, best, recorder)
+        _publish_best(paths, best, recorder, gallery)
         recorder.finish(None, "FINISHED", {})
         code = 0
     if not interruption.requested:
@@ -289,23 +297,18 @@ def _conclude(
 
 
 def _publish_best(
-    paths: SweepPaths, spec: SweepSpec, best: TrialRecord, recorder: Recorder
+    paths: SweepPaths, best: TrialRecord, recorder: Recorder, gallery: Gallery
 ) -> None:
     """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
     recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
-    trial = paths.trial(best.number)
     with (
         tempfile.TemporaryDirectory(dir=paths.directory, prefix=".export-") as directory,
-        ThreadPoolExecutor() as beside,  # each is a child process that imports for seconds
+        ThreadPoolExecutor() as beside,  # a child process that imports for seconds
     ):
-        weights = beside.submit(export_trial, trial, Path(directory, "best"))
-        try:
-            # A resumed sweep's spec may have changed so that old parameters no longer fit it.
-            config = spec.trial_config(best.number, best.params)
-            for file in draw_trial(trial, config, Path(directory, "figures")):
-                recorder.artifact(None, file, f"figures/{file.name}")
-        except (NotDrawn, SpecError) as missing:
-            recorder.tag(None, {"figures": f"missing: {missing}"})
+        weights = beside.submit(export_trial, paths.trial(best.number), Path(directory, "best"))
+        gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)
+        for picture in gallery.pictures(best.number):
+            recorder.artifact(None, picture, f"figures/{picture.name}")
         try:
             for file in weights.result():
                 recorder.artifact(None, file, f"best/{file.name}")
