@@ -60,7 +60,9 @@ def tensor_digest(*tensors: Tensor) -> str:
 
 def _source(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) and file.endswith(".py") else None
+    # Some modules are made up at run time and name a file that there is not.
+    known = isinstance(file, str) and file.endswith(".py") and Path(file).is_file()
+    return Path(file).resolve() if known else None
 
 
 def _lies_below(root: Path, path: Path) -> bool:
