@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
+from sweeps.orphans import TOKEN_VARIABLE
 from sweeps.problems import SpecError
 from sweeps.spec import SweepSpec
 from tracking.recorder import Recorder
@@ -160,7 +162,10 @@ class _Artist:
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             text=True,
-            process_group=0,  # Ctrl-C at the terminal is for the driver
+            # It outlives the driver's Ray, with which all that carries the token is ended, and
+            # Ctrl-C at the terminal, which is for the driver; it ends when its input does.
+            env={k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE},
+            process_group=0,
         )
 
     def draw(self, config: str, directory: Path, target: Path) -> list[Path]:
