@@ -20,7 +20,8 @@ from typing import Any
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.lock import is_held
-from sweeps.spec import SweepSpec, load_spec
+from sweeps.revisions import read_spec
+from sweeps.spec import SweepSpec
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore, rank
 
@@ -78,7 +79,9 @@ class SweepView:
             raise UnknownSweep(paths.name, paths.root)
         self.paths = paths
         self.running = is_held(paths.lock)
-        self.spec: SweepSpec = load_spec(paths.spec)
+        revision = read_spec(paths.spec)
+        self.spec: SweepSpec = revision.spec
+        self.damage = revision.damage
         self.ledger = Ledger.open(paths.ledger)
         self.records = self.ledger.trials()
         self.delivered: Delivered = read_outbox(paths.outbox)

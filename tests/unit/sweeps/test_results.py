@@ -19,6 +19,7 @@ from sweeps.results import (
     format_duration,
     format_number,
 )
+from sweeps.revisions import write_spec
 from sweeps.spec import parse_spec
 
 SPEC = """
@@ -39,7 +40,7 @@ class Sweep:
         self.spec = parse_spec(SPEC, "small.yaml")
         self.paths.directory.mkdir(parents=True)
         self.ledger = Ledger.create(self.paths.ledger, mode="min", sweep_id="s")
-        self.paths.spec.write_text(self.spec.to_yaml())
+        write_spec(self.paths.spec, self.spec)
 
     def add(self, ending: str | None, *values: float) -> int:
         space = {key: value.to_optuna() for key, value in self.spec.space.items()}
