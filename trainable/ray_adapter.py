@@ -62,6 +62,7 @@ class TuneTrial(tune.Trainable):
                 TrialConfig.model_validate(config["config"]),
                 self._directory,
                 threads=config["threads"],
+                memory_share=self._gpu_share(),
                 interrupted=drain.exists,
             )
             self._events: Iterator[Any] = self._trainer.events()
@@ -123,6 +124,12 @@ class TuneTrial(tune.Trainable):
                     traceback.print_exc()
             self._trainer = None
         self._log.close()
+
+    def _gpu_share(self) -> float:
+        """The share of its GPU that this trial was given; 1 where it has all of it, or none."""
+        resources = self.trial_resources
+        share = resources.required_resources.get("GPU", 0.0) if resources is not None else 0.0
+        return share if 0 < share < 1 else 1.0
 
     @contextlib.contextmanager
     def _reporting_failures(self) -> Iterator[None]:
