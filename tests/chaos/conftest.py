@@ -12,7 +12,7 @@ from tests.chaos.faults import Faults, compile_shim
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled `faults.c`; its tests are left out, but not in CI, where there is no compiler."""
+    """The compiled `faults.c`. Without a compiler its tests are left out; in CI they fail."""
     try:
         return compile_shim(tmp_path_factory.mktemp("shim"))
     except FileNotFoundError as problem:

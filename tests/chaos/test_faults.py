@@ -68,9 +68,8 @@ def _run(faults: Faults, program: str, *arguments: object) -> subprocess.Complet
 def _differences(first: Path, second: Path) -> list[str]:
     compared = filecmp.dircmp(first, second)
     found = [*compared.left_only, *compared.right_only]
-    for name in compared.common_files:
-        if (first / name).read_bytes() != (second / name).read_bytes():
-            found.append(name)
+    both = ((name, first / name, second / name) for name in compared.common_files)
+    found += [name for name, one, other in both if one.read_bytes() != other.read_bytes()]
     for name in compared.common_dirs:
         found += _differences(first / name, second / name)
     return found
@@ -202,7 +201,7 @@ print(os.write(os.open(sys.argv[1], os.O_CREAT | os.O_RDWR), b"x" * 100))
     assert _run(faults, program, path).stdout.strip() == "100"
 
 
-def test_clock_is_shifted_for_python(faults: Faults, tmp_path: Path) -> None:
+def test_clock_is_shifted_for_python(faults: Faults) -> None:
     program = "import time; print(time.time(), time.time_ns() / 1e9, time.monotonic())"
     before = time.monotonic()
     faults.shift_clock(-3600)
