@@ -118,10 +118,10 @@ def run(
     with _input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
-        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(paths.name, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths.name)
+        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
+            raise SweepHeld(paths.name, read_holder(paths.lock))
         _run(paths, spec, new=True, grace=parse_duration(grace, "--grace"))
 
 
@@ -131,6 +131,12 @@ def resume(
     settings: Overrides = None,
     root: Root = None,
     grace: Grace = "30s",
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes", help="Go on although the task, its code or its data changed."
+        ),
+    ] = False,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
     from sweeps.durations import parse_duration
@@ -144,7 +150,8 @@ def resume(
         spec = with_overrides(view.spec, settings or [])
         if view.concluded and spec == view.spec:
             _end(view.outcome(), view.paths)
-        _run(view.paths, spec, new=False, grace=parse_duration(grace, "--grace"))
+        seconds = parse_duration(grace, "--grace")
+        _run(view.paths, spec, new=False, grace=seconds, accept_changes=accept_changes)
 
 
 @app.command()
@@ -382,12 +389,15 @@ def _view(name: str, root: Path | None) -> SweepView:
     return view
 
 
-def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoReturn:
+def _run(
+    paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float, accept_changes: bool = False
+) -> NoReturn:
     """Check, run, say how it ended and what comes next."""
     from sweeps import display
     from sweeps.interrupt import Left, leaving
     from sweeps.layout import LedgerBusy, LedgerError
     from sweeps.lock import LockLost
+    from sweeps.origin import Origin
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
@@ -401,7 +411,7 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
             from sweeps.live import LiveTable, PlainLines
             from sweeps.run import run_sweep  # imports Ray while the child imports torch
 
-            inspection.facts()
+            facts = inspection.facts()
 
             def make_view(finished: int) -> LiveTable | PlainLines:
                 spinner.stop()
@@ -412,7 +422,17 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
                 spinner.start()
 
             outcome: Outcome = run_sweep(
-                paths, spec, ways, machine, make_view, new=new, grace=grace, say=say, warn=_warn
+                paths,
+                spec,
+                ways,
+                machine,
+                make_view,
+                new=new,
+                origin=Origin(facts.code, facts.data),
+                accept_changes=accept_changes,
+                grace=grace,
+                say=say,
+                warn=_warn,
             )
     except Left as left:
         if inspection is not None:

@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.layout import LedgerBusy, LedgerError
+from sweeps.origin import Origin
 
 ACCUMULATION = "accumulation"
 """A trial's note: its micro-batches per step, once they are not those of its configuration."""
@@ -161,6 +162,18 @@ class Ledger:
 
     @property
     @_storing
+    def origin(self) -> Origin:
+        """What the sweep's trials were run from."""
+        return Origin(**self._study.user_attrs.get("origin", {}))
+
+    @_storing
+    def note_origin(self, origin: Origin) -> None:
+        """Note what trials are run from now on."""
+        if origin != self.origin:
+            self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
+
+    @property
+    @_storing
     def concluded(self) -> int:
         """How many trials the sweep had when its best was last published; 0 before."""
         return int(self._study.user_attrs.get("concluded", 0))
@@ -207,11 +220,16 @@ class Ledger:
         self, number: int, space: Mapping[str, BaseDistribution], sampler: BaseSampler
     ) -> TrialRecord:
         """Suggest what a trial lacks because its driver died between creating it and storing its
-        parameters.
+        parameters. They are those that the driver would have stored.
         """
         self._study.sampler = sampler
         trial = optuna.trial.Trial(self._study, self._id(number))
         for name, distribution in space.items():
+            stored = name in trial.params and not distribution.single()
+            if stored and name not in trial.relative_params:
+                # Drawn once more and thrown away: the sampler's generator is then where it was.
+                frozen = self._storage.get_trial(self._id(number))
+                sampler.sample_independent(self._study, frozen, name, distribution)
             trial._suggest(name, distribution)
         return self.trial(number)
 

@@ -16,6 +16,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
@@ -50,17 +51,38 @@ def make_sampler(search: SearchConfig, *, seed: int, number: int) -> BaseSampler
                 n_startup_trials=search.startup_trials, seed=trial_seed
             )
         case "qmc":
-            # A low-discrepancy sequence is one sequence: its scrambling must not change from
-            # trial to trial.
             with (
                 warnings.catch_warnings()
             ):  # experimental: its interface may change, which the pinned version bounds
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                return optuna.samplers.QMCSampler(
-                    scramble=True, seed=derive_seed(seed, "sampler") % 2**32
-                )
+                return _NumberedSequence(number, seed=derive_seed(seed, "sampler") % 2**32)
         case "random":
             return optuna.samplers.RandomSampler(seed=trial_seed)
+
+
+class _NumberedSequence(optuna.samplers.QMCSampler):
+    """A low-discrepancy sequence in which a trial's place is its number.
+
+    Optuna counts places in the study: a driver that died between counting and storing would leave
+    a place out. The sequence is one, so its scrambling must not change from trial to trial.
+    """
+
+    def __init__(self, number: int, *, seed: int) -> None:
+        super().__init__(scramble=True, seed=seed)
+        self._number = number
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the space of the sweep's first trial, which is drawn independently itself."""
+        del trial
+        return dict(study.trials[0].distributions) if self._number > 0 else {}
+
+    def _find_sample_id(
+        self, study: optuna.Study, search_space: dict[str, BaseDistribution]
+    ) -> int:
+        del study, search_space
+        return self._number - 1
 
 
 class LedgerSearcher(Searcher):

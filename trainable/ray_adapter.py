@@ -134,6 +134,7 @@ class TuneTrial(tune.Trainable):
             self._config,
             self._directory,
             threads=self._threads,
+            memory_share=self._gpu_share(),
             interrupted=self._is_asked_to_end,
         )
         self._events = self._trainer.events()
@@ -173,6 +174,12 @@ class TuneTrial(tune.Trainable):
                 f"micro-batches of {train.micro_batch_size} samples"
             )
         return True
+
+    def _gpu_share(self) -> float:
+        """The share of its GPU that this trial was given; 1 where it has all of it, or none."""
+        resources = self.trial_resources
+        share = resources.required_resources.get("GPU", 0.0) if resources is not None else 0.0
+        return share if 0 < share < 1 else 1.0
 
     @contextlib.contextmanager
     def _reporting_failures(self) -> Iterator[None]:

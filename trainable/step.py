@@ -126,7 +126,7 @@ class Step:
             if isinstance(weight, (int, float))
             else weight
         )
-        return torch.where(on_device == 0, 1.0, on_device)
+        return on_device + (on_device == 0)
 
     def _gradients(self) -> list[Tensor]:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
