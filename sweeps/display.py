@@ -20,8 +20,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sweeps.exits import NO_SUCCESS
 from sweeps.layout import SweepPaths, artifact_root, tracking_uri
-from sweeps.results import NO_SUCCESS, STATES, SweepView, format_number
+from sweeps.results import STATES, SweepView, format_number
 from sweeps.spec import SweepSpec
 
 if TYPE_CHECKING:
@@ -238,6 +239,11 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             "interrupted; every trial continues from its last checkpoint with:", highlight=False
         )
         resume(err, paths)
+
+
+def sentence(err: Console, message: str, *, style: str) -> None:
+    """What the user is told, as it stands."""
+    err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def resume(err: Console, paths: SweepPaths, more: str = "") -> None:

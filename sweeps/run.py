@@ -23,6 +23,7 @@ from sweeps import control, engine
 from sweeps.callbacks import Bookkeeper, View
 from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, apply
 from sweeps.departure import EXPORT, listen, remove_scratch
+from sweeps.exits import NO_SUCCESS
 from sweeps.facts import gather
 from sweeps.failures import Hopeless
 from sweeps.interrupt import Interruption
@@ -35,7 +36,7 @@ from sweeps.parameters import flatten
 from sweeps.pictures import Gallery
 from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
-from sweeps.results import NO_SUCCESS, NoBest, Outcome, export_trial, no_success
+from sweeps.results import NoBest, Outcome, export_trial, no_success
 from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
