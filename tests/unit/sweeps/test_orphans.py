@@ -75,15 +75,23 @@ def test_this_process_is_never_an_orphan(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 _DRIVER = """
-import sys, time
-from sweeps.orphans import claim_scratch
-alive = claim_scratch(sys.argv[1])
+import pathlib, sys, time
+from sweeps import orphans
+orphans._PLACE = pathlib.Path(sys.argv[2])
+alive = orphans.claim_scratch(sys.argv[1])
 print("up", flush=True)
 time.sleep(60)
 """
 
 
-def test_only_what_a_dead_driver_left_is_cleared() -> None:
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where drivers have their directories, instead of the machine's."""
+    monkeypatch.setattr("sweeps.orphans._PLACE", tmp_path)
+    return tmp_path
+
+
+def test_only_what_a_dead_driver_left_is_cleared(place: Path) -> None:
     tokens = [uuid.uuid4().hex for _ in range(2)]
     drivers = [
         subprocess.Popen([sys.executable, "-c", _DRIVER, token], stdout=subprocess.PIPE, text=True)
