@@ -61,8 +61,9 @@ def tensor_digest(*tensors: Tensor) -> str:
 def _source(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
     # Some modules are made up at run time and name a file that there is not.
-    known = isinstance(file, str) and file.endswith(".py") and Path(file).is_file()
-    return Path(file).resolve() if known else None
+    if not isinstance(file, str) or not file.endswith(".py") or not Path(file).is_file():
+        return None
+    return Path(file).resolve()
 
 
 def _lies_below(root: Path, path: Path) -> bool:
