@@ -26,6 +26,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sweeps.layout import LedgerBusy, LedgerError
 from sweeps.origin import Origin
 
+ACCUMULATION = "accumulation"
+"""A trial's note: its micro-batches per step, once they are not those of its configuration."""
 Ending = Literal["complete", "pruned", "failed"]
 
 WAIT_SECONDS = 30.0
@@ -63,6 +65,8 @@ class TrialRecord:
     traceback: str | None = None
     step: int = 0
     epoch: int = 0
+    accumulation: int | None = None
+    """Micro-batches per step, when the memory did not suffice for those it was configured with."""
 
     @property
     def finished(self) -> bool:
@@ -252,6 +256,11 @@ class Ledger:
         )
 
     @_storing
+    def note(self, number: int, key: str, value: Any) -> None:
+        """Keep something about a trial that is neither a parameter nor a result."""
+        self._storage.set_trial_user_attr(self._id(number), key, value)
+
+    @_storing
     def finish(
         self,
         number: int,
@@ -297,6 +306,7 @@ class Ledger:
             traceback=trial.user_attrs.get("traceback"),
             step=progress.get("step", 0),
             epoch=progress.get("epoch", 0),
+            accumulation=trial.user_attrs.get(ACCUMULATION),
         )
 
 

@@ -120,7 +120,7 @@ class LedgerSearcher(Searcher):
         trials = ledger.trials()
         self._unfinished = [trial for trial in trials if not trial.finished]
         self._next_number = len(trials)
-        self._live: set[str] = set()
+        self._live: dict[str, int] = {}
         self.draining = False
         """Set to end the sweep after the live trials: no further one is handed out."""
 
@@ -146,13 +146,18 @@ class LedgerSearcher(Searcher):
                 continue
             if trial.reports:
                 replay(self._scheduler, trial_id, trial.reports, finished=False)
-            self._live.add(trial_id)
+            self._live[trial_id] = trial.number
+            resolved = config.model_dump(mode="json")
+            if trial.accumulation:
+                resolved["train"]["accumulation"] = trial.accumulation
             return {
                 "number": trial.number,
                 "params": trial.params,
-                "config": config.model_dump(mode="json"),
+                "config": resolved,
                 "directory": str(self._paths.trial(trial.number)),
                 "drain": str(self._paths.drain),
+                "stop": str(self._paths.stop(trial.number)),
+                "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
             }
         return Searcher.FINISHED
@@ -162,7 +167,11 @@ class LedgerSearcher(Searcher):
     ) -> None:
         """A slot is free; what the trial's end means is the bookkeeper's business."""
         del result, error
-        self._live.discard(trial_id)
+        self._live.pop(trial_id, None)
+
+    def is_live(self, number: int) -> bool:
+        """Whether Tune has the trial."""
+        return number in self._live.values()
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
@@ -178,8 +187,10 @@ class LedgerSearcher(Searcher):
         """Nothing was saved."""
 
     def _next_trial(self) -> TrialRecord | None:
-        if self._unfinished:
-            return self._unfinished.pop(0)
+        while self._unfinished:
+            trial = self._unfinished.pop(0)
+            if not self._ledger.trial(trial.number).finished:
+                return trial  # else stopped by the user while it waited
         if self._next_number >= self._spec.trials:
             return None
         self._next_number += 1

@@ -61,9 +61,9 @@ def tensor_digest(*tensors: Tensor) -> str:
 def _source(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
     # Some modules are made up at run time and name a file that there is not.
-    if not isinstance(file, str) or not file.endswith(".py") or not Path(file).is_file():
+    if not isinstance(file, str) or not file.endswith(".py"):
         return None
-    return Path(file).resolve()
+    return Path(file).resolve() if Path(file).is_file() else None
 
 
 def _lies_below(root: Path, path: Path) -> bool:
