@@ -148,9 +148,12 @@ class Gallery:
         figures = self._figures(number)
         aside = figures.with_name(f".{_DIRECTORY}")
         shutil.rmtree(aside, ignore_errors=True)  # of a driver that died
-        for file in self._artist.draw(config, figures.parent, aside):
-            self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
-        aside.replace(figures)
+        try:
+            for file in self._artist.draw(config, figures.parent, aside):
+                self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
+            aside.replace(figures)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
         self._tell(number, "drawn")
 
     def _tell(self, number: int, text: str) -> None:
