@@ -1,6 +1,6 @@
 """Pictures of every trial that has ended, drawn beside the sweep and put on the trial's own run.
 
-A child process of the lowest priority draws one trial after another from the rows on disk; a
+A child process of low priority draws one trial after another from the rows on disk; a
 thread hands it the trials and records what it made. A trial's `figures/` directory is there once
 all of them are recorded: after a crash, what is missing is drawn again. What must not live here:
 how a picture looks (see `trainable.figures`).
