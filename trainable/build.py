@@ -123,6 +123,7 @@ class Parts:
 
     Attributes:
         task: What is trained.
+        data: Its samples.
         model: On its device, with its initial weights.
         groups: The optimizer's parameter groups.
         train: Windows to train on.
@@ -132,6 +133,7 @@ class Parts:
     """
 
     task: Task
+    data: Data
     model: nn.Module
     groups: list[dict[str, Any]]
     train: Source
@@ -171,7 +173,7 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
         steps_per_epoch=windows,
         mode=config.mode,
     )
-    return Parts(task, model, groups, train_source, val_source, schedule, precision)
+    return Parts(task, data, model, groups, train_source, val_source, schedule, precision)
 
 
 def find_device(name: str | None) -> torch.device:

@@ -18,9 +18,7 @@ from torch import Tensor
 from tests.chaos.probe_task import KINDS
 from tests.chaos.sandbox import Sandbox
 from trainable.checkpoint import CheckpointStore
-
-# What a clock measured is different in every run.
-_BY_THE_CLOCK = ("train/samples_per_second", "train/seconds", "train/device_seconds")
+from trainable.diagnostics import MEASURED
 
 
 @dataclass
@@ -47,7 +45,7 @@ class Outcome:
     Attributes:
         trials: What `sweep trials --json` says.
         status: What `sweep status --json` says.
-        states: The newest saved state of each trial, without what a clock measured.
+        states: The newest saved state of each trial, without measured metrics.
         runs: Each trial's runs; None holds those of the sweep itself.
         passes: How many passes of each kind were executed, whatever became of them.
         seconds: How long the driver ran that brought it to its end.
@@ -83,10 +81,10 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
 
 
 def read_state(sandbox: Sandbox, number: int) -> dict[str, Any]:
-    """The newest saved state of a trial, without what a clock measured; empty without one."""
+    """The newest saved state of a trial, without measured metrics; empty when there is none."""
     store = CheckpointStore(sandbox.paths.trial(number))
     newest = store.newest()
-    return _without_clock(store.load(newest)) if newest is not None else {}
+    return _without_measured(store.load(newest)) if newest is not None else {}
 
 
 def read_runs(sandbox: Sandbox) -> dict[int | None, list[Run]]:
@@ -103,7 +101,7 @@ def read_runs(sandbox: Sandbox) -> dict[int | None, list[Run]]:
             runs[run_id].tags[key] = value
         rows = db.execute("SELECT run_uuid, key, step, value, is_nan FROM metrics")
         for run_id, key, step, value, is_nan in rows:
-            if key not in _BY_THE_CLOCK:
+            if key not in MEASURED:
                 runs[run_id].points[key, step, float("nan") if is_nan else value] += 1
     found: dict[int | None, list[Run]] = {}
     for run in runs.values():
@@ -135,9 +133,9 @@ def _feed(found: Any, value: Any) -> None:
         found.update(f"{type(value).__name__}={value!r}".encode())
 
 
-def _without_clock(value: Any) -> Any:
+def _without_measured(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _without_clock(v) for k, v in value.items() if k not in _BY_THE_CLOCK}
+        return {k: _without_measured(v) for k, v in value.items() if k not in MEASURED}
     if isinstance(value, (list, tuple)):
-        return [_without_clock(entry) for entry in value]
+        return [_without_measured(entry) for entry in value]
     return value
