@@ -61,7 +61,6 @@ def test_row_28_stopped_trial_of_a_dead_driver(sandbox: Sandbox, references: Ref
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
 @pytest.mark.fault(28, "the same for two minutes")
 def test_row_28_stopped_for_minutes(sandbox: Sandbox, references: References) -> None:
     _stop_each_in_turn(sandbox, references, LONG)
