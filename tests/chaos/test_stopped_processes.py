@@ -67,9 +67,7 @@ def test_row_28_stopped_for_minutes(sandbox: Sandbox, references: References) ->
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(
-    28, "a driver and its trial wake up after another took over"
-)
+@pytest.mark.fault(28, "a driver and its trial wake up after another took over")
 def test_row_28_fenced(sandbox: Sandbox, references: References) -> None:
     stale, _ = sandbox.run_to("backward", 47)  # in the third trial, right before a checkpoint
     asleep = sandbox.processes()
