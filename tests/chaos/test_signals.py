@@ -127,7 +127,7 @@ def test_row_09_sigterm(sandbox: Sandbox, references: References) -> None:
     driver = sandbox.run()
     _wait(driver, lambda: sandbox.probe.count("backward") > 20)
     driver.send(signal.SIGTERM)
-    ended = driver.wait(_GRACE)
+    ended = driver.wait(_GRACE + _AT_ONCE)
     assert_says_how_to_go_on(ended, 143)
     assert_no_residue(sandbox)
     sandbox.probe.pace(0)
@@ -189,7 +189,7 @@ def test_row_07_phases(
     driver = sandbox.run()
     _wait(driver, lambda: driver.running and phase(driver))
     driver.send(number)
-    ended = driver.wait(_GRACE)
+    ended = driver.wait(_GRACE + _AT_ONCE)
     if sandbox.paths.exists():
         assert_says_how_to_go_on(ended, _CODES[number])
     else:
