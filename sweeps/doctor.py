@@ -92,8 +92,7 @@ def clear_left_overs(root: Path) -> list[Finding]:
     drivers, processes = clean_up_after_the_dead(*known)
     if not drivers:
         return [Finding("ok", "left-overs", "none of dead drivers")]
-    who = f"{drivers} dead driver{'s' if drivers > 1 else ''}"
-    detail = f"ended {processes} processes of {who} and removed their files"
+    detail = f"processes that were ended: {processes}; dead drivers that had left them: {drivers}"
     return [Finding("ok", "left-overs", detail)]
 
 
