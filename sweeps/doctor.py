@@ -100,19 +100,16 @@ def sweeps_off(root: Path) -> list[Finding]:
     """Look for what ledger, store and tracking of the sweeps below `root` disagree about; nothing
     is changed.
     """
-    from sweeps.facts import gather
-    from sweeps.reconcile import reconcile
     from sweeps.results import SweepView
 
     found = []
     for paths in list_sweeps(root):
         try:
-            view = SweepView(paths)
-            facts = gather(paths, view.spec, view.records, live=view.running)
+            corrections = SweepView(paths).corrections()
         except (ValueError, OSError, LedgerError) as error:
             found.append(Finding("fail", paths.name, str(error), "put this right, then resume"))
             continue
-        if off := [str(correction) for correction in reconcile(facts)]:
+        if off := list(map(str, corrections)):
             more = f"; and {len(off) - _SHOWN} more" if len(off) > _SHOWN else ""
             found.append(
                 Finding(

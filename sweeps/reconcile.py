@@ -192,7 +192,7 @@ def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
         yield Ended(number, "complete")
     elif trial.stopped and not trial.went_on:
         yield Ended(number, "pruned")
-    elif trial.told == "RUNNING":
+    elif trial.told == "RUNNING" or (trial.told is None and trial.unlogged):
         yield Interrupted(number)
 
 
