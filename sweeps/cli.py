@@ -201,7 +201,7 @@ def show(
         record = view.record(trial)
         found = {
             **view.trial(record),
-            "reports": record.reports,
+            "reports": view.ledger.reports_of(trial),
             "traceback": record.traceback,
             "directory": str(view.paths.trial(trial)),
         }

@@ -10,12 +10,14 @@ import shutil
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -35,14 +37,48 @@ _STATE_STYLES = {
     "failed": "red",
     "pruned": "dim",
 }
+_GAP = 2
+"""Spaces between two columns."""
 _LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def _table(*columns: str, right: Iterable[str] = ()) -> Table:
+def _table(*columns: str, right: Container[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left")
     return table
+
+
+class _Grid:
+    """A table of many rows. Rich measures and wraps every cell of its own tables, a second for a
+    thousand trials; where all fits on the lines as it is, there is nothing to decide.
+    """
+
+    def __init__(self, columns: Sequence[str], *, right: Container[str]) -> None:
+        self.columns, self.right = columns, right
+        self.rows: list[Sequence[str | Text]] = []
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [[Text(name, style="bold") for name in self.columns], *self.rows]
+        widths = [
+            max(cell_len(str(cell)) for cell in column) for column in zip(*lines, strict=True)
+        ]
+        if sum(widths) + _GAP * (len(widths) - 1) > options.max_width:
+            table = _table(*self.columns, right=self.right)
+            for row in self.rows:
+                table.add_row(*row)
+            yield table
+            return
+        pads = [name in self.right for name in self.columns]
+        for row in lines:
+            for index, (cell, width, right) in enumerate(zip(row, widths, pads, strict=True)):
+                text = str(cell)
+                space = " " * (width - cell_len(text))
+                style = console.get_style(cell.style) if isinstance(cell, Text) else None
+                yield Segment(f"{space}{text}" if right else f"{text}{space}", style)
+                if index < len(widths) - 1:
+                    yield Segment(" " * _GAP)
+            yield Segment.line()
 
 
 def _state(state: str) -> Text:
@@ -99,34 +135,29 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     """The table of `sweep trials`."""
     keys = list(spec.space)
     short = [key.rsplit(".", 1)[-1] for key in keys]
-    table = _table(
-        "trial",
-        "state",
-        spec.metric,
-        "epoch",
-        "step",
-        *short,
-        right=(spec.metric, "epoch", "step", *short),
-    )
     # What is the same for all is left out: most sweeps need no second attempt.
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
-    if attempts:
-        table.add_column("attempts", justify="right")
-    if reasons:
-        table.add_column("reason")
+    grid = _Grid(
+        ["trial", "state", spec.metric, "epoch", "step", *short]
+        + ["attempts"] * attempts
+        + ["reason"] * reasons,
+        right={spec.metric, "epoch", "step", "attempts", *short},
+    )
     for one in found:
-        table.add_row(
-            str(one["number"]),
-            _state(one["state"]),
-            format_number(one["value"]),
-            str(one["epoch"]),
-            str(one["step"]),
-            *(format_number(one["params"].get(key)) for key in keys),
-            *([str(one["attempts"])] if attempts else []),
-            *([one["reason"] or ""] if reasons else []),
+        grid.rows.append(
+            (
+                str(one["number"]),
+                _state(one["state"]),
+                format_number(one["value"]),
+                str(one["epoch"]),
+                str(one["step"]),
+                *(format_number(one["params"].get(key)) for key in keys),
+                *([str(one["attempts"])] if attempts else []),
+                *([one["reason"] or ""] if reasons else []),
+            )
         )
-    return table
+    return grid
 
 
 def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:

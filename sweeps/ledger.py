@@ -8,9 +8,8 @@ three ends. What must not live here: Ray, files of training runs, tracking.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -20,6 +19,9 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DatabaseError
 
 from sweeps.layout import LedgerError
+from sweeps.ledger_view import TrialRecord, best_report, leader, noted
+
+__all__ = ["Ending", "Ledger", "LedgerError", "TrialRecord"]
 
 Ending = Literal["complete", "pruned", "failed"]
 
@@ -36,29 +38,6 @@ _ENDINGS: dict[Ending, TrialState] = {
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """One trial as the ledger knows it."""
-
-    number: int
-    state: str
-    """`waiting`, `running`, `complete`, `pruned` or `failed`."""
-    params: dict[str, Any]
-    reports: dict[int, float]
-    """The metric after each reported epoch."""
-    value: float | None
-    """The best reported value of the metric, None before the first report."""
-    attempts: int = 0
-    reason: str | None = None
-    traceback: str | None = None
-    step: int = 0
-    epoch: int = 0
-
-    @property
-    def finished(self) -> bool:
-        return self.state in _ENDINGS
 
 
 class Ledger:
@@ -145,9 +124,7 @@ class Ledger:
 
     def best(self) -> TrialRecord | None:
         """The complete trial with the best value; None when none is complete."""
-        complete = [t for t in self.trials() if t.state == "complete" and t.value is not None]
-        pick = min if self.minimize else max
-        return pick(complete, key=lambda t: t.value or 0.0, default=None)
+        return leader(self.trials(), minimize=self.minimize)
 
     def ask(self, space: Mapping[str, BaseDistribution], sampler: BaseSampler) -> TrialRecord:
         """Create the next trial, with parameters from `sampler`."""
@@ -219,19 +196,13 @@ class Ledger:
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
         reports = dict(sorted(trial.intermediate_values.items()))
-        pick = min if self.minimize else max
-        progress = trial.user_attrs.get("progress", {})
         return TrialRecord(
             number=trial.number,
             state=_STATES[trial.state],
             params=dict(trial.params),
             reports=reports,
-            value=pick(reports.values()) if reports else None,
-            attempts=self._attempts(trial),
-            reason=trial.user_attrs.get("reason"),
-            traceback=trial.user_attrs.get("traceback"),
-            step=progress.get("step", 0),
-            epoch=progress.get("epoch", 0),
+            value=best_report(reports.values(), minimize=self.minimize),
+            **noted(trial.user_attrs),
         )
 
 

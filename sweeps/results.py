@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
-from sweeps.ledger import Ledger, TrialRecord
+from sweeps.ledger_view import LedgerView, TrialSummary
 from sweeps.lock import is_held
 from sweeps.spec import SweepSpec, load_spec
 from tracking.outbox_status import Delivered, read_outbox
@@ -37,7 +37,7 @@ class Outcome:
     """How running a sweep ended."""
 
     exit_code: int
-    best: TrialRecord | None
+    best: TrialSummary | None
     num_trials: int
     pending: int
     """Records that the tracking server has not taken yet."""
@@ -84,8 +84,8 @@ class SweepView:
         self.paths = paths
         self.running = is_held(paths.lock)
         self.spec: SweepSpec = load_spec(paths.spec)
-        self.ledger = Ledger.open(paths.ledger)
-        self.records = self.ledger.trials()
+        self.ledger = LedgerView(paths.ledger)
+        self.records = self.ledger.trials
         self.delivered: Delivered = read_outbox(paths.outbox)
 
     @property
@@ -108,7 +108,7 @@ class SweepView:
         best = self.best_record()
         return Outcome(0 if best else NO_SUCCESS, best, len(self.records), pending=0)
 
-    def trial_state(self, record: TrialRecord) -> str:
+    def trial_state(self, record: TrialSummary) -> str:
         """A trial's state; one that nobody works on waits."""
         return "waiting" if record.state == "running" and not self.running else record.state
 
@@ -128,7 +128,7 @@ class SweepView:
             "mlflow_run_id": self.delivered.sweep_run_id,
         }
 
-    def best_record(self) -> TrialRecord | None:
+    def best_record(self) -> TrialSummary | None:
         return self.ledger.best()
 
     def best(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class SweepView:
         """The list that `sweep trials --json` prints."""
         return [self.trial(record) for record in self.records]
 
-    def trial(self, record: TrialRecord) -> dict[str, Any]:
+    def trial(self, record: TrialSummary) -> dict[str, Any]:
         """One trial as the looking commands show it."""
         saved = CheckpointStore(self.paths.trial(record.number)).generations()
         best = min((g for g in saved if g.value is not None), key=rank, default=None)
@@ -167,7 +167,7 @@ class SweepView:
             "best_checkpoint": best and str(best.path),
         }
 
-    def record(self, number: int) -> TrialRecord:
+    def record(self, number: int) -> TrialSummary:
         """One trial's record.
 
         Raises:

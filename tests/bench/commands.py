@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 from tests.bench.table import Goal, Result, interleave
 
 _SWEEP = Path(sys.executable).with_name("sweep")
-_TRIALS, _EPOCHS = 1000, 10
+_TRIALS, _EPOCHS, _STEPS = 1000, 10, 1000
 
 _SPEC = f"""
 name: large
@@ -40,7 +41,7 @@ def help_page(repeats: int) -> list[Result]:
 
 
 def looking(repeats: int) -> list[Result]:
-    """`sweep status` and `sweep trials` on a ledger of a thousand trials."""
+    """`sweep status` and `sweep trials` on a thousand trials of a thousand points each."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         _write_large_sweep(root)
@@ -65,7 +66,9 @@ def _wall(command: list[str]) -> float:
 
 
 def _write_large_sweep(root: Path) -> None:
-    """A finished sweep: half of its trials pruned on their third epoch, the others complete."""
+    """A finished sweep: half of its trials pruned on their third epoch, the others complete, each
+    with a checkpoint and a curve.
+    """
     import numpy
     import optuna
 
@@ -96,7 +99,33 @@ def _write_large_sweep(root: Path) -> None:
                 params={key: float(draw.uniform(d.low, d.high)) for key, d in space.items()},
                 distributions=space,
                 intermediate_values=values,
-                user_attrs={"attempts": 1, "progress": {"step": 23 * epochs, "epoch": epochs}},
+                user_attrs={"attempts": 1, "progress": {"step": _STEPS, "epoch": epochs}},
             )
         )
     optuna.load_study(storage=ledger.url, study_name="sweep").add_trials(trials)
+    for number in range(_TRIALS):
+        _write_files(paths.trial(number), paths.trial(0))
+
+
+def _write_files(trial: Path, first: Path) -> None:
+    """A checkpoint and a curve; all are one file, so that writing them is quick."""
+    from trainable.history import FILE_NAME, History, Row
+    from trainable.manifest import MANIFEST, STATE, Generation, format_manifest
+
+    saved = f"checkpoints/step-{_STEPS:08d}"
+    (trial / saved).mkdir(parents=True)
+    if trial != first:
+        for name in (FILE_NAME, f"{saved}/{STATE}", f"{saved}/{MANIFEST}"):
+            os.link(first / name, trial / name)
+        return
+    (trial / saved / STATE).write_bytes(b"")
+    generation = Generation(trial, 1, _STEPS, _EPOCHS, "val/loss", "min", 0.5, 0, "")
+    (trial / saved / MANIFEST).write_bytes(format_manifest(generation))
+    history = History(trial)
+    history.append(
+        Row(step, step, {"train/loss": 1 / step, "train/lr": 0.1, "train/grad_norm": 1.0})
+        for step in range(1, _STEPS)
+    )
+    last = {"val/loss": 0.5, "train/clip_fraction": 0.25, "epoch": float(_EPOCHS)}
+    history.append([Row(_STEPS, _STEPS, last)])
+    history.close()
