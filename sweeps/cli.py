@@ -6,24 +6,31 @@ ray nor mlflow. What must not live here: anything that a Python caller could not
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
+
+from sweeps import look
+from sweeps.console import (
+    AsJson,
+    File,
+    Name,
+    Offline,
+    Overrides,
+    Root,
+    err,
+    input_errors,
+    out,
+    show_found,
+    view_of,
+)
 
 if TYPE_CHECKING:
     from sweeps.layout import SweepPaths
-    from sweeps.results import Outcome, SweepView
+    from sweeps.results import Outcome
     from sweeps.spec import SweepSpec
-
-WRONG_INPUT = 2
-HELD = 4
 
 app = typer.Typer(
     name="sweep",
@@ -33,29 +40,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-# A pipe has no width: tables are then as wide as what they hold.
-out = Console(width=None if sys.stdout.isatty() else 500)
-err = Console(stderr=True)
-
-Root = Annotated[
-    Path | None,
-    typer.Option(
-        "--root", help="Where sweeps live; default: $SWEEP_ROOT, or ./runs.", show_default=False
-    ),
-]
-File = Annotated[Path, typer.Argument(help="The sweep's YAML file.", show_default=False)]
-Name = Annotated[str, typer.Argument(help="The sweep's name.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-s",
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set a key of the spec, such as train.batch_size=32.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 @app.command()
@@ -67,7 +51,7 @@ def init(
     """Write a starter spec and a task module to edit."""
     from sweeps.starter import write_starter
 
-    with _input_errors():
+    with input_errors():
         written = write_starter(directory)
     for path in written:
         out.print(f"wrote {path}", highlight=False)
@@ -81,7 +65,7 @@ def check(file: File, settings: Overrides = None) -> None:
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
-    with _input_errors():
+    with input_errors():
         spec = _load(file, settings)
         ways = plan(spec.resources, spec.trials, spec.concurrency, Machine.probe())
         with err.status("loading the task"):
@@ -107,16 +91,17 @@ def run(
     grace: Annotated[
         float, typer.Option(help="Seconds for trials to checkpoint after Ctrl-C.")
     ] = 30.0,
+    offline: Offline = False,
 ) -> None:
     """Run a sweep."""
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
 
-    with _input_errors():
+    with input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
         if paths.exists():
             raise SweepExists(paths.name)
-        _run(paths, spec, new=True, grace=grace)
+        _run(paths, spec, new=True, grace=grace, offline=offline)
 
 
 @app.command()
@@ -127,114 +112,41 @@ def resume(
     grace: Annotated[
         float, typer.Option(help="Seconds for trials to checkpoint after Ctrl-C.")
     ] = 30.0,
+    offline: Offline = False,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
     from sweeps.lock import SweepHeld, read_holder
     from sweeps.spec import with_overrides
 
-    with _input_errors():
-        view = _view(name, root)
+    with input_errors():
+        view = view_of(name, root)
         if view.running:  # known before anything is loaded; taking the lock decides
             raise SweepHeld(name, read_holder(view.paths.lock))
         spec = with_overrides(view.spec, settings or [])
         if view.concluded and spec == view.spec:
             _end(view.outcome(), view.paths)
-        _run(view.paths, spec, new=False, grace=grace)
+        _run(view.paths, spec, new=False, grace=grace, offline=offline)
 
 
-@app.command(name="list")
-def list_command(root: Root = None, as_json: AsJson = False) -> None:
-    """List the sweeps below the root."""
-    from sweeps import display
-    from sweeps.layout import list_sweeps, resolve_root
-    from sweeps.results import SweepView
-
-    with _input_errors():
-        found = [SweepView(paths).status() for paths in list_sweeps(resolve_root(root))]
-    _show(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
+app.command(name="list")(look.list_command)
+app.command()(look.status)
+app.command()(look.trials)
+app.command()(look.show)
+app.command()(look.best)
 
 
 @app.command()
-def status(
-    name: Name,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Keep looking until the sweep stops.")
-    ] = False,
-    root: Root = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show how far a sweep has come."""
-    from sweeps import display
+def sync(name: Name, root: Root = None) -> None:
+    """Deliver what the outbox still holds to the tracking server."""
+    from sweeps.sync import deliver
 
-    if watch and not as_json:
-        with _input_errors():
-            display.watch(out, lambda: _view(name, root))
-        return
-    with _input_errors():
-        found = _view(name, root).status()
-    _show(found, as_json, lambda: display.status(found))
-
-
-@app.command()
-def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Show a sweep's trials."""
-    from sweeps import display
-
-    with _input_errors():
-        view = _view(name, root)
-        found = view.trials()
-    _show(found, as_json, lambda: display.trials(found, view.spec))
-
-
-@app.command()
-def show(
-    name: Name,
-    trial: Annotated[int, typer.Argument(help="The trial's number.", show_default=False)],
-    root: Root = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show one trial: parameters, reports, end, reason and files."""
-    from sweeps import display
-
-    with _input_errors():
-        view = _view(name, root)
-        record = view.record(trial)
-        found = {
-            **view.trial(record),
-            "reports": view.ledger.reports_of(trial),
-            "traceback": record.traceback,
-            "directory": str(view.paths.trial(trial)),
-        }
-    _show(found, as_json, lambda: display.trial(found, view.spec))
-
-
-@app.command()
-def best(
-    name: Name,
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            "--export",
-            metavar="DIR",
-            help="Write its weights and configuration there.",
-            show_default=False,
-        ),
-    ] = None,
-    root: Root = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the best trial, or export it."""
-    from sweeps import display
-    from sweeps.results import NoBest
-
-    with _input_errors():
-        view = _view(name, root)
-        try:
-            found = view.best()
-            written = view.export_best(export) if export is not None else []
-        except NoBest as error:
-            _fail(str(error), code=3)
-    _show(found, as_json, lambda: display.best(found, view.spec, written))
+    with input_errors():
+        view = view_of(name, root)
+        with err.status("delivering to the tracking store"):
+            delivered, left = deliver(view)
+    out.print(f"delivered {delivered} records; {left} wait", highlight=False)
+    if left:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -252,11 +164,11 @@ def ui(
     from sweeps import display
     from sweeps.layout import resolve_root
 
-    with _input_errors():
+    with input_errors():
         display.serve(
             err,
             resolve_root(root),
-            _view(name, root) if name else None,
+            view_of(name, root) if name else None,
             port=port,
             open_browser=open_browser,
         )
@@ -287,7 +199,7 @@ def train(
     """Train once in this process, without Ray: for a debugger."""
     from sweeps.single import train_once
 
-    with _input_errors():
+    with input_errors():
         train_once(_load(file, settings), directory, out, figures)
 
 
@@ -300,7 +212,9 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
 
     where = resolve_root(root)
     findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), left_overs(where))
-    _show([finding.as_dict() for finding in findings], as_json, lambda: display.findings(findings))
+    show_found(
+        [finding.as_dict() for finding in findings], as_json, lambda: display.findings(findings)
+    )
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
 
@@ -322,14 +236,9 @@ def _load(
     return load_spec(file, settings or [], name=name, tracking_uri=tracking_uri)
 
 
-def _view(name: str, root: Path | None) -> SweepView:
-    from sweeps.layout import SweepPaths, resolve_root
-    from sweeps.results import SweepView
-
-    return SweepView(SweepPaths(resolve_root(root), name))
-
-
-def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoReturn:
+def _run(
+    paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float, offline: bool
+) -> NoReturn:
     """Check, run, say how it ended and what comes next."""
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
@@ -343,6 +252,11 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
         from sweeps.run import run_sweep  # imports Ray while the child imports torch
 
         inspection.facts()
+        if new and spec.tracking.uri is not None and not offline:
+            from tracking.probe import probe
+
+            spinner.update("asking the tracking server")
+            probe(spec.tracking.uri)
 
         def make_view(finished: int) -> LiveTable | PlainLines:
             spinner.stop()
@@ -353,7 +267,15 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
             spinner.start()
 
         outcome: Outcome = run_sweep(
-            paths, spec, ways, machine, make_view, new=new, grace=grace, say=say
+            paths,
+            spec,
+            ways,
+            machine,
+            make_view,
+            new=new,
+            grace=grace,
+            offline=offline,
+            say=say,
         )
     _end(outcome, paths)
 
@@ -364,31 +286,3 @@ def _end(outcome: Outcome, paths: SweepPaths) -> NoReturn:
 
     display.outcome(out, err, outcome, paths)
     raise typer.Exit(outcome.exit_code)
-
-
-def _show(found: Any, as_json: bool, render: Any) -> None:
-    if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    else:
-        out.print(render())
-
-
-def _fail(message: str, *, code: int) -> NoReturn:
-    err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
-
-
-@contextmanager
-def _input_errors() -> Iterator[None]:
-    """What the user can put right becomes a message and exit code 2; a held sweep becomes 4."""
-    from sweeps.layout import LedgerError
-    from sweeps.lock import SweepHeld
-
-    try:
-        yield
-    except SweepHeld as error:
-        _fail(str(error), code=HELD)
-    except (ValueError, OSError, LedgerError) as error:
-        if type(error) is ValueError:
-            raise  # a bare ValueError is nobody's message to the user
-        _fail(str(error), code=WRONG_INPUT)

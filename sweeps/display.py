@@ -123,9 +123,10 @@ def status(found: dict[str, Any]) -> RenderableType:
         )
         lines.append(Text("      " + _params(found["best"]["params"])))
     if found["outbox_pending"]:
-        lines.append(
-            Text(f"{found['outbox_pending']} records are not delivered to the tracking store yet")
-        )
+        waiting = f"{found['outbox_pending']} records are not delivered to the tracking store yet"
+        if found["state"] != "running":
+            waiting += f"; deliver them with: sweep sync {found['name']}"
+        lines.append(Text(waiting))
     if found["state"] == "interrupted":
         lines.append(Text(f"continue with: sweep resume {found['name']}"))
     return Group(*lines)
@@ -241,11 +242,12 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         )
     if result.pending:
         err.print(
-            f"{result.pending} records wait in the outbox; the next resume delivers them",
+            f"{result.pending} records wait in the outbox; "
+            f"deliver them with: {_command()} sync {name}{_where(paths)}",
             highlight=False,
+            soft_wrap=True,
         )
-    sweep = _command()
-    where = "" if paths.root == Path("runs").absolute() else f" --root {paths.root}"
+    sweep, where = _command(), _where(paths)
     if result.exit_code == 0:
         for what, command in (
             ("compare in MLflow", f"ui {name}{where}"),
@@ -262,6 +264,10 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             "interrupted; every trial continues from its last checkpoint with:", highlight=False
         )
         err.print(f"{sweep} resume {name}{where}", highlight=False, soft_wrap=True)
+
+
+def _where(paths: SweepPaths) -> str:
+    return "" if paths.root == Path("runs").absolute() else f" --root {paths.root}"
 
 
 def _command() -> str:

@@ -50,6 +50,7 @@ def run_sweep(
     *,
     new: bool,
     grace: float = 30.0,
+    offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Run a sweep to its end, or until it is interrupted.
@@ -61,6 +62,7 @@ def run_sweep(
         machine: What Ray may use.
         new: Whether the sweep must not exist yet; otherwise it must.
         grace: Seconds that trials have to checkpoint after the first signal.
+        offline: Ask no tracking server: everything stays in the outbox.
         say: Told in a few words what is happening when it takes long.
 
     Raises:
@@ -77,7 +79,7 @@ def run_sweep(
         engine.configure(token)
         ledger = _open_ledger(paths, spec, new=new)
         paths.drain.unlink(missing_ok=True)
-        recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
+        recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED, offline=offline)
         try:
             interruption = Interruption(
                 on_first=lambda: _request_drain(paths.drain),
@@ -119,7 +121,7 @@ def _open_ledger(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> Ledger:
 
 
 def _open_recorder(
-    paths: SweepPaths, spec: SweepSpec, ledger: Ledger, tags: Mapping[str, str]
+    paths: SweepPaths, spec: SweepSpec, ledger: Ledger, tags: Mapping[str, str], *, offline: bool
 ) -> MlflowRecorder:
     return MlflowRecorder(
         uri=spec.tracking.uri or tracking_uri(paths.root),
@@ -129,6 +131,7 @@ def _open_recorder(
         outbox=paths.outbox,
         tags={**provenance(), **tags},
         params=dict(flatten(spec.model_dump(mode="json"))),
+        offline=offline,
     )
 
 

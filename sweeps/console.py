@@ -1,0 +1,85 @@
+"""What all commands share: their options, the two consoles, and errors as exit codes.
+
+What must not live here: any command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from sweeps.results import SweepView
+
+WRONG_INPUT = 2
+HELD = 4
+
+# A pipe has no width: tables are then as wide as what they hold.
+out = Console(width=None if sys.stdout.isatty() else 500)
+err = Console(stderr=True)
+
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        "--root", help="Where sweeps live; default: $SWEEP_ROOT, or ./runs.", show_default=False
+    ),
+]
+File = Annotated[Path, typer.Argument(help="The sweep's YAML file.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="The sweep's name.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-s",
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of the spec, such as train.batch_size=32.",
+        show_default=False,
+    ),
+]
+Offline = Annotated[
+    bool,
+    typer.Option("--offline", help="Ask no tracking server; `sweep sync` delivers later."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def view_of(name: str, root: Path | None) -> SweepView:
+    from sweeps.layout import SweepPaths, resolve_root
+    from sweeps.results import SweepView
+
+    return SweepView(SweepPaths(resolve_root(root), name))
+
+
+def show_found(found: Any, as_json: bool, render: Any) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        out.print(render())
+
+
+def fail(message: str, *, code: int) -> NoReturn:
+    err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def input_errors() -> Iterator[None]:
+    """What the user can put right becomes a message and exit code 2; a held sweep becomes 4."""
+    from sweeps.layout import LedgerError
+    from sweeps.lock import SweepHeld
+
+    try:
+        yield
+    except SweepHeld as error:
+        fail(str(error), code=HELD)
+    except (ValueError, OSError, LedgerError) as error:
+        if type(error) is ValueError:
+            raise  # a bare ValueError is nobody's message to the user
+        fail(str(error), code=WRONG_INPUT)

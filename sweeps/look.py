@@ -1,0 +1,104 @@
+"""The commands that only look. Each answers within a second, also on a thousand trials, so
+nothing that is slow to import may be imported for them.
+
+What must not live here: anything that changes a sweep.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sweeps.console import AsJson, Name, Root, fail, input_errors, out, show_found, view_of
+
+
+def list_command(root: Root = None, as_json: AsJson = False) -> None:
+    """List the sweeps below the root."""
+    from sweeps import display
+    from sweeps.layout import list_sweeps, resolve_root
+    from sweeps.results import SweepView
+
+    with input_errors():
+        found = [SweepView(paths).status() for paths in list_sweeps(resolve_root(root))]
+    show_found(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
+
+
+def status(
+    name: Name,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep looking until the sweep stops.")
+    ] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a sweep has come."""
+    from sweeps import display
+
+    if watch and not as_json:
+        with input_errors():
+            display.watch(out, lambda: view_of(name, root))
+        return
+    with input_errors():
+        found = view_of(name, root).status()
+    show_found(found, as_json, lambda: display.status(found))
+
+
+def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
+    """Show a sweep's trials."""
+    from sweeps import display
+
+    with input_errors():
+        view = view_of(name, root)
+        found = view.trials()
+    show_found(found, as_json, lambda: display.trials(found, view.spec))
+
+
+def show(
+    name: Name,
+    trial: Annotated[int, typer.Argument(help="The trial's number.", show_default=False)],
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one trial: parameters, reports, end, reason and files."""
+    from sweeps import display
+
+    with input_errors():
+        view = view_of(name, root)
+        record = view.record(trial)
+        found = {
+            **view.trial(record),
+            "reports": view.ledger.reports_of(trial),
+            "traceback": record.traceback,
+            "directory": str(view.paths.trial(trial)),
+        }
+    show_found(found, as_json, lambda: display.trial(found, view.spec))
+
+
+def best(
+    name: Name,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            metavar="DIR",
+            help="Write its weights and configuration there.",
+            show_default=False,
+        ),
+    ] = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the best trial, or export it."""
+    from sweeps import display
+    from sweeps.results import NoBest
+
+    with input_errors():
+        view = view_of(name, root)
+        try:
+            found = view.best()
+            written = view.export_best(export) if export is not None else []
+        except NoBest as error:
+            fail(str(error), code=3)
+    show_found(found, as_json, lambda: display.best(found, view.spec, written))
