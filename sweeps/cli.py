@@ -133,6 +133,7 @@ app.command()(look.status)
 app.command()(look.trials)
 app.command()(look.show)
 app.command()(look.best)
+app.command()(look.compare)
 
 
 @app.command()

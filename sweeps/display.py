@@ -206,6 +206,58 @@ def best(found: dict[str, Any], spec: SweepSpec, written: Sequence[Path]) -> Ren
     return Group(*lines)
 
 
+def comparison(found: dict[str, Any]) -> RenderableType:
+    """The table of `sweep compare`: what differs from the best one stands out."""
+    leaders, metric = found["leaders"], found["metric"]
+    if not leaders:
+        return Text("no trial has a value yet")
+    several = len({one["sweep"] for one in leaders}) > 1
+    short = [name.rsplit(".", 1)[-1] for name in found["differing"]]
+    titles = [
+        name if short.count(last) > 1 else last
+        for name, last in zip(found["differing"], short, strict=True)
+    ]
+    numbers = (metric, "epoch", "attempts", "clipped")
+    table = _table(
+        *["sweep"] * several, "trial", "state", *numbers, *titles, right=(*numbers, *titles)
+    )
+    best = leaders[0]
+    for one in leaders:
+        clipped = one["clip_fraction"]
+        table.add_row(
+            *[one["sweep"]] * several,
+            str(one["number"]),
+            _state(one["state"]),
+            format_number(one["value"]),
+            str(one["epoch"]),
+            str(one["attempts"]),
+            "-" if clipped is None else f"{clipped:.0%}",
+            *(
+                Text(format_number(one["params"].get(name)), style=_against(one, best, name))
+                for name in found["differing"]
+            ),
+        )
+    if not found["same"]:
+        return table
+    return Group(table, Text(f"the same for all: {_params(found['same'])}", style="dim"))
+
+
+def _against(one: dict[str, Any], best: dict[str, Any], name: str) -> str:
+    if one is best:
+        return "bold"
+    return "dim" if one["params"].get(name) == best["params"].get(name) else "bold cyan"
+
+
+def pages(out: Console, found: dict[str, Any]) -> None:
+    """The addresses of `sweep compare`, each on one line however long, to be copied."""
+    for what, page in (
+        ("compare in MLflow (while `sweep ui` runs)", found["mlflow_compare_page"]),
+        ("their curves", found["mlflow_metric_page"]),
+    ):
+        if page is not None:
+            out.print(f"{what}: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
 def findings(found: Sequence[Finding]) -> RenderableType:
     """The table of `sweep doctor`."""
     table = _table("", "what", "found", "remedy")

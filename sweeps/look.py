@@ -102,3 +102,19 @@ def best(
         except NoBest as error:
             fail(str(error), code=3)
     show_found(found, as_json, lambda: display.best(found, view.spec, written))
+
+
+def compare(
+    names: Annotated[list[str], typer.Argument(help="The sweeps' names.", show_default=False)],
+    top: Annotated[int, typer.Option(min=1, help="How many leaders of each sweep.")] = 5,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the leaders of one or several sweeps, and in what they differ."""
+    from sweeps import compare, display
+
+    with input_errors():
+        found = compare.compare([view_of(name, root) for name in dict.fromkeys(names)], top=top)
+    show_found(found, as_json, lambda: display.comparison(found))
+    if not as_json:
+        display.pages(out, found)

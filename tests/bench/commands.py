@@ -13,6 +13,7 @@ from tests.bench.table import Goal, Result, interleave
 
 _SWEEP = Path(sys.executable).with_name("sweep")
 _TRIALS, _EPOCHS, _STEPS = 1000, 10, 1000
+_ROWS = {"status": "P11", "trials": "P10", "compare": "P10"}
 
 _SPEC = f"""
 name: large
@@ -41,15 +42,15 @@ def help_page(repeats: int) -> list[Result]:
 
 
 def looking(repeats: int) -> list[Result]:
-    """`sweep status` and `sweep trials` on a thousand trials of a thousand points each."""
+    """`sweep status`, `trials` and `compare` on a thousand trials of a thousand points each."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         _write_large_sweep(root)
         results = []
-        for command in ("status", "trials"):
+        for command in ("status", "trials", "compare"):
             line = [str(_SWEEP), command, "large", "--root", directory]
             results += interleave(
-                f"P11 sweep {command}, {_TRIALS} trials",
+                f"{_ROWS[command]} sweep {command}, {_TRIALS} trials",
                 lambda line=line: _wall(line),  # type: ignore[misc]
                 {"python -c pass": lambda: _wall([sys.executable, "-c", "pass"])},
                 unit="s",
@@ -57,6 +58,55 @@ def looking(repeats: int) -> list[Result]:
                 repeats=repeats,
             )
         return results
+
+
+def against_mlflow(repeats: int) -> list[Result]:
+    """All trials as `sweep trials --json` lists them against `mlflow.search_runs` on the same runs,
+    without what either imports.
+    """
+    import json
+
+    import mlflow
+    from mlflow.entities import Metric, Param
+
+    from sweeps.layout import SweepPaths
+    from sweeps.results import SweepView
+
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        _write_large_sweep(root)
+        paths = SweepPaths(root, "large")
+        uri = f"sqlite:///{root / 'mlflow.db'}"
+        mlflow.set_tracking_uri(uri)
+        client = mlflow.MlflowClient(uri)
+        experiment = client.create_experiment("large", (root / "artifacts").as_uri())
+        for trial in SweepView(paths).trials():
+            run = client.create_run(experiment, tags={"gradsweep.trial": str(trial["number"])})
+            points = [Metric("train/loss", 1 / s, s, s) for s in range(1, _STEPS)]
+            points.append(Metric("best/val/loss", trial["value"], _STEPS, _STEPS))
+            params = [Param(key, str(value)) for key, value in trial["params"].items()]
+            client.log_batch(run.info.run_id, points, params)
+
+        def ours() -> float:
+            started = time.perf_counter()
+            listed = json.dumps(SweepView(paths).trials())
+            assert listed.count('"number"') == _TRIALS
+            return time.perf_counter() - started
+
+        def theirs() -> float:
+            started = time.perf_counter()
+            found = mlflow.search_runs([experiment], max_results=_TRIALS)
+            assert len(found) == _TRIALS
+            return time.perf_counter() - started
+
+        return interleave(
+            f"P10 all of {_TRIALS} trials",
+            ours,
+            {"mlflow.search_runs": theirs},
+            unit="s",
+            goals={"mlflow.search_runs": Goal("ratio", 1 / 20)},
+            repeats=repeats,
+        )
 
 
 def _wall(command: list[str]) -> float:

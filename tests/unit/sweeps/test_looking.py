@@ -17,6 +17,7 @@ COMMANDS = [
     ["trials", "small"],
     ["show", "small", "0"],
     ["best", "small"],
+    ["compare", "small"],
 ]
 HEAVY = {"torch", "ray", "mlflow", "optuna", "sqlalchemy", "numpy", "pandas", "plotly"}
 
