@@ -61,7 +61,7 @@ def looking(repeats: int) -> list[Result]:
 
 
 def against_mlflow(repeats: int) -> list[Result]:
-    """All trials as `sweep trials --json` lists them against `mlflow.search_runs` on the same runs,
+    """All trials as `sweep trials` lists them against `mlflow.search_runs` on the same runs,
     without what either imports.
     """
     import json
