@@ -14,6 +14,8 @@ import typer
 
 from sweeps import look
 from sweeps.console import (
+    HELD,
+    WRONG_INPUT,
     AsJson,
     File,
     Name,
@@ -23,8 +25,10 @@ from sweeps.console import (
     err,
     input_errors,
     out,
+    say_cause,
     show_found,
     view_of,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -95,10 +99,13 @@ def run(
 ) -> None:
     """Run a sweep."""
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
+    from sweeps.lock import SweepHeld, is_held, read_holder
 
     with input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
+        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
+            raise SweepHeld(paths.name, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths.name)
         _run(paths, spec, new=True, grace=grace, offline=offline)
@@ -241,6 +248,9 @@ def _run(
     paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float, offline: bool
 ) -> NoReturn:
     """Check, run, say how it ended and what comes next."""
+    from sweeps import display
+    from sweeps.layout import LedgerBusy, LedgerError
+    from sweeps.lock import LockLost
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
@@ -267,17 +277,26 @@ def _run(
             spinner.update(what)
             spinner.start()
 
-        outcome: Outcome = run_sweep(
-            paths,
-            spec,
-            ways,
-            machine,
-            make_view,
-            new=new,
-            grace=grace,
-            offline=offline,
-            say=say,
-        )
+        try:
+            outcome: Outcome = run_sweep(
+                paths,
+                spec,
+                ways,
+                machine,
+                make_view,
+                new=new,
+                grace=grace,
+                offline=offline,
+                say=say,
+                warn=warn,
+            )
+        except (LedgerError, LockLost, OSError) as error:
+            spinner.stop()
+            say_cause(str(error))
+            if paths.exists():
+                display.resume(err, paths)
+            by_another = isinstance(error, LedgerBusy | LockLost)
+            raise typer.Exit(HELD if by_another else WRONG_INPUT) from None
     _end(outcome, paths)
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 if TYPE_CHECKING:
     from sweeps.results import SweepView
@@ -51,33 +51,49 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 
 def view_of(name: str, root: Path | None) -> SweepView:
+    """Return a sweep as it is now; what of its spec is damaged is said."""
     from sweeps.layout import SweepPaths, resolve_root
     from sweeps.results import SweepView
 
-    return SweepView(SweepPaths(resolve_root(root), name))
+    view = SweepView(SweepPaths(resolve_root(root), name))
+    if view.damage:
+        warn(view.damage)
+    return view
 
 
-def show_found(found: Any, as_json: bool, render: Any) -> None:
+def show_found(found: Any, as_json: bool, render: Callable[[], RenderableType]) -> None:
+    """Print what was found: as JSON and nothing else, or for people."""
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
         out.print(render())
 
 
-def fail(message: str, *, code: int) -> NoReturn:
+def warn(message: str) -> None:
+    """Say what the user should know while the command goes on."""
+    err.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def say_cause(message: str) -> None:
+    """Say why the command ends."""
     err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def fail(message: str, *, code: int) -> NoReturn:
+    """Say why, and leave with an exit code."""
+    say_cause(message)
     raise typer.Exit(code)
 
 
 @contextmanager
 def input_errors() -> Iterator[None]:
     """What the user can put right becomes a message and exit code 2; a held sweep becomes 4."""
-    from sweeps.layout import LedgerError
+    from sweeps.layout import LedgerBusy, LedgerError
     from sweeps.lock import SweepHeld
 
     try:
         yield
-    except SweepHeld as error:
+    except (SweepHeld, LedgerBusy) as error:
         fail(str(error), code=HELD)
     except (ValueError, OSError, LedgerError) as error:
         if type(error) is ValueError:

@@ -315,7 +315,13 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         err.print(
             "interrupted; every trial continues from its last checkpoint with:", highlight=False
         )
-        err.print(f"{sweep} resume {name}{where}", highlight=False, soft_wrap=True)
+        resume(err, paths)
+
+
+def resume(err: Console, paths: SweepPaths) -> None:
+    """The command that continues a sweep; the last line of an abnormal end."""
+    line = f"{_command()} resume {paths.name}{_where(paths)}"
+    err.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _where(paths: SweepPaths) -> str:

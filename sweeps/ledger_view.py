@@ -7,7 +7,6 @@ thousand trials; looking needs neither. What must not live here: anything that w
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import sqlite3
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sweeps.layout import LedgerError
+from sweeps.ledger_file import reading
 
 ENDINGS = ("complete", "pruned", "failed")
 
@@ -118,7 +118,7 @@ class LedgerView:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with self._reading() as db:
+        with reading(self._path) as db:
             self._check_schema(db)
             ((study, direction),) = db.execute(
                 "SELECT study_id, direction FROM studies JOIN study_directions USING (study_id)"
@@ -148,7 +148,7 @@ class LedgerView:
             LedgerError: It can no longer be read.
         """
         found: dict[int, dict[int, float]] = {trial.number: {} for trial in self.trials}
-        with self._reading() as db:
+        with reading(self._path) as db:
             for number, epoch, value in db.execute(
                 f"SELECT number, step, {_REPORTED} FROM trial_intermediate_values "
                 "JOIN trials USING (trial_id) ORDER BY trial_id, step"
@@ -163,7 +163,7 @@ class LedgerView:
         Raises:
             LedgerError: It can no longer be read.
         """
-        with self._reading() as db:
+        with reading(self._path) as db:
             return {
                 epoch: math.nan if value is None else value
                 for epoch, value in db.execute(
@@ -172,22 +172,6 @@ class LedgerView:
                     (number,),
                 )
             }
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        """One read transaction: what it sees belongs together."""
-        if not self._path.exists():
-            raise LedgerError(f"there is no ledger at {self._path}")
-        # Not `mode=ro`: when a driver was killed in a transaction, SQLite must first undo that,
-        # which a connection that may only read cannot. Statements cannot write nevertheless.
-        address = f"{self._path.absolute().as_uri()}?mode=rw"
-        try:
-            with contextlib.closing(sqlite3.connect(address, timeout=60, uri=True)) as db:
-                db.execute("PRAGMA query_only = ON")
-                db.execute("BEGIN")
-                yield db
-        except (sqlite3.Error, KeyError, ValueError) as error:
-            raise LedgerError(f"{self._path} is not a readable ledger: {error}") from error
 
     def _check_schema(self, db: sqlite3.Connection) -> None:
         ((number, library),) = db.execute(

@@ -11,17 +11,23 @@ from typing import Annotated
 
 import typer
 
-from sweeps.console import AsJson, Name, Root, fail, input_errors, out, show_found, view_of
+from sweeps.console import AsJson, Name, Root, fail, input_errors, out, show_found, view_of, warn
 
 
 def list_command(root: Root = None, as_json: AsJson = False) -> None:
     """List the sweeps below the root."""
     from sweeps import display
-    from sweeps.layout import list_sweeps, resolve_root
+    from sweeps.layout import LedgerError, list_sweeps, resolve_root
     from sweeps.results import SweepView
+    from sweeps.revisions import RevisionError
 
     with input_errors():
-        found = [SweepView(paths).status() for paths in list_sweeps(resolve_root(root))]
+        found = []
+        for paths in list_sweeps(resolve_root(root)):
+            try:
+                found.append(SweepView(paths).status())
+            except (RevisionError, LedgerError) as error:
+                warn(str(error))  # the others are shown nevertheless
     show_found(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
 
 

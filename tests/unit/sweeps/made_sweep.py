@@ -9,13 +9,14 @@ from optuna.samplers import RandomSampler
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ending, Ledger
 from sweeps.results import SweepView
+from sweeps.revisions import write_spec
 from sweeps.spec import parse_spec
 from trainable.history import History, Row
 
 SPEC = """
 name: {name}
 task: digits
-metric: val/loss
+metric: {metric}
 mode: min
 trials: 3
 budget: {{epochs: 10}}
@@ -27,12 +28,14 @@ RATE = "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}"
 class MadeSweep:
     """A sweep with a ledger to which trials are added by hand."""
 
-    def __init__(self, root: Path, name: str = "small", *, space: str = RATE) -> None:
+    def __init__(
+        self, root: Path, name: str = "small", *, space: str = RATE, metric: str = "val/loss"
+    ) -> None:
         self.paths = SweepPaths(root, name)
-        self.spec = parse_spec(SPEC.format(name=name, space=space), f"{name}.yaml")
+        self.spec = parse_spec(SPEC.format(name=name, space=space, metric=metric), f"{name}.yaml")
         self.paths.directory.mkdir(parents=True)
         self.ledger = Ledger.create(self.paths.ledger, mode="min", sweep_id=f"id-{name}")
-        self.paths.spec.write_text(self.spec.to_yaml())
+        write_spec(self.paths.spec, self.spec)
 
     def add(self, ending: Ending | None, *values: float, reason: str | None = None) -> int:
         """Add a trial that reported `values` and so ended, or did not; returns its number."""

@@ -108,9 +108,8 @@ def test_pages_name_the_leaders_runs_and_their_experiments(tmp_path: Path) -> No
 
 
 def test_sweeps_after_different_things_are_not_compared(tmp_path: Path) -> None:
-    first, second = MadeSweep(tmp_path, "first"), MadeSweep(tmp_path, "second")
-    text = second.paths.spec.read_text().replace("metric: val/loss", "metric: val/accuracy")
-    second.paths.spec.write_text(text.replace("mode: min", "mode: max"))
+    first = MadeSweep(tmp_path, "first")
+    second = MadeSweep(tmp_path, "second", metric="val/accuracy")
     with pytest.raises(Incomparable, match="only values of one metric have an order"):
         compare([first.view, second.view], top=5)
 

@@ -10,17 +10,14 @@ from sweeps.layout import SweepPaths, list_sweeps
 from sweeps.lock import SweepLock
 from sweeps.results import (
     NoBest,
-    NotDrawn,
     SweepView,
     UnknownSweep,
     UnknownTrial,
-    draw_trial,
     format_bytes,
     format_duration,
     format_number,
 )
 from tests.unit.sweeps.made_sweep import MadeSweep
-from trainable.history import History, Row
 
 
 @pytest.fixture
@@ -129,24 +126,3 @@ def test_numbers_for_people() -> None:
     ]
     assert [format_duration(s) for s in (6.6, 125, 3785)] == ["7s", "2m05s", "1h03m"]
     assert [format_bytes(n) for n in (512, 49488, 3 * 2**30)] == ["512 B", "48.33 KiB", "3 GiB"]
-
-
-def test_pictures_of_a_trial_are_drawn_from_its_rows_in_another_process(
-    sweep: MadeSweep, tmp_path: Path
-) -> None:
-    trial = sweep.paths.trial(0)
-    trial.mkdir(parents=True)
-    history = History(trial)
-    history.append([Row(1, 0, {"train/loss": 2.0}), Row(2, 0, {"train/loss": 1.0, "epoch": 1.0})])
-    history.close()
-    config = sweep.spec.trial_config(0, {})
-    written = draw_trial(trial, config, tmp_path / "figures")
-    assert written == [tmp_path / "figures/train_loss.png"]
-    assert written[0].read_bytes().startswith(b"\x89PNG")
-
-
-def test_pictures_that_cannot_be_drawn_say_why(sweep: MadeSweep, tmp_path: Path) -> None:
-    taken = tmp_path / "figures"
-    taken.write_text("a file where the directory should be")
-    with pytest.raises(NotDrawn, match="FileExistsError"):
-        draw_trial(sweep.paths.trial(0), sweep.spec.trial_config(0, {}), taken)
