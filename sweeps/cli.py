@@ -141,6 +141,7 @@ app.command()(look.trials)
 app.command()(look.show)
 app.command()(look.best)
 app.command()(look.compare)
+app.command()(look.report)
 
 
 @app.command()

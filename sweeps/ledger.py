@@ -153,6 +153,11 @@ class Ledger:
         return [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     @_storing
+    def frozen_trials(self) -> list[FrozenTrial]:
+        """All trials as Optuna has them, for what it draws of them."""
+        return self._study.get_trials(deepcopy=False)
+
+    @_storing
     def trial(self, number: int) -> TrialRecord:
         """One trial.
 

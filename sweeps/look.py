@@ -1,5 +1,5 @@
-"""The commands that only look. Each answers within a second, also on a thousand trials, so
-nothing that is slow to import may be imported for them.
+"""The commands that only look. Each but the report answers within a second, also on a thousand
+trials, so nothing that is slow to import may be imported for them.
 
 What must not live here: anything that changes a sweep.
 """
@@ -11,7 +11,18 @@ from typing import Annotated
 
 import typer
 
-from sweeps.console import AsJson, Name, Root, fail, input_errors, out, show_found, view_of, warn
+from sweeps.console import (
+    AsJson,
+    Name,
+    Root,
+    err,
+    fail,
+    input_errors,
+    out,
+    show_found,
+    view_of,
+    warn,
+)
 
 
 def list_command(root: Root = None, as_json: AsJson = False) -> None:
@@ -124,3 +135,29 @@ def compare(
     show_found(found, as_json, lambda: display.comparison(found))
     if not as_json:
         display.pages(out, found)
+
+
+def report(
+    name: Name,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Where to write; default: NAME-report.html here.",
+            show_default=False,
+        ),
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Write a page with all figures of a sweep, also while it runs; it opens offline."""
+    from sweeps.results import NoReport, draw_report
+
+    with input_errors():
+        view = view_of(name, root)
+        try:
+            with err.status("drawing"):
+                written = draw_report(view.paths, output or Path(f"{name}-report.html"))
+        except NoReport as problem:
+            fail(str(problem), code=1)
+    out.print(f"wrote {written}", highlight=False, soft_wrap=True)

@@ -67,6 +67,10 @@ class NoBest(Exception):
     """No trial has completed, so there is no best one."""
 
 
+class NoReport(Exception):
+    """A sweep's report could not be written."""
+
+
 class SweepView:
     """One sweep, read at one moment.
 
@@ -226,6 +230,29 @@ def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
         raise NoBest(child.stderr.strip().splitlines()[-1])
     shutil.copyfile(trial_directory / TRIAL_CONFIG, config)
     return [weights, config]
+
+
+def draw_report(paths: SweepPaths, target: Path) -> Path:
+    """Write a sweep's report, a page that needs nothing but a browser.
+
+    Args:
+        paths: The sweep; it may be running.
+        target: The file; its directory is made when missing.
+
+    Raises:
+        NoReport: It could not be done; the message says why.
+    """
+    # A child process, for the same reason as in `export_trial`.
+    child = subprocess.run(
+        [sys.executable, "-m", "sweeps.report", str(paths.root), paths.name, str(target)],
+        capture_output=True,
+        text=True,
+        check=False,
+        process_group=0,  # Ctrl-C at the terminal is for the caller
+    )
+    if child.returncode:
+        raise NoReport((child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1])
+    return target
 
 
 def format_number(value: Any) -> str:

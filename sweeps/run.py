@@ -35,7 +35,7 @@ from sweeps.parameters import flatten
 from sweeps.pictures import Gallery
 from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
-from sweeps.results import NO_SUCCESS, NoBest, Outcome, export_trial
+from sweeps.results import NO_SUCCESS, NoBest, NoReport, Outcome, draw_report, export_trial
 from sweeps.revisions import write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
@@ -276,6 +276,7 @@ def _conclude(
         code = interruption.exit_code
     elif best is None:
         gallery.finish(_SECONDS_FOR_PICTURES)
+        _publish_report(paths, recorder)
         recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})
         code = NO_SUCCESS
     else:
@@ -297,6 +298,7 @@ def _publish_best(
         ThreadPoolExecutor() as beside,  # a child process that imports for seconds
     ):
         weights = beside.submit(export_trial, paths.trial(best.number), Path(directory, "best"))
+        report = beside.submit(_publish_report, paths, recorder)
         gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
@@ -305,6 +307,18 @@ def _publish_best(
                 recorder.artifact(None, file, f"best/{file.name}")
         except NoBest as missing:
             recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
+        report.result()
+
+
+def _publish_report(paths: SweepPaths, recorder: Recorder) -> None:
+    """Put the sweep's report on its own run."""
+    with tempfile.TemporaryDirectory(dir=paths.directory, prefix=".report-") as directory:
+        try:
+            file = draw_report(paths, Path(directory, "report.html"))
+        except NoReport as missing:
+            recorder.tag(None, {"report": f"missing: {missing}"})
+        else:
+            recorder.artifact(None, file, "report.html")
 
 
 def _request_drain(drain: Path) -> None:

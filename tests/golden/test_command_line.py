@@ -17,8 +17,24 @@ from sweeps.spec import load_spec
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
 COMMANDS = (
-    "init check run resume list status trials show best compare sync ui train doctor".split()  # noqa: SIM905
-)
+    "init check run resume list status trials show best compare report sync ui train doctor"
+).split()  # noqa: SIM905
+    "init",
+    "check",
+    "run",
+    "resume",
+    "list",
+    "status",
+    "trials",
+    "show",
+    "best",
+    "compare",
+    "report",
+    "sync",
+    "ui",
+    "train",
+    "doctor",
+]
 
 
 def _compare(name: str, text: str) -> None:

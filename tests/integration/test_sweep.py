@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from tests.integration.browser import open_page, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
+from tracking.ui import DEFAULT_ADDRESS
 from trainable.history import read_rows
 
 STATES = {"waiting", "running", "complete", "pruned", "failed"}
@@ -191,6 +192,8 @@ def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
         "best/model.safetensors",
         "best/config.yaml",
     }
+    report = client.download_artifacts(parent.info.run_id, "report.html", str(tmp_path))
+    assert f"best: trial {best['number']} with " in Path(report).read_text()
     assert {f.path for f in client.list_artifacts(parent.info.run_id, "figures")} == {
         "figures/grad_norm.png",
         "figures/learning_rate.png",
@@ -269,6 +272,21 @@ def test_ui_opens_the_training_runs_best_first(
         shown = page.get_by_role("link", name=re.compile(r"^trial-\d{4}$")).all_inner_texts()
     ranked = sorted(trials, key=lambda trial: trial["value"])
     assert shown == [f"trial-{trial['number']:04d}" for trial in ranked]
+    found = module_cli.json("compare", "small", "--top", "3")
+    best = [f"trial-{one['number']:04d}" for one in found["leaders"]]
+    base = url.partition("/#")[0]
+    with open_page(found["mlflow_compare_page"].replace(DEFAULT_ADDRESS, base)) as page:
+        page.get_by_text("Parallel Coordinates Plot").first.wait_for()
+        for name in best:
+            page.get_by_text(name).first.wait_for()
+        assert page.get_by_text("train.optimizer.lr", exact=True).count()
+        page.screenshot(path=str(module_cli.directory / "compare.png"), full_page=True)
+    with open_page(found["mlflow_metric_page"].replace(DEFAULT_ADDRESS, base)) as page:
+        page.locator(".legendtext").nth(5).wait_for()
+        legend = page.locator(".legendtext").all_text_contents()
+        page.screenshot(path=str(module_cli.directory / "metric.png"), full_page=True)
+    for name in best:
+        assert sum(name in one for one in legend) == 2  # val/loss and train/loss
     server.send_signal(signal.SIGINT)
     server.communicate(timeout=20)
     assert server.returncode == 0

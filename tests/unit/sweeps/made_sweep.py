@@ -21,6 +21,7 @@ mode: min
 trials: 3
 budget: {{epochs: 10}}
 space: {space}
+{more}
 """
 RATE = "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}"
 
@@ -29,10 +30,17 @@ class MadeSweep:
     """A sweep with a ledger to which trials are added by hand."""
 
     def __init__(
-        self, root: Path, name: str = "small", *, space: str = RATE, metric: str = "val/loss"
+        self,
+        root: Path,
+        name: str = "small",
+        *,
+        space: str = RATE,
+        metric: str = "val/loss",
+        more: str = "",
     ) -> None:
         self.paths = SweepPaths(root, name)
-        self.spec = parse_spec(SPEC.format(name=name, space=space, metric=metric), f"{name}.yaml")
+        text = SPEC.format(name=name, space=space, metric=metric, more=more)
+        self.spec = parse_spec(text, f"{name}.yaml")
         self.paths.directory.mkdir(parents=True)
         self.ledger = Ledger.create(self.paths.ledger, mode="min", sweep_id=f"id-{name}")
         write_spec(self.paths.spec, self.spec)
