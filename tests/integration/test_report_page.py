@@ -27,7 +27,7 @@ EVIL = "oom: </script><script>document.title = 'taken over'</script>"
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> MadeSweep:
-    """Eight complete trials, each better than the last, six pruned at the first rung, one failed."""
+    """Eight complete trials, each better than the last; six pruned ones; one that failed."""
     made = MadeSweep(tmp_path_factory.mktemp("report"), space=SPACE, more=EARLY)
     for number in range(COMPLETE):
         made.add("complete", *(1.0 - 0.1 * number + 0.5 / epoch for epoch in range(1, 11)))
@@ -132,7 +132,7 @@ def test_survival_adds_up(page: Page) -> None:
 def test_parallel_coordinates_have_an_axis_for_each_parameter(page: Page) -> None:
     axes = dict(
         page.locator("#parallel-coordinates .js-plotly-plot").evaluate(
-            "plot => plot._fullData[0].dimensions.map(d => [d.label, Array.from(d.ticktext || [])])"
+            "plot => plot.data[0].dimensions.map(d => [d.label, Array.from(d.ticktext || [])])"
         )
     )
     assert list(axes) == ["val/loss", "lr", "max_norm", "warmup"]
