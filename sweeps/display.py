@@ -202,6 +202,9 @@ def best(found: dict[str, Any], spec: SweepSpec, written: Sequence[Path]) -> Ren
     ]
     if found["best_checkpoint"]:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
+    if "registered" in found:
+        model, version = found["registered"]["model"], found["registered"]["version"]
+        lines.append(Text(f"registered as {model}, version {version}: models:/{model}@best"))
     lines += [Text(f"wrote {path}") for path in written]
     return Group(*lines)
 

@@ -104,20 +104,35 @@ def best(
             show_default=False,
         ),
     ] = None,
+    register: Annotated[
+        str | None,
+        typer.Option(
+            "--register",
+            metavar="MODEL",
+            help="Put it into MLflow's model registry under this name, as `best`.",
+            show_default=False,
+        ),
+    ] = None,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the best trial, or export it."""
+    """Show the best trial, export it, or register its model."""
     from sweeps import display
-    from sweeps.results import NoBest
+    from sweeps.results import NoBest, NoVersion, register_best
 
     with input_errors():
         view = view_of(name, root)
         try:
             found = view.best()
             written = view.export_best(export) if export is not None else []
+            if register is not None:
+                with err.status("registering"):
+                    version = register_best(view.paths, register)
+                found["registered"] = {"model": register, "version": version}
         except NoBest as error:
             fail(str(error), code=3)
+        except NoVersion as error:
+            fail(str(error), code=1)
     show_found(found, as_json, lambda: display.best(found, view.spec, written))
 
 

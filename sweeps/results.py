@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,10 @@ class UnknownTrial(ValueError):
 
 class NoBest(Exception):
     """No trial has completed, so there is no best one."""
+
+
+class NoVersion(Exception):
+    """A model could not be registered."""
 
 
 class NoReport(Exception):
@@ -230,6 +235,34 @@ def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
         raise NoBest(child.stderr.strip().splitlines()[-1])
     shutil.copyfile(trial_directory / TRIAL_CONFIG, config)
     return [weights, config]
+
+
+def register_best(paths: SweepPaths, model: str) -> str:
+    """Put a sweep's best model into the model registry.
+
+    Args:
+        paths: The sweep.
+        model: The registered model's name; a further version when it exists.
+
+    Returns:
+        The version.
+
+    Raises:
+        NoVersion: It could not be done; the message says why.
+    """
+    # A child process, for the same reason as in `export_trial`; it finds the task's module as the
+    # trials did.
+    path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    child = subprocess.run(
+        [sys.executable, "-m", "sweeps.register", str(paths.root), paths.name, model],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    if child.returncode:
+        raise NoVersion((child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1])
+    return child.stdout.strip()
 
 
 def draw_report(paths: SweepPaths, target: Path) -> Path:
