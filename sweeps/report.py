@@ -9,6 +9,7 @@ anything that is not read from the ledger and the trials' rows.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -150,6 +151,7 @@ def _failures(sweep: SweepData) -> Section:
 def main(arguments: Sequence[str]) -> None:
     """Write a report as the module's docstring says."""
     root, name, target = arguments
+    os.nice(19)  # nobody who trains shall wait for a picture
     write_report(SweepPaths(Path(root), name), Path(target))
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,15 +204,24 @@ class SweepView:
             raise FileExistsError(
                 f"{directory} is not empty; an export overwrites nothing; name a new directory"
             )
-        return export_trial(self.paths.trial(record.number), directory)
+        return export_trial(self.paths, self.spec, record, directory)
 
 
-def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
-    """Write a trial's best weights (safetensors) and its resolved configuration.
+def export_trial(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    record: TrialSummary,
+    directory: Path,
+    provenance: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Write a trial's best weights (safetensors), its resolved configuration and its model card.
 
     Args:
-        trial_directory: The trial's own directory.
+        paths: The sweep.
+        spec: What it is.
+        record: The trial.
         directory: Where to write; made when missing.
+        provenance: Where it was trained, as tags, for the card.
 
     Returns:
         The files written.
@@ -219,9 +229,12 @@ def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
     Raises:
         NoBest: The trial saved no evaluated checkpoint, or it is damaged.
     """
-    generation = CheckpointStore(trial_directory).best()
+    from sweeps import model_card  # which formats numbers as this module does
+
+    trial = paths.trial(record.number)
+    generation = CheckpointStore(trial).best()
     if generation is None:
-        raise NoBest(f"there is no sound checkpoint with a value below {trial_directory}")
+        raise NoBest(f"there is no sound checkpoint with a value below {trial}")
     directory.mkdir(parents=True, exist_ok=True)
     weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
     # A child process: torch would stay in this one's memory, and the driver must remain small.
@@ -233,8 +246,11 @@ def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
     )
     if child.returncode:
         raise NoBest(child.stderr.strip().splitlines()[-1])
-    shutil.copyfile(trial_directory / TRIAL_CONFIG, config)
-    return [weights, config]
+    shutil.copyfile(trial / TRIAL_CONFIG, config)
+    card = directory / model_card.FILE_NAME
+    text = model_card.model_card(spec, record, generation, provenance or {})
+    card.write_text(text, encoding="utf-8")
+    return [weights, config, card]
 
 
 def register_best(paths: SweepPaths, model: str) -> str:

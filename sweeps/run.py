@@ -129,7 +129,7 @@ def run_sweep(
                     shutil.rmtree(paths.ray, ignore_errors=True)
                 lock.check()
                 say("delivering to the tracking store")
-                return _conclude(paths, ledger, recorder, gallery, interruption)
+                return _conclude(paths, spec, ledger, recorder, gallery, interruption)
         finally:
             recorder.close(timeout=0.0)
     finally:
@@ -265,6 +265,7 @@ def _tune(
 
 def _conclude(
     paths: SweepPaths,
+    spec: SweepSpec,
     ledger: Ledger,
     recorder: MlflowRecorder,
     gallery: Gallery,
@@ -280,7 +281,7 @@ def _conclude(
         recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})
         code = NO_SUCCESS
     else:
-        _publish_best(paths, best, recorder, gallery)
+        _publish_best(paths, spec, best, recorder, gallery)
         recorder.finish(None, "FINISHED", {})
         code = 0
     if not interruption.requested:
@@ -289,15 +290,17 @@ def _conclude(
 
 
 def _publish_best(
-    paths: SweepPaths, best: TrialRecord, recorder: Recorder, gallery: Gallery
+    paths: SweepPaths, spec: SweepSpec, best: TrialRecord, recorder: Recorder, gallery: Gallery
 ) -> None:
-    """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
+    """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""
     recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
     with (
         tempfile.TemporaryDirectory(dir=paths.directory, prefix=".export-") as directory,
         ThreadPoolExecutor() as beside,  # a child process that imports for seconds
     ):
-        weights = beside.submit(export_trial, paths.trial(best.number), Path(directory, "best"))
+        weights = beside.submit(
+            export_trial, paths, spec, best, Path(directory, "best"), provenance()
+        )
         report = beside.submit(_publish_report, paths, recorder)
         gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)
         for picture in gallery.pictures(best.number):

@@ -191,6 +191,7 @@ def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
     assert {f.path for f in client.list_artifacts(parent.info.run_id, "best")} == {
         "best/model.safetensors",
         "best/config.yaml",
+        "best/model_card.md",
     }
     report = client.download_artifacts(parent.info.run_id, "report.html", str(tmp_path))
     assert f"best: trial {best['number']} with " in Path(report).read_text()
@@ -210,7 +211,11 @@ def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
 def test_best_exports_what_the_checkpoint_holds(module_cli: CommandLine, tmp_path: Path) -> None:
     out = tmp_path / "export"
     module_cli.ok("best", "small", "--export", str(out))
-    assert {path.name for path in out.iterdir()} == {"model.safetensors", "config.yaml"}
+    assert {path.name for path in out.iterdir()} == {
+        "model.safetensors",
+        "config.yaml",
+        "model_card.md",
+    }
     again = module_cli("best", "small", "--export", str(out))
     assert again.returncode == 2
     assert "is not empty" in again.stderr
@@ -280,13 +285,10 @@ def test_ui_opens_the_training_runs_best_first(
         for name in best:
             page.get_by_text(name).first.wait_for()
         assert page.get_by_text("train.optimizer.lr", exact=True).count()
-        page.screenshot(path=str(module_cli.directory / "compare.png"), full_page=True)
     with open_page(found["mlflow_metric_page"].replace(DEFAULT_ADDRESS, base)) as page:
-        page.locator(".legendtext").nth(5).wait_for()
-        legend = page.locator(".legendtext").all_text_contents()
-        page.screenshot(path=str(module_cli.directory / "metric.png"), full_page=True)
-    for name in best:
-        assert sum(name in one for one in legend) == 2  # val/loss and train/loss
+        for name in best:
+            for metric in ("val/loss", "train/loss"):
+                page.get_by_text(f"{name} ({metric})").first.wait_for()
     server.send_signal(signal.SIGINT)
     server.communicate(timeout=20)
     assert server.returncode == 0
