@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sweeps import look
 from sweeps.console import (
-    HELD,
-    WRONG_INPUT,
     AsJson,
     File,
+    Grace,
     Name,
     Offline,
     Overrides,
@@ -25,15 +24,12 @@ from sweeps.console import (
     err,
     input_errors,
     out,
-    say_cause,
     show_found,
     view_of,
-    warn,
 )
+from sweeps.exits import LATE
 
 if TYPE_CHECKING:
-    from sweeps.layout import SweepPaths
-    from sweeps.results import Outcome
     from sweeps.spec import SweepSpec
 
 app = typer.Typer(
@@ -92,23 +88,25 @@ def run(
         str | None,
         typer.Option(help="MLflow address; default: a store below the root.", show_default=False),
     ] = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds for trials to checkpoint after Ctrl-C.")
-    ] = 30.0,
+    grace: Grace = "30s",
     offline: Offline = False,
 ) -> None:
     """Run a sweep."""
+    from sweeps.attempt import attempt
+    from sweeps.durations import parse_duration
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
     from sweeps.lock import SweepHeld, is_held, read_holder
 
     with input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
-        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(paths.name, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths.name)
-        _run(paths, spec, new=True, grace=grace, offline=offline)
+        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
+            raise SweepHeld(paths.name, read_holder(paths.lock))
+        seconds = parse_duration(grace, "--grace")
+        code = attempt(paths, spec, out, err, new=True, grace=seconds, offline=offline)
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -116,12 +114,19 @@ def resume(
     name: Name,
     settings: Overrides = None,
     root: Root = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds for trials to checkpoint after Ctrl-C.")
-    ] = 30.0,
+    grace: Grace = "30s",
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes", help="Go on although the task, its code or its data changed."
+        ),
+    ] = False,
     offline: Offline = False,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
+    from sweeps import display
+    from sweeps.attempt import attempt
+    from sweeps.durations import parse_duration
     from sweeps.lock import SweepHeld, read_holder
     from sweeps.spec import with_overrides
 
@@ -131,8 +136,58 @@ def resume(
             raise SweepHeld(name, read_holder(view.paths.lock))
         spec = with_overrides(view.spec, settings or [])
         if view.concluded and spec == view.spec:
-            _end(view.outcome(), view.paths)
-        _run(view.paths, spec, new=False, grace=grace, offline=offline)
+            outcome = view.outcome()
+            display.outcome(out, err, outcome, view.paths)
+            raise typer.Exit(outcome.exit_code)
+        seconds = parse_duration(grace, "--grace")
+        code = attempt(
+            view.paths,
+            spec,
+            out,
+            err,
+            new=False,
+            grace=seconds,
+            accept_changes=accept_changes,
+            offline=offline,
+        )
+        raise typer.Exit(code)
+
+
+@app.command()
+def stop(
+    name: Name,
+    trial: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="End this trial alone, for good.", show_default=False),
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Leave at once, as a second Ctrl-C does.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long to wait for it to have happened.")
+    ] = "2m",
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a running sweep from another terminal: trials save their state and end."""
+    from sweeps import control, display
+    from sweeps.durations import parse_duration
+
+    with input_errors():
+        if now and trial is not None:
+            raise control.NothingToStop(
+                "--now and --trial exclude each other; a trial ends at its next step; "
+                "leave one of them out"
+            )
+        paths, seconds = view_of(name, root).paths, parse_duration(timeout, "--timeout")
+        with err.status("asking") as spinner:
+            if trial is None:
+                stopped = control.stop_sweep(paths, now=now, seconds=seconds, say=spinner.update)
+            else:
+                stopped = control.stop_trial(paths, trial, seconds=seconds, say=spinner.update)
+    show_found(stopped.as_dict(), as_json, lambda: display.stopped(stopped, paths))
+    if not stopped.done:
+        raise typer.Exit(LATE)
 
 
 app.command(name="list")(look.list_command)
@@ -155,7 +210,7 @@ def sync(name: Name, root: Root = None) -> None:
             delivered, left = deliver(view)
     out.print(f"delivered {delivered} records; {left} wait", highlight=False)
     if left:
-        raise typer.Exit(1)
+        raise typer.Exit(LATE)
 
 
 @app.command()
@@ -214,13 +269,14 @@ def train(
 
 @app.command()
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
-    """Examine the machine: versions, GPUs, writable paths, left-overs of dead drivers."""
+    """Examine the machine: versions, GPUs, writable paths; clear away what dead sweeps left."""
     from sweeps import display
-    from sweeps.doctor import examine, left_overs
+    from sweeps.doctor import clear_left_overs, examine, sweeps_off
     from sweeps.layout import resolve_root
 
     where = resolve_root(root)
-    findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), left_overs(where))
+    cleared = [*clear_left_overs(where), *sweeps_off(where)]
+    findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), cleared)
     show_found(
         [finding.as_dict() for finding in findings], as_json, lambda: display.findings(findings)
     )
@@ -243,67 +299,3 @@ def _load(
     from sweeps.spec import load_spec
 
     return load_spec(file, settings or [], name=name, tracking_uri=tracking_uri)
-
-
-def _run(
-    paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float, offline: bool
-) -> NoReturn:
-    """Check, run, say how it ended and what comes next."""
-    from sweeps import display
-    from sweeps.layout import LedgerBusy, LedgerError
-    from sweeps.lock import LockLost
-    from sweeps.preflight import Inspection
-    from sweeps.resources import Machine, plan
-
-    machine = Machine.probe()
-    ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
-    with err.status("loading the task") as spinner:
-        inspection = Inspection(spec)
-
-        from sweeps.live import LiveTable, PlainLines
-        from sweeps.run import run_sweep  # imports Ray while the child imports torch
-
-        inspection.facts()
-        if new and spec.tracking.uri is not None and not offline:
-            from tracking.probe import probe
-
-            spinner.update("asking the tracking server")
-            probe(spec.tracking.uri)
-
-        def make_view(finished: int) -> LiveTable | PlainLines:
-            spinner.stop()
-            return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
-
-        def say(what: str) -> None:
-            spinner.update(what)
-            spinner.start()
-
-        try:
-            outcome: Outcome = run_sweep(
-                paths,
-                spec,
-                ways,
-                machine,
-                make_view,
-                new=new,
-                grace=grace,
-                offline=offline,
-                say=say,
-                warn=warn,
-            )
-        except (LedgerError, LockLost, OSError) as error:
-            spinner.stop()
-            say_cause(str(error))
-            if paths.exists():
-                display.resume(err, paths)
-            by_another = isinstance(error, LedgerBusy | LockLost)
-            raise typer.Exit(HELD if by_another else WRONG_INPUT) from None
-    _end(outcome, paths)
-
-
-def _end(outcome: Outcome, paths: SweepPaths) -> NoReturn:
-    """Say how a sweep ended and what comes next, and leave with its exit code."""
-    from sweeps import display
-
-    display.outcome(out, err, outcome, paths)
-    raise typer.Exit(outcome.exit_code)

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console, RenderableType
 
+from sweeps.exits import HELD, WRONG_INPUT
+
 if TYPE_CHECKING:
     from sweeps.results import SweepView
-
-WRONG_INPUT = 2
-HELD = 4
 
 # A pipe has no width: tables are then as wide as what they hold.
 out = Console(width=None if sys.stdout.isatty() else 500)
@@ -43,6 +42,10 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+Grace = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="Time to save and end after Ctrl-C: 30s, 2m, 90."),
+]
 Offline = Annotated[
     bool,
     typer.Option("--offline", help="Ask no tracking server; `sweep sync` delivers later."),
@@ -52,12 +55,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 def view_of(name: str, root: Path | None) -> SweepView:
     """Return a sweep as it is now; what of its spec is damaged is said."""
+    from sweeps import display
     from sweeps.layout import SweepPaths, resolve_root
     from sweeps.results import SweepView
 
     view = SweepView(SweepPaths(resolve_root(root), name))
     if view.damage:
-        warn(view.damage)
+        display.sentence(err, view.damage, style="yellow")
     return view
 
 
@@ -69,19 +73,11 @@ def show_found(found: Any, as_json: bool, render: Callable[[], RenderableType]) 
         out.print(render())
 
 
-def warn(message: str) -> None:
-    """Say what the user should know while the command goes on."""
-    err.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def say_cause(message: str) -> None:
-    """Say why the command ends."""
-    err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
-
-
 def fail(message: str, *, code: int) -> NoReturn:
     """Say why, and leave with an exit code."""
-    say_cause(message)
+    from sweeps import display
+
+    display.sentence(err, message, style="red")
     raise typer.Exit(code)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from optuna.samplers import BaseSampler
 
+from sweeps.failures import kind_of
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.parameters import searched, trial_parameters
@@ -26,9 +27,10 @@ from sweeps.reconcile import (
 )
 from sweeps.spec import SpecError, SweepSpec
 from tracking.recorder import Recorder
-from trainable.history import read_rows
 
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
+BY_THE_USER = "stopped by the user"
+"""The reason of a trial that was pruned so."""
 NOT_STOPPED = {"stopped_by": ""}
 """What a run that goes on is tagged with: the interruption it was stopped by is over."""
 
@@ -70,34 +72,35 @@ def apply(
             case Ended(number, ending):
                 recorder.finish(number, STATUSES[ending], end_tags(ending, spec))
                 ledger.finish(number, ending)
-            case Told(number, status):
+            case Told(number, status, rows):
                 record = ledger.trial(number)
                 recorder.start(number, _parameters(spec, record), {})
-                recorder.log(number, read_rows(paths.trial(number)))
+                recorder.log(number, rows)
                 recorder.finish(number, status, end_tags(record.state, spec, record.reason))
             case Interrupted(number):
                 recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
             case Reported() | Logged():
-                catch_up([wrong], paths, ledger, recorder)
+                catch_up([wrong], ledger, recorder)
 
 
-def catch_up(
-    corrections: Iterable[Correction], paths: SweepPaths, ledger: Ledger, recorder: Recorder
-) -> None:
+def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder: Recorder) -> None:
     """Give ledger and tracking what the store has of a trial that goes on."""
     for wrong in corrections:
         match wrong:
             case Reported(number, report):
                 ledger.report(number, epoch=report.epoch, step=report.step, value=report.value)
-            case Logged(number):
-                recorder.log(number, read_rows(paths.trial(number)))
+            case Logged(number, rows):
+                recorder.log(number, rows)
 
 
 def end_tags(state: str, spec: SweepSpec, reason: str | None = None) -> dict[str, str]:
     """The tags by which a run says why it ended."""
     if state == "pruned":
-        return {"stopped_by": spec.early_stopping.scheduler}
-    return NOT_STOPPED | ({} if reason is None else {"reason": reason})
+        by = "user" if reason == BY_THE_USER else spec.early_stopping.scheduler
+        return {"stopped_by": by}
+    if reason is None:
+        return NOT_STOPPED
+    return NOT_STOPPED | {"reason": reason, "failure.kind": kind_of(reason)}
 
 
 def _refuse(wrong: Correction, paths: SweepPaths) -> None:

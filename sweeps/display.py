@@ -6,26 +6,27 @@ What must not live here: finding it (results, doctor), or a running sweep's own 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
+from sweeps.exits import NO_SUCCESS
+from sweeps.grid import Grid, plain_table
 from sweeps.layout import SweepPaths, artifact_root, tracking_uri
-from sweeps.results import NO_SUCCESS, STATES, SweepView, format_number
+from sweeps.results import STATES, SweepView, format_number
 from sweeps.spec import SweepSpec
 
 if TYPE_CHECKING:
+    from sweeps.control import Stopped
     from sweeps.doctor import Finding
     from sweeps.results import Outcome
 
@@ -37,48 +38,7 @@ _STATE_STYLES = {
     "failed": "red",
     "pruned": "dim",
 }
-_GAP = 2
-"""Spaces between two columns."""
 _LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
-
-
-def _table(*columns: str, right: Container[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
-    return table
-
-
-class _Grid:
-    """A table of many rows. Rich measures and wraps every cell of its own tables, a second for a
-    thousand trials; where all fits on the lines as it is, there is nothing to decide.
-    """
-
-    def __init__(self, columns: Sequence[str], *, right: Container[str]) -> None:
-        self.columns, self.right = columns, right
-        self.rows: list[Sequence[str | Text]] = []
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [[Text(name, style="bold") for name in self.columns], *self.rows]
-        widths = [
-            max(cell_len(str(cell)) for cell in column) for column in zip(*lines, strict=True)
-        ]
-        if sum(widths) + _GAP * (len(widths) - 1) > options.max_width:
-            table = _table(*self.columns, right=self.right)
-            for row in self.rows:
-                table.add_row(*row)
-            yield table
-            return
-        pads = [name in self.right for name in self.columns]
-        for row in lines:
-            for index, (cell, width, right) in enumerate(zip(row, widths, pads, strict=True)):
-                text = str(cell)
-                space = " " * (width - cell_len(text))
-                style = console.get_style(cell.style) if isinstance(cell, Text) else None
-                yield Segment(f"{space}{text}" if right else f"{text}{space}", style)
-                if index < len(widths) - 1:
-                    yield Segment(" " * _GAP)
-            yield Segment.line()
 
 
 def _state(state: str) -> Text:
@@ -89,7 +49,9 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
     """The table of `sweep list`."""
     if not found:
         return Text(f"there are no sweeps below {root} yet; start one with: sweep run FILE")
-    table = _table("sweep", "state", "done", "trials", "best", right=("done", "trials", "best"))
+    table = plain_table(
+        "sweep", "state", "done", "trials", "best", right=("done", "trials", "best")
+    )
     for one in found:
         done = sum(one["trials"][state] for state in ("complete", "pruned", "failed"))
         best = one["best"]
@@ -139,7 +101,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     # What is the same for all is left out: most sweeps need no second attempt.
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
-    grid = _Grid(
+    grid = Grid(
         ["trial", "state", spec.metric, "epoch", "step", *short]
         + ["attempts"] * attempts
         + ["reason"] * reasons,
@@ -163,7 +125,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
 
 def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     """The page of `sweep show`."""
-    table = _table("", "")
+    table = plain_table("", "")
     table.show_header = False
     for key in (
         "number",
@@ -172,6 +134,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         "epoch",
         "step",
         "attempts",
+        "accumulation",
         "reason",
         "mlflow_run_id",
         "directory",
@@ -182,7 +145,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
             table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_number(value))
-    reports = _table("epoch", spec.metric, right=("epoch", spec.metric))
+    reports = plain_table("epoch", spec.metric, right=("epoch", spec.metric))
     for epoch, value in found["reports"].items():
         reports.add_row(str(epoch), format_number(value))
     parts: list[RenderableType] = [table, Text(), reports]
@@ -221,7 +184,7 @@ def comparison(found: dict[str, Any]) -> RenderableType:
         for name, last in zip(found["differing"], short, strict=True)
     ]
     numbers = (metric, "epoch", "attempts", "clipped")
-    table = _table(
+    table = plain_table(
         *["sweep"] * several, "trial", "state", *numbers, *titles, right=(*numbers, *titles)
     )
     best = leaders[0]
@@ -263,7 +226,7 @@ def pages(out: Console, found: dict[str, Any]) -> None:
 
 def findings(found: Sequence[Finding]) -> RenderableType:
     """The table of `sweep doctor`."""
-    table = _table("", "what", "found", "remedy")
+    table = plain_table("", "what", "found", "remedy")
     for one in found:
         table.add_row(
             Text(one.level, style=_LEVEL_STYLES[one.level]), one.what, one.detail, one.remedy or ""
@@ -311,9 +274,14 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             ("try more", f"resume {name} -s trials={result.num_trials * 2}{where}"),
         ):
             out.print(f"{what}: {sweep} {command}", highlight=False, soft_wrap=True)
-    elif result.exit_code == NO_SUCCESS:
-        err.print("no trial succeeded; the reasons:", style="red", highlight=False)
-        err.print(f"{sweep} trials {name}{where}", highlight=False, soft_wrap=True)
+        return
+    if result.exit_code == NO_SUCCESS:
+        cause = result.cause or "no trial succeeded"
+        err.print(f"stopped: {cause}", style="red", markup=False, highlight=False, soft_wrap=True)
+        look = f"trials {name}" if result.failed is None else f"show {name} {result.failed}"
+        err.print(f"read more: {sweep} {look}{where}", highlight=False, soft_wrap=True)
+        err.print("correct it, then continue with:", highlight=False)
+        resume(err, paths, more="" if result.num_left else f" -s trials={2 * result.num_trials}")
     else:
         err.print(
             "interrupted; every trial continues from its last checkpoint with:", highlight=False
@@ -321,10 +289,37 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         resume(err, paths)
 
 
-def resume(err: Console, paths: SweepPaths) -> None:
+def sentence(err: Console, message: str, *, style: str) -> None:
+    """What the user is told, as it stands."""
+    err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def resume(err: Console, paths: SweepPaths, more: str = "") -> None:
     """The command that continues a sweep; the last line of an abnormal end."""
-    line = f"{_command()} resume {paths.name}{_where(paths)}"
+    line = f"{_command()} resume {paths.name}{more}{_where(paths)}"
     err.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def left_at_once(paths: SweepPaths) -> None:
+    """The last lines of a driver that waits for nothing any more."""
+    err = Console(stderr=True)
+    err.show_cursor()  # the live table may have hidden it
+    err.print("\nleft at once; what was saved is whole; continue with:", highlight=False)
+    resume(err, paths)
+
+
+def stopped(result: Stopped, paths: SweepPaths) -> RenderableType:
+    """The lines of `sweep stop`."""
+    lines: list[RenderableType] = [Text(result.message)]
+    if result.trial is None and result.state == "interrupted":
+        lines.append(Text(f"continue with: {_command()} resume {paths.name}{_where(paths)}"))
+    return Group(*lines)
+
+
+def nothing_started(err: Console) -> None:
+    """The last lines when a signal came before the sweep was taken up."""
+    err.print("interrupted before anything was started; start again with:", highlight=False)
+    err.print(f"{_command()} {shlex.join(sys.argv[1:])}", highlight=False, soft_wrap=True)
 
 
 def _where(paths: SweepPaths) -> str:

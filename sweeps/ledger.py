@@ -12,7 +12,7 @@ import functools
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -23,9 +23,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps import ledger_file
 from sweeps.layout import LedgerError
-from sweeps.ledger_view import TrialRecord, best_report, leader, noted
+from sweeps.ledger_view import ACCUMULATION, TrialRecord, best_report, leader, noted
+from sweeps.origin import Origin
 
-__all__ = ["Ending", "Ledger", "LedgerError", "TrialRecord"]
+__all__ = ["ACCUMULATION", "Ending", "Ledger", "LedgerError", "TrialRecord"]
 
 Ending = Literal["complete", "pruned", "failed"]
 
@@ -134,6 +135,18 @@ class Ledger:
 
     @property
     @_storing
+    def origin(self) -> Origin:
+        """What the sweep's trials were run from."""
+        return Origin(**self._study.user_attrs.get("origin", {}))
+
+    @_storing
+    def note_origin(self, origin: Origin) -> None:
+        """Note what trials are run from now on."""
+        if origin != self.origin:
+            self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
+
+    @property
+    @_storing
     def concluded(self) -> int:
         """How many trials the sweep had when its best was last published; 0 before."""
         return int(self._study.user_attrs.get("concluded", 0))
@@ -183,11 +196,16 @@ class Ledger:
         self, number: int, space: Mapping[str, BaseDistribution], sampler: BaseSampler
     ) -> TrialRecord:
         """Suggest what a trial lacks because its driver died between creating it and storing its
-        parameters.
+        parameters. They are those that the driver would have stored.
         """
         self._study.sampler = sampler
         trial = optuna.trial.Trial(self._study, self._id(number))
         for name, distribution in space.items():
+            stored = name in trial.params and not distribution.single()
+            if stored and name not in trial.relative_params:
+                # Drawn once more and thrown away: the sampler's generator is then where it was.
+                frozen = self._storage.get_trial(self._id(number))
+                sampler.sample_independent(self._study, frozen, name, distribution)
             trial._suggest(name, distribution)
         return self.trial(number)
 
@@ -212,6 +230,11 @@ class Ledger:
         self._storage.set_trial_user_attr(
             self._id(number), "progress", {"step": step, "epoch": epoch}
         )
+
+    @_storing
+    def note(self, number: int, key: str, value: Any) -> None:
+        """Keep something about a trial that is neither a parameter nor a result."""
+        self._storage.set_trial_user_attr(self._id(number), key, value)
 
     @_storing
     def finish(

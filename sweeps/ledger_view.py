@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 from sweeps.layout import LedgerError
 from sweeps.ledger_file import reading
 
+ACCUMULATION = "accumulation"
+"""A trial's note: its micro-batches per step, once they are not those of its configuration."""
 ENDINGS = ("complete", "pruned", "failed")
 
 _SCHEMA = (12, "v3.2.0.a")
@@ -58,6 +60,8 @@ class TrialSummary:
     traceback: str | None = None
     step: int = 0
     epoch: int = 0
+    accumulation: int | None = None
+    """Micro-batches per step, when the memory did not suffice for those it was configured with."""
 
     @property
     def finished(self) -> bool:
@@ -102,6 +106,7 @@ def noted(attributes: Mapping[str, Any]) -> dict[str, Any]:
         "traceback": attributes.get("traceback"),
         "step": progress.get("step", 0),
         "epoch": progress.get("epoch", 0),
+        "accumulation": attributes.get(ACCUMULATION),
     }
 
 
@@ -140,6 +145,15 @@ class LedgerView:
     def best(self) -> TrialSummary | None:
         """The complete trial with the best value; None when none is complete."""
         return leader(self.trials, minimize=self.minimize)
+
+    def records(self) -> list[TrialRecord]:
+        """All trials with their curves.
+
+        Raises:
+            LedgerError: It can no longer be read.
+        """
+        curves = self.reports()
+        return [TrialRecord(**vars(t), reports=curves[t.number]) for t in self.trials]
 
     def reports(self) -> dict[int, dict[int, float]]:
         """The metric after each reported epoch, by trial.

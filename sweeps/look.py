@@ -21,8 +21,8 @@ from sweeps.console import (
     out,
     show_found,
     view_of,
-    warn,
 )
+from sweeps.exits import LATE, NO_SUCCESS
 
 
 def list_command(root: Root = None, as_json: AsJson = False) -> None:
@@ -38,7 +38,8 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
             try:
                 found.append(SweepView(paths).status())
             except (RevisionError, LedgerError) as error:
-                warn(str(error))  # the others are shown nevertheless
+                # the others are shown nevertheless
+                display.sentence(err, str(error), style="yellow")
     show_found(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
 
 
@@ -87,6 +88,7 @@ def show(
         found = {
             **view.trial(record),
             "reports": view.ledger.reports_of(trial),
+            "accumulation": record.accumulation,
             "traceback": record.traceback,
             "directory": str(view.paths.trial(trial)),
         }
@@ -130,9 +132,9 @@ def best(
                     version = register_best(view.paths, register)
                 found["registered"] = {"model": register, "version": version}
         except NoBest as error:
-            fail(str(error), code=3)
+            fail(str(error), code=NO_SUCCESS)
         except NoVersion as error:
-            fail(str(error), code=1)
+            fail(str(error), code=LATE)
     show_found(found, as_json, lambda: display.best(found, view.spec, written))
 
 
@@ -174,5 +176,5 @@ def report(
             with err.status("drawing"):
                 written = draw_report(view.paths, output or Path(f"{name}-report.html"))
         except NoReport as problem:
-            fail(str(problem), code=1)
+            fail(str(problem), code=LATE)
     out.print(f"wrote {written}", highlight=False, soft_wrap=True)

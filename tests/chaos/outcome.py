@@ -16,11 +16,10 @@ from typing import Any
 from torch import Tensor
 
 from tests.chaos.probe_task import KINDS
+from tests.chaos.runs import curve
 from tests.chaos.sandbox import Sandbox
 from trainable.checkpoint import CheckpointStore
-
-# What a clock measured is different in every run.
-_BY_THE_CLOCK = ("train/samples_per_second", "train/seconds", "train/device_seconds")
+from trainable.diagnostics import MEASURED
 
 
 @dataclass
@@ -47,7 +46,8 @@ class Outcome:
     Attributes:
         trials: What `sweep trials --json` says.
         status: What `sweep status --json` says.
-        states: The newest saved state of each trial, without what a clock measured.
+        states: The newest saved state of each trial, without measured metrics.
+        curves: Steps and metrics of each trial's file, without what was measured.
         runs: Each trial's runs; None holds those of the sweep itself.
         passes: How many passes of each kind were executed, whatever became of them.
         seconds: How long the driver ran that brought it to its end.
@@ -56,6 +56,7 @@ class Outcome:
     trials: list[dict[str, Any]]
     status: dict[str, Any]
     states: dict[int, dict[str, Any]]
+    curves: dict[int, list[tuple[int, dict[str, float]]]]
     runs: dict[int | None, list[Run]]
     passes: dict[str, int]
     seconds: float
@@ -76,6 +77,7 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
         trials,
         sandbox.cli.json("status", sandbox.paths.name),
         {trial["number"]: read_state(sandbox, trial["number"]) for trial in trials},
+        {trial["number"]: curve(sandbox.paths.trial(trial["number"])) for trial in trials},
         read_runs(sandbox),
         {kind: sandbox.probe.count(kind) for kind in KINDS},
         seconds,
@@ -83,10 +85,10 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
 
 
 def read_state(sandbox: Sandbox, number: int) -> dict[str, Any]:
-    """The newest saved state of a trial, without what a clock measured; empty without one."""
+    """The newest saved state of a trial, without measured metrics; empty when there is none."""
     store = CheckpointStore(sandbox.paths.trial(number))
     newest = store.newest()
-    return _without_clock(store.load(newest)) if newest is not None else {}
+    return _without_measured(store.load(newest)) if newest is not None else {}
 
 
 def read_runs(sandbox: Sandbox) -> dict[int | None, list[Run]]:
@@ -103,7 +105,7 @@ def read_runs(sandbox: Sandbox) -> dict[int | None, list[Run]]:
             runs[run_id].tags[key] = value
         rows = db.execute("SELECT run_uuid, key, step, value, is_nan FROM metrics")
         for run_id, key, step, value, is_nan in rows:
-            if key not in _BY_THE_CLOCK:
+            if key not in MEASURED:
                 runs[run_id].points[key, step, float("nan") if is_nan else value] += 1
     found: dict[int | None, list[Run]] = {}
     for run in runs.values():
@@ -135,9 +137,9 @@ def _feed(found: Any, value: Any) -> None:
         found.update(f"{type(value).__name__}={value!r}".encode())
 
 
-def _without_clock(value: Any) -> Any:
+def _without_measured(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _without_clock(v) for k, v in value.items() if k not in _BY_THE_CLOCK}
+        return {k: _without_measured(v) for k, v in value.items() if k not in MEASURED}
     if isinstance(value, (list, tuple)):
-        return [_without_clock(entry) for entry in value]
+        return [_without_measured(entry) for entry in value]
     return value

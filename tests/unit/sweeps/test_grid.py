@@ -1,4 +1,4 @@
-"""What is shown in the terminal."""
+"""Tables in the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.display import _Grid, _table
+from sweeps.grid import Grid, plain_table
 
 COLUMNS = ("trial", "state", "val/loss", "reason")
 ROWS = [
@@ -18,7 +18,7 @@ ROWS = [
 ]
 
 
-def _render(shown: _Grid | Table, width: int) -> str:
+def _render(shown: Grid | Table, width: int) -> str:
     file = io.StringIO()
     Console(file=file, width=width, force_terminal=True, color_system="standard").print(shown)
     return file.getvalue()
@@ -26,8 +26,8 @@ def _render(shown: _Grid | Table, width: int) -> str:
 
 @pytest.mark.parametrize("width", [40, 120])
 def test_the_table_of_many_rows_looks_like_any_other(width: int) -> None:
-    grid = _Grid(COLUMNS, right={"val/loss"})
-    table = _table(*COLUMNS, right={"val/loss"})
+    grid = Grid(COLUMNS, right={"val/loss"})
+    table = plain_table(*COLUMNS, right={"val/loss"})
     for row in ROWS:
         grid.rows.append(row)
         table.add_row(*row)
