@@ -5,9 +5,11 @@ outside.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,31 @@ def test_best_exports_what_the_checkpoint_holds(module_cli: CommandLine, tmp_pat
     again = module_cli("best", "small", "--export", str(out))
     assert again.returncode == 2
     assert "is not empty" in again.stderr
+
+
+def test_best_registers_a_model_that_loads_without_us_and_without_pickle(
+    module_cli: CommandLine, finished: object
+) -> None:
+    del finished
+    for _ in range(2):  # the second time there is nothing new to register
+        found = module_cli.json("best", "small", "--register", "digits-mlp")
+        assert found["registered"] == {"model": "digits-mlp", "version": "1"}
+    program = (
+        "import sys, mlflow, torch\n"
+        "mlflow.set_tracking_uri(sys.argv[1])\n"
+        "model = mlflow.pytorch.load_model('models:/digits-mlp@best')\n"
+        "assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)\n"
+        "assert not {'sweeps', 'trainable', 'tracking'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"sqlite:///{module_cli.root / 'mlflow.db'}"],
+        cwd=module_cli.directory,
+        env={**os.environ, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_is_left_behind(module_cli: CommandLine, finished: object) -> None:
