@@ -23,12 +23,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps import ledger_file
 from sweeps.layout import LedgerError
-from sweeps.ledger_view import ACCUMULATION, TrialRecord, best_report, leader, noted
+from sweeps.ledger_view import ACCUMULATION, Ending, TrialRecord, best_report, leader, noted
 from sweeps.origin import Origin
 
 __all__ = ["ACCUMULATION", "Ending", "Ledger", "LedgerError", "TrialRecord"]
-
-Ending = Literal["complete", "pruned", "failed"]
 
 
 _STUDY = "sweep"

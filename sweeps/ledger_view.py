@@ -13,14 +13,15 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sweeps.layout import LedgerError
 from sweeps.ledger_file import reading
 
 ACCUMULATION = "accumulation"
 """A trial's note: its micro-batches per step, once they are not those of its configuration."""
-ENDINGS = ("complete", "pruned", "failed")
+Ending = Literal["complete", "pruned", "failed"]
+ENDINGS: tuple[Ending, ...] = ("complete", "pruned", "failed")
 
 _SCHEMA = (12, "v3.2.0.a")
 """The tables' version, as Optuna counts it itself and as its migrations do."""

@@ -100,6 +100,11 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
             id="killed between a report and the verdict on it",
         ),
         pytest.param(
+            TrialFacts(OPEN, CURVE[:1], rows=ROWS, unlogged=True),
+            [Logged(0, ROWS), Interrupted(0)],
+            id="the outbox is lost in the middle of a trial",
+        ),
+        pytest.param(
             TrialFacts(OPEN, CURVE[:1], stopped=True, went_on=True, told="RUNNING"),
             [Interrupted(0)],
             id="killed after the verdict, which was to go on",
