@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sweeps.layout import SweepPaths
-from sweeps.ledger import TrialRecord
+from sweeps.ledger_view import TrialRecord
 from sweeps.reconcile import Facts, Report, TrialFacts
 from sweeps.spec import SweepSpec
 from tracking.outbox_status import Delivered, read_outbox

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sweeps.ledger import Ending, TrialRecord
+from sweeps.ledger_view import Ending, TrialRecord
 from tracking.recorder import Status
 from trainable.history import Row
 

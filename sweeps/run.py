@@ -28,7 +28,8 @@ from sweeps.facts import gather
 from sweeps.failures import Hopeless
 from sweeps.interrupt import Interruption
 from sweeps.layout import LedgerError, SweepExists, SweepPaths, artifact_root, tracking_uri
-from sweeps.ledger import Ledger, TrialRecord, num_trials
+from sweeps.ledger import Ledger, TrialRecord
+from sweeps.ledger_file import num_trials
 from sweeps.lock import SweepLock
 from sweeps.origin import Origin, check_origin
 from sweeps.orphans import clean_up_after_the_dead
@@ -36,7 +37,7 @@ from sweeps.parameters import flatten
 from sweeps.pictures import Gallery
 from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
-from sweeps.results import NoBest, Outcome, export_trial, no_success
+from sweeps.results import NoBest, NoReport, Outcome, draw_report, export_trial, no_success
 from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
@@ -68,6 +69,7 @@ def run_sweep(
     origin: Origin | None = None,
     accept_changes: bool = False,
     grace: float = 30.0,
+    offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
@@ -83,6 +85,7 @@ def run_sweep(
         accept_changes: Go on although code, data or what values mean has changed.
         grace: Seconds from the first signal until this process has ended; trials have most of
             them to save their state.
+        offline: Ask no tracking server: everything stays in the outbox.
         say: Told in a few words what is happening when it takes long.
         warn: Told in a sentence what the user should know and need not act on.
 
@@ -107,7 +110,9 @@ def run_sweep(
             ledger = _open_ledger(
                 paths, spec, origin or Origin(), new=new, accepted=accept_changes
             )
-            recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
+            recorder = _open_recorder(
+                paths, spec, ledger, {} if new else NOT_STOPPED, offline=offline
+            )
             hopeless = None
             try:
                 _reconcile(paths, spec, ledger, recorder, warn)
@@ -179,7 +184,7 @@ def _remove_unborn(paths: SweepPaths) -> None:
 
 
 def _open_recorder(
-    paths: SweepPaths, spec: SweepSpec, ledger: Ledger, tags: Mapping[str, str]
+    paths: SweepPaths, spec: SweepSpec, ledger: Ledger, tags: Mapping[str, str], *, offline: bool
 ) -> MlflowRecorder:
     return MlflowRecorder(
         uri=spec.tracking.uri or tracking_uri(paths.root),
@@ -189,6 +194,7 @@ def _open_recorder(
         outbox=paths.outbox,
         tags={**provenance(), **ledger.origin.tags(), **tags},
         params=dict(flatten(spec.model_dump(mode="json"))),
+        offline=offline,
     )
 
 
@@ -316,10 +322,11 @@ def _conclude(
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
         gallery.finish(_SECONDS_FOR_PICTURES)
+        _publish_report(paths, recorder)
         recorder.finish(None, "FAILED", {"reason": cause})
     else:
         assert best is not None
-        _publish_best(paths, best, recorder, gallery)
+        _publish_best(paths, spec, ledger, best, recorder, gallery)
         recorder.finish(None, "FINISHED", {})
     pending = _deliver(recorder, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
@@ -343,15 +350,22 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
 
 
 def _publish_best(
-    paths: SweepPaths, best: TrialRecord, recorder: Recorder, gallery: Gallery
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: Ledger,
+    best: TrialRecord,
+    recorder: Recorder,
+    gallery: Gallery,
 ) -> None:
-    """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
+    """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""
     recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
+    origin = {**provenance(), **ledger.origin.tags()}
     with (
         tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory,
         ThreadPoolExecutor() as beside,  # a child process that imports for seconds
     ):
-        weights = beside.submit(export_trial, paths.trial(best.number), Path(directory, "best"))
+        weights = beside.submit(export_trial, paths, spec, best, Path(directory, "best"), origin)
+        report = beside.submit(_publish_report, paths, recorder)
         gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
@@ -360,6 +374,18 @@ def _publish_best(
                 recorder.artifact(None, file, f"best/{file.name}")
         except NoBest as missing:
             recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
+        report.result()
+
+
+def _publish_report(paths: SweepPaths, recorder: Recorder) -> None:
+    """Put the sweep's report on its own run."""
+    with tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory:
+        try:
+            file = draw_report(paths, Path(directory, "report.html"))
+        except NoReport as missing:
+            recorder.tag(None, {"report": f"missing: {missing}"})
+        else:
+            recorder.artifact(None, file, "report.html")
 
 
 def _next_attempt(ray_directory: Path) -> int:
