@@ -210,7 +210,7 @@ class Trainer:
         self._train.close()
         self._val.close()
         try:
-            self.store.wait()
+            self.store.close()
         finally:
             self._history.close()
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
+from trainable.files import LocalFiles
 from trainable.health import Watch
 from trainable.history import History, Row, read_rows
 from trainable.loop import Report
@@ -118,26 +119,27 @@ class OwnLoop:
         self._device = device
         self._interrupted = interrupted
         self._wall_clock = wall_clock
+        files = LocalFiles.of(directory)
         self.store = CheckpointStore(
-            directory, config.checkpoint, metric=config.metric, mode=config.mode
+            directory, config.checkpoint, metric=config.metric, mode=config.mode, files=files
         )
-        saved = self.store.resume() if restore is None else self.store.load(restore)
-        self._progress, restored = _parse(saved)
+        with self.store.closed_on_error():
+            saved = self.store.resume() if restore is None else self.store.load(restore)
+            self._progress, restored = _parse(saved)
+            set_determinism(config.train.deterministic)
+            set_seed(config.seed)
+            context = Context(
+                directory=directory,
+                seed=config.seed,
+                epochs=config.budget.epochs,
+                device=device,
+                restored=restored,
+                epoch=self._progress.epoch,
+            )
+            self._generator = self._start(function, context)
+            self._history = History(directory, files, step=self._progress.epoch)
         self.resumed_at = self._progress.epoch
         """Reports made before this process took over; 0 when the run starts from the beginning."""
-        set_determinism(config.train.deterministic)
-        set_seed(config.seed)
-        context = Context(
-            directory=directory,
-            seed=config.seed,
-            epochs=config.budget.epochs,
-            device=device,
-            restored=restored,
-            epoch=self._progress.epoch,
-        )
-        self._generator = self._start(function, context)
-        self._history = History(directory)
-        self._history.cut(self._progress.epoch)
         self._watch = Watch()
         self._watch.recall(read_rows(directory))
 
@@ -190,7 +192,7 @@ class OwnLoop:
         """End the loop (its `finally` blocks run) and wait for what is being written."""
         self._generator.close()
         try:
-            self.store.wait()
+            self.store.close()
         finally:
             self._history.close()
 

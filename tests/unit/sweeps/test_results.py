@@ -22,6 +22,7 @@ from sweeps.results import (
     format_number,
 )
 from sweeps.spec import parse_spec
+from trainable.files import LocalFiles
 from trainable.history import History, Row
 
 SPEC = """
@@ -171,7 +172,9 @@ def test_pictures_of_a_trial_are_drawn_from_its_rows_in_another_process(
 ) -> None:
     trial = sweep.paths.trial(0)
     trial.mkdir(parents=True)
-    history = History(trial)
+    files = LocalFiles.of(trial)
+    files.open()
+    history = History(trial, files, step=0)
     history.append([Row(1, 0, {"train/loss": 2.0}), Row(2, 0, {"train/loss": 1.0, "epoch": 1.0})])
     history.close()
     config = sweep.spec.trial_config(0, {})

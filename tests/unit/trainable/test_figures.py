@@ -12,6 +12,7 @@ from torch import nn
 from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
+from trainable.files import LocalFiles
 from trainable.history import History, Row
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -170,7 +171,9 @@ def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
         Row(step, 0, {"train/grad_norm": 1.0, "train/lr": scheduled[step - 1]} | more)
         for step, more in enumerate([{}, {"epoch": 1.0}, {}, {}, {"epoch": 2.0}], start=1)
     ]
-    history = History(tmp_path)
+    files = LocalFiles.of(tmp_path)
+    files.open()
+    history = History(tmp_path, files, step=0)
     history.append(rows)
     history.close()
     figures.draw_rows(config, tmp_path, tmp_path / "figures")
