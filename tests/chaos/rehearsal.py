@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.faults import Faults, Operation
+from tests.chaos.faults import Faults, Kind, Operation
 from tests.chaos.power import Disk, Fate
 
 ROOT = Path(__file__).parents[2]
@@ -30,13 +30,11 @@ class Remains:
     Attributes:
         directory: Where it worked.
         where: In words, where it was stopped.
-        finished: It came to its end.
         acknowledged: What it had said is done.
     """
 
     directory: Path
     where: str
-    finished: bool
     acknowledged: list[list[Any]]
 
     def said(self, verb: str) -> list[list[Any]]:
@@ -44,102 +42,105 @@ class Remains:
         return [rest for first, *rest in self.acknowledged if first == verb]
 
 
-@dataclass
-class Rehearsal:
-    """A process that runs one program in forks of itself.
+class Stage:
+    """A process that runs programs in forks of itself, below a directory that `faults` watch."""
 
-    Attributes:
-        name: The program.
-        faults: Watches `directory`.
-        directory: Everything the program persists lies below.
-        template: What is there before the program; nothing when None.
-    """
-
-    name: str
-    faults: Faults
-    directory: Path
-    template: Path | None = None
-    _process: subprocess.Popen[str] = field(init=False)
-    _num_runs: int = field(init=False, default=0)
-
-    def __enter__(self) -> Rehearsal:
-        self.directory.mkdir(parents=True)
+    def __init__(self, faults: Faults, directory: Path) -> None:
+        self.faults = faults
+        self.directory = directory
+        directory.mkdir()
+        self._lines = directory.with_name("acknowledged")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.persisting", self.name],
+            [sys.executable, "-m", "tests.chaos.persisting"],
             cwd=ROOT,
-            env={**os.environ, **self.faults.environment, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **faults.environment, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self._answer() == "ready"
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def run(self, name: str, directory: Path) -> tuple[bool, list[list[Any]]]:
+        """Run a program.
+
+        Returns:
+            Whether it came to its end, and what it acknowledged, each with the number of
+            operations before it.
+        """
+        self._lines.write_bytes(b"")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{name} {directory} {self._lines}\n")
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        assert code in (0, -signal.SIGKILL), f"{name} in {directory} ended with {code}"
+        return code == 0, [json.loads(line) for line in self._lines.read_text().splitlines()]
+
+    def close(self) -> None:
         self._process.communicate(timeout=60)
+
+
+@dataclass
+class Rehearsal:
+    """One program and what is there before it.
+
+    Attributes:
+        stage: Where it runs.
+        name: The program.
+        template: What is there before.
+    """
+
+    stage: Stage
+    name: str
+    template: Path
+    _num_runs: int = field(init=False, default=0)
 
     def whole(self) -> list[Operation]:
         """Run the program to its end; returns what it persisted, with contents."""
         return self._recorded()[0]
 
-    def killed(self, *, torn: bool = False) -> Iterator[Remains]:
-        """Kill the program before (or in the middle of) each of its calls, until it ends."""
-        index = 0
-        while True:
-            directory = self._prepare()
-            self.faults.kill_before(index, torn=torn)
-            finished, said = self._run(directory)
-            self.faults.clear()
-            yield Remains(directory, f"killed at call {index}", finished, [a[1:] for a in said])
-            if finished:
-                return
-            shutil.rmtree(directory)
-            index += 1
+    def killed(self, *, every: int = 1) -> Iterator[Remains]:
+        """Kill the program before each of its calls, and in the middle of each write.
 
-    def power_lost(self, fate: Fate) -> Iterator[Remains]:
-        """Lose the power before each call: yields what is left of what was not synced."""
+        Args:
+            every: Leave out all but each of this many.
+        """
+        operations = self.whole()
+        for index, operation in list(enumerate(operations))[::every]:
+            for torn in (False, True)[: 1 + (operation.kind is Kind.WRITE)]:
+                directory = self._prepare()
+                self.stage.faults.kill_before(index, torn=torn)
+                finished, said = self.stage.run(self.name, directory)
+                self.stage.faults.clear()
+                where = f"killed {'within' if torn else 'before'} {operation}"
+                assert not finished, f"not {where}"
+                yield Remains(directory, where, [rest for _, *rest in said])
+                shutil.rmtree(directory)
+
+    def power_lost(self, fate: Fate, *, every: int = 1) -> Iterator[Remains]:
+        """Lose the power before each call, with this fate for all that was not synced."""
         operations, acknowledged = self._recorded()
         disk = Disk(self.template)
-        for index in range(len(operations) + 1):
-            directory = self.directory / f"after-{index}"
+        for index in range(0, len(operations) + 1, every):
+            directory = self.stage.directory / f"after-{index}"
             disk.write(directory, fate)
             said = [rest for count, *rest in acknowledged if count <= index]
-            yield Remains(directory, f"power lost before call {index}, {fate}", False, said)
+            yield Remains(directory, f"power lost before call {index}, {fate}", said)
             shutil.rmtree(directory)
-            disk.apply(operations[index : index + 1])
+            disk.apply(operations[index : index + every])
 
     def _prepare(self) -> Path:
         self._num_runs += 1
-        directory = self.directory / str(self._num_runs)
-        if self.template is None:
-            directory.mkdir()
-        else:
-            shutil.copytree(self.template, directory)
-        return directory
+        directory = self.stage.directory / f"{self.template.parent.name}-{self._num_runs}"
+        return Path(shutil.copytree(self.template, directory))
 
     def _recorded(self) -> tuple[list[Operation], list[list[Any]]]:
         directory = self._prepare()
-        self.faults.record(contents=True)
-        finished, acknowledged = self._run(directory)
-        operations = self.faults.operations()
-        self.faults.clear()
+        self.stage.faults.record(contents=True)
+        finished, acknowledged = self.stage.run(self.name, directory)
+        operations = self.stage.faults.operations()
+        self.stage.faults.clear()
         assert finished
         return [_below(operation, directory.name + "/") for operation in operations], acknowledged
-
-    def _run(self, directory: Path) -> tuple[bool, list[list[Any]]]:
-        """Return whether it came to its end, and the lines it wrote."""
-        lines = self.directory.with_name("acknowledged")
-        lines.write_bytes(b"")
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{self.name} {directory} {lines}\n")
-        self._process.stdin.flush()
-        code = int(self._answer())
-        assert code in (0, -signal.SIGKILL), f"{self.name} in {directory} ended with {code}"
-        return code == 0, [json.loads(line) for line in lines.read_text().splitlines()]
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
 
 
 def _below(operation: Operation, prefix: str) -> Operation:
