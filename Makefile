@@ -24,8 +24,8 @@ demo: $(READY)  ## Run the digits sweep to its end and say how to look at it
 	@if [ -e runs/digits/sweep.yaml ]; then $(BIN)/sweep resume digits; \
 	 else $(BIN)/sweep run sweeps/examples/digits.yaml; fi
 
-test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest
+test: $(READY)  ## Run the tests, two files at a time
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 unit: $(READY)  ## Run the quick tests only
 	$(BIN)/python -m pytest tests/unit tests/contract tests/golden
@@ -40,8 +40,8 @@ format: $(READY)  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-chaos: $(READY)  ## Run the fault matrix
-	$(BIN)/python -m pytest -m chaos tests/chaos
+chaos: $(READY)  ## Run the fault matrix, all of it, and print its table (CHAOS=row_34: a part)
+	$(BIN)/python -m pytest --numprocesses 2 -m 'chaos or fault' $(if $(CHAOS),-k $(CHAOS)) tests/chaos
 
 seeds: $(READY)  ## Show which test shows which row of the seed documents
 	$(BIN)/python -m tests.seeds

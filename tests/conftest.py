@@ -10,12 +10,25 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.chaos.fault_table import FaultTable
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every session that runs tests of the fault matrix ends with its table."""
+    config.pluginmanager.register(FaultTable())
+
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests see neither the user's sweeps nor the user's tracking server."""
     for name in ("SWEEP_ROOT", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Know pytest-timeout's setting also where it is not installed: tests/gpu needs it not."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds for each test, where pytest-timeout is installed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

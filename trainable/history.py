@@ -1,9 +1,10 @@
-"""The curve of one run on disk: `metrics.jsonl`, each logged step once.
+"""The curve of one run on disk: `metrics.jsonl`, each logged step once, and `resumed.json`.
 
 One line is one row: `{"step": 12, "time": 1700000000000, "metrics": {"train/loss": 0.5}}`. Rows
 are made durable before the checkpoint that covers them, and cut back to the checkpoint when a run
-resumes, so file and checkpoint never disagree. What must not live here: torch, or any opinion
-about which metrics exist.
+resumes, so file and checkpoint never disagree. `resumed.json`, which only an interrupted run has,
+lists the steps after which it went on. What must not live here: torch, or any opinion about which
+metrics exist.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import BinaryIO, NamedTuple
 from trainable.files import LocalFiles
 
 FILE_NAME = "metrics.jsonl"
+RESUMED = "resumed.json"
 
 
 class Row(NamedTuple):
@@ -38,7 +40,7 @@ def read_rows(directory: Path) -> list[Row]:
 
     A last line without its end (the writer was killed) is left out. Lines of the same step are one
     row: that happens when all windows between a checkpoint and the end of its epoch were skipped
-        by the fp16 scaler.
+    by the fp16 scaler.
     """
     path = directory / FILE_NAME
     if not path.exists():
@@ -53,6 +55,13 @@ def read_rows(directory: Path) -> list[Row]:
     return rows
 
 
+def read_resumptions(directory: Path) -> list[int]:
+    """Read after which steps the run in `directory` was interrupted and went on, ascending."""
+    path = directory / RESUMED
+    steps: list[int] = json.loads(path.read_bytes()) if path.exists() else []
+    return steps
+
+
 class History:
     """Goes on with a run's file, from the step at which the run goes on.
 
@@ -64,14 +73,22 @@ class History:
         directory: The run's directory.
         files: Opened for writing: replaces the file only while no other process has taken over.
         step: The last step whose row stays; 0 keeps none.
+        interrupted: Remember for `read_resumptions` that the run goes on there.
 
     Raises:
         Fenced: Another process has taken over.
     """
 
-    def __init__(self, directory: Path, files: LocalFiles, *, step: int) -> None:
+    def __init__(
+        self, directory: Path, files: LocalFiles, *, step: int, interrupted: bool = False
+    ) -> None:
         path = directory / FILE_NAME
         files.replace(path, _up_to(path, step))
+        before = read_resumptions(directory)
+        # What lay beyond the step no longer counts: the curve is another one from there on.
+        now = [earlier for earlier in before if earlier < step] + [step] * interrupted
+        if now != before:
+            files.replace(directory / RESUMED, json.dumps(now).encode())
         self._file: BinaryIO = path.open("ab")
 
     def append(self, rows: Iterable[Row]) -> None:

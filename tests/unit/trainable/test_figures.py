@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.curves import append_rows
 from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.files import LocalFiles
-from trainable.history import History, Row
+from trainable.history import Row
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -171,11 +171,7 @@ def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
         Row(step, 0, {"train/grad_norm": 1.0, "train/lr": scheduled[step - 1]} | more)
         for step, more in enumerate([{}, {"epoch": 1.0}, {}, {}, {"epoch": 2.0}], start=1)
     ]
-    files = LocalFiles.of(tmp_path)
-    files.open()
-    history = History(tmp_path, files, step=0)
-    history.append(rows)
-    history.close()
+    append_rows(tmp_path, rows)
     figures.draw_rows(config, tmp_path, tmp_path / "figures")
     assert _labels(drawn[1].axes[0])[-1] == "applied: as scheduled at each step"
 

@@ -9,17 +9,17 @@ import pytest
 
 from trainable.errors import Fenced
 from trainable.files import LocalFiles
-from trainable.history import History, Row, read_rows
+from trainable.history import History, Row, read_resumptions, read_rows
 
 
 def _row(step):
     return Row(step, 1000 * step, {"train/loss": 1 / step})
 
 
-def _open(directory, step=0):
+def _open(directory, step=0, interrupted=False):
     files = LocalFiles.of(directory)
     files.open()
-    return History(directory, files, step=step)
+    return History(directory, files, step=step, interrupted=interrupted)
 
 
 def _write(directory, steps):
@@ -48,6 +48,15 @@ def test_cut_drops_every_row_after_the_step(tmp_path, step, kept):
     history.append([_row(step + 1)])
     history.close()
     assert [row.step for row in read_rows(tmp_path)] == [*kept, step + 1]
+
+
+def test_interruptions_beyond_the_cut_no_longer_count(tmp_path):
+    marks = []
+    for step, interrupted in [(0, False), (4, True), (9, True), (9, True), (6, True), (5, False)]:
+        _open(tmp_path, step, interrupted=interrupted).close()
+        marks.append(read_resumptions(tmp_path))
+    assert marks == [[], [4], [4, 9], [4, 9], [4, 6], [4]]
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_every_torn_end_is_tolerated_and_repaired(tmp_path):
