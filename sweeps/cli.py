@@ -55,6 +55,10 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+Grace = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="Time to save and end after Ctrl-C: 30s, 2m, 90."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
@@ -104,22 +108,21 @@ def run(
         str | None,
         typer.Option(help="MLflow address; default: a store below the root.", show_default=False),
     ] = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds for trials to checkpoint after Ctrl-C.")
-    ] = 30.0,
+    grace: Grace = "30s",
 ) -> None:
     """Run a sweep."""
+    from sweeps.durations import parse_duration
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
     from sweeps.lock import SweepHeld, is_held, read_holder
 
     with _input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
-        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(paths.name, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths.name)
-        _run(paths, spec, new=True, grace=grace)
+        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
+            raise SweepHeld(paths.name, read_holder(paths.lock))
+        _run(paths, spec, new=True, grace=parse_duration(grace, "--grace"))
 
 
 @app.command()
@@ -127,11 +130,16 @@ def resume(
     name: Name,
     settings: Overrides = None,
     root: Root = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds for trials to checkpoint after Ctrl-C.")
-    ] = 30.0,
+    grace: Grace = "30s",
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes", help="Go on although the task, its code or its data changed."
+        ),
+    ] = False,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
+    from sweeps.durations import parse_duration
     from sweeps.lock import SweepHeld, read_holder
     from sweeps.spec import with_overrides
 
@@ -142,7 +150,45 @@ def resume(
         spec = with_overrides(view.spec, settings or [])
         if view.concluded and spec == view.spec:
             _end(view.outcome(), view.paths)
-        _run(view.paths, spec, new=False, grace=grace)
+        seconds = parse_duration(grace, "--grace")
+        _run(view.paths, spec, new=False, grace=seconds, accept_changes=accept_changes)
+
+
+@app.command()
+def stop(
+    name: Name,
+    trial: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="End this trial alone, for good.", show_default=False),
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Leave at once, as a second Ctrl-C does.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long to wait for it to have happened.")
+    ] = "2m",
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a running sweep from another terminal: trials save their state and end."""
+    from sweeps import control, display
+    from sweeps.durations import parse_duration
+
+    with _input_errors():
+        if now and trial is not None:
+            raise control.NothingToStop(
+                "--now and --trial exclude each other; a trial ends at its next step; "
+                "leave one of them out"
+            )
+        paths, seconds = _view(name, root).paths, parse_duration(timeout, "--timeout")
+        with err.status("asking") as spinner:
+            if trial is None:
+                stopped = control.stop_sweep(paths, now=now, seconds=seconds, say=spinner.update)
+            else:
+                stopped = control.stop_trial(paths, trial, seconds=seconds, say=spinner.update)
+    _show(stopped.as_dict(), as_json, lambda: display.stopped(stopped, paths))
+    if not stopped.done:
+        raise typer.Exit(1)
 
 
 @app.command(name="list")
@@ -211,6 +257,7 @@ def show(
         found = {
             **view.trial(record),
             "reports": record.reports,
+            "accumulation": record.accumulation,
             "traceback": record.traceback,
             "directory": str(view.paths.trial(trial)),
         }
@@ -302,13 +349,14 @@ def train(
 
 @app.command()
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
-    """Examine the machine: versions, GPUs, writable paths, left-overs of dead drivers."""
+    """Examine the machine: versions, GPUs, writable paths; clear away what dead sweeps left."""
     from sweeps import display
-    from sweeps.doctor import examine, left_overs
+    from sweeps.doctor import clear_left_overs, examine
     from sweeps.layout import resolve_root
 
     where = resolve_root(root)
-    findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), left_overs(where))
+    cleared = clear_left_overs(where)
+    findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), cleared)
     _show([finding.as_dict() for finding in findings], as_json, lambda: display.findings(findings))
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
@@ -341,43 +389,62 @@ def _view(name: str, root: Path | None) -> SweepView:
     return view
 
 
-def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoReturn:
+def _run(
+    paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float, accept_changes: bool = False
+) -> NoReturn:
     """Check, run, say how it ended and what comes next."""
     from sweeps import display
+    from sweeps.interrupt import Left, leaving
     from sweeps.layout import LedgerBusy, LedgerError
     from sweeps.lock import LockLost
+    from sweeps.origin import Origin
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
     machine = Machine.probe()
     ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
-    with err.status("loading the task") as spinner:
-        inspection = Inspection(spec)
+    inspection: Inspection | None = None
+    try:
+        with leaving(), err.status("loading the task") as spinner:
+            inspection = Inspection(spec)
 
-        from sweeps.live import LiveTable, PlainLines
-        from sweeps.run import run_sweep  # imports Ray while the child imports torch
+            from sweeps.live import LiveTable, PlainLines
+            from sweeps.run import run_sweep  # imports Ray while the child imports torch
 
-        inspection.facts()
+            facts = inspection.facts()
 
-        def make_view(finished: int) -> LiveTable | PlainLines:
-            spinner.stop()
-            return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
+            def make_view(finished: int) -> LiveTable | PlainLines:
+                spinner.stop()
+                return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
 
-        def say(what: str) -> None:
-            spinner.update(what)
-            spinner.start()
+            def say(what: str) -> None:
+                spinner.update(what)
+                spinner.start()
 
-        try:
             outcome: Outcome = run_sweep(
-                paths, spec, ways, machine, make_view, new=new, grace=grace, say=say, warn=_warn
+                paths,
+                spec,
+                ways,
+                machine,
+                make_view,
+                new=new,
+                origin=Origin(facts.code, facts.data),
+                accept_changes=accept_changes,
+                grace=grace,
+                say=say,
+                warn=_warn,
             )
-        except (LedgerError, LockLost, OSError) as error:
-            spinner.stop()
-            _say_cause(str(error))
-            if paths.exists():
-                display.resume(err, paths)
-            by_another = isinstance(error, LedgerBusy | LockLost)
-            raise typer.Exit(HELD if by_another else WRONG_INPUT) from None
+    except Left as left:
+        if inspection is not None:
+            inspection.give_up()
+        display.nothing_started(err)
+        raise typer.Exit(left.exit_code) from None
+    except (LedgerError, LockLost, OSError) as error:
+        _say_cause(str(error))
+        if paths.exists():
+            display.resume(err, paths)
+        by_another = isinstance(error, LedgerBusy | LockLost)
+        raise typer.Exit(HELD if by_another else WRONG_INPUT) from None
     _end(outcome, paths)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from optuna.samplers import BaseSampler
 
+from sweeps.failures import kind_of
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.parameters import searched, trial_parameters
@@ -29,6 +30,8 @@ from tracking.recorder import Recorder
 from trainable.history import read_rows
 
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
+BY_THE_USER = "stopped by the user"
+"""The reason of a trial that was pruned so."""
 NOT_STOPPED = {"stopped_by": ""}
 """What a run that goes on is tagged with: the interruption it was stopped by is over."""
 
@@ -96,8 +99,11 @@ def catch_up(
 def end_tags(state: str, spec: SweepSpec, reason: str | None = None) -> dict[str, str]:
     """The tags by which a run says why it ended."""
     if state == "pruned":
-        return {"stopped_by": spec.early_stopping.scheduler}
-    return NOT_STOPPED | ({} if reason is None else {"reason": reason})
+        by = "user" if reason == BY_THE_USER else spec.early_stopping.scheduler
+        return {"stopped_by": by}
+    if reason is None:
+        return NOT_STOPPED
+    return NOT_STOPPED | {"reason": reason, "failure.kind": kind_of(reason)}
 
 
 def _refuse(wrong: Correction, paths: SweepPaths) -> None:

@@ -24,7 +24,10 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.layout import LedgerBusy, LedgerError
+from sweeps.origin import Origin
 
+ACCUMULATION = "accumulation"
+"""A trial's note: its micro-batches per step, once they are not those of its configuration."""
 Ending = Literal["complete", "pruned", "failed"]
 
 WAIT_SECONDS = 30.0
@@ -62,6 +65,8 @@ class TrialRecord:
     traceback: str | None = None
     step: int = 0
     epoch: int = 0
+    accumulation: int | None = None
+    """Micro-batches per step, when the memory did not suffice for those it was configured with."""
 
     @property
     def finished(self) -> bool:
@@ -157,6 +162,18 @@ class Ledger:
 
     @property
     @_storing
+    def origin(self) -> Origin:
+        """What the sweep's trials were run from."""
+        return Origin(**self._study.user_attrs.get("origin", {}))
+
+    @_storing
+    def note_origin(self, origin: Origin) -> None:
+        """Note what trials are run from now on."""
+        if origin != self.origin:
+            self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
+
+    @property
+    @_storing
     def concluded(self) -> int:
         """How many trials the sweep had when its best was last published; 0 before."""
         return int(self._study.user_attrs.get("concluded", 0))
@@ -203,11 +220,16 @@ class Ledger:
         self, number: int, space: Mapping[str, BaseDistribution], sampler: BaseSampler
     ) -> TrialRecord:
         """Suggest what a trial lacks because its driver died between creating it and storing its
-        parameters.
+        parameters. They are those that the driver would have stored.
         """
         self._study.sampler = sampler
         trial = optuna.trial.Trial(self._study, self._id(number))
         for name, distribution in space.items():
+            stored = name in trial.params and not distribution.single()
+            if stored and name not in trial.relative_params:
+                # Drawn once more and thrown away: the sampler's generator is then where it was.
+                frozen = self._storage.get_trial(self._id(number))
+                sampler.sample_independent(self._study, frozen, name, distribution)
             trial._suggest(name, distribution)
         return self.trial(number)
 
@@ -232,6 +254,11 @@ class Ledger:
         self._storage.set_trial_user_attr(
             self._id(number), "progress", {"step": step, "epoch": epoch}
         )
+
+    @_storing
+    def note(self, number: int, key: str, value: Any) -> None:
+        """Keep something about a trial that is neither a parameter nor a result."""
+        self._storage.set_trial_user_attr(self._id(number), key, value)
 
     @_storing
     def finish(
@@ -279,6 +306,7 @@ class Ledger:
             traceback=trial.user_attrs.get("traceback"),
             step=progress.get("step", 0),
             epoch=progress.get("epoch", 0),
+            accumulation=trial.user_attrs.get(ACCUMULATION),
         )
 
 

@@ -20,6 +20,7 @@ from trainable.errors import (
     OutOfMemory,
     TaskError,
 )
+from trainable.memory import is_out_of_memory
 from trainable.optim import Clipper, Scalar
 from trainable.precision import Precision, device_name
 from trainable.schedule import Schedule
@@ -125,7 +126,7 @@ class Step:
             if isinstance(weight, (int, float))
             else weight
         )
-        return torch.where(on_device == 0, 1.0, on_device)
+        return on_device + (on_device == 0)
 
     def _gradients(self) -> list[Tensor]:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -172,14 +173,14 @@ def known_errors(device: torch.device) -> Iterator[None]:
     """Turn what torch raises for reasons we know into errors that say what to do."""
     try:
         yield
-    except torch.OutOfMemoryError as problem:
-        where = device_name(device)
-        raise OutOfMemory(
-            f"the memory of {where} did not suffice ({problem}); raise train.accumulation (the "
-            "same batch in smaller "
-            "parts), lower train.batch_size, or give each trial a larger share of the device"
-        ) from problem
-    except RuntimeError as problem:
+    except (RuntimeError, MemoryError) as problem:
+        if is_out_of_memory(problem):
+            where = device_name(device)
+            raise OutOfMemory(
+                f"the memory of {where} did not suffice ({problem}); raise train.accumulation "
+                "(the same batch in smaller parts), lower train.batch_size, or give each trial a "
+                "larger share of the device"
+            ) from problem
         if "does not have a deterministic implementation" not in str(problem):
             raise
         raise ConfigError(

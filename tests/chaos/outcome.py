@@ -45,7 +45,7 @@ class Outcome:
     Attributes:
         trials: What `sweep trials --json` says.
         status: What `sweep status --json` says.
-        states: The newest saved state of each trial, without what was measured of the machine.
+        states: The newest saved state of each trial, without measured metrics.
         runs: Each trial's runs; None holds those of the sweep itself.
         passes: How many passes of each kind were executed, whatever became of them.
         seconds: How long the driver ran that brought it to its end.
@@ -81,7 +81,7 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
 
 
 def read_state(sandbox: Sandbox, number: int) -> dict[str, Any]:
-    """The newest saved state of a trial, without what was measured; empty without one."""
+    """The newest saved state of a trial, without measured metrics; empty when there is none."""
     store = CheckpointStore(sandbox.paths.trial(number))
     newest = store.newest()
     return _without_measured(store.load(newest)) if newest is not None else {}
