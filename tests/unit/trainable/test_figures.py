@@ -198,9 +198,7 @@ def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
 
 
 def test_program_answers_each_request_without_torch_and_without_global_state(tmp_path):
-    history = History(tmp_path)
-    history.append([Row(1, 0, {"train/grad_norm": 1.0, "train/lr": 0.1, "epoch": 1.0})])
-    history.close()
+    append_rows(tmp_path, [Row(1, 0, {"train/grad_norm": 1.0, "train/lr": 0.1, "epoch": 1.0})])
     config = _config("no_such_module:Task").model_dump(mode="json")
     sound = {"config": config, "directory": str(tmp_path), "target": str(tmp_path / "a")}
     blocked = sound | {"target": str(tmp_path / "metrics.jsonl")}
