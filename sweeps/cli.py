@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-if TYPE_CHECKING:
-    from sweeps.layout import SweepPaths
-    from sweeps.results import Outcome, SweepView
-    from sweeps.spec import SweepSpec
+from sweeps.exits import HELD, LATE, NO_SUCCESS, WRONG_INPUT
 
-WRONG_INPUT = 2
-HELD = 4
+if TYPE_CHECKING:
+    from sweeps.results import SweepView
+    from sweeps.spec import SweepSpec
 
 app = typer.Typer(
     name="sweep",
@@ -111,6 +109,7 @@ def run(
     grace: Grace = "30s",
 ) -> None:
     """Run a sweep."""
+    from sweeps.attempt import attempt
     from sweeps.durations import parse_duration
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
     from sweeps.lock import SweepHeld, is_held, read_holder
@@ -122,7 +121,8 @@ def run(
             raise SweepExists(paths.name)
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
             raise SweepHeld(paths.name, read_holder(paths.lock))
-        _run(paths, spec, new=True, grace=parse_duration(grace, "--grace"))
+        seconds = parse_duration(grace, "--grace")
+        raise typer.Exit(attempt(paths, spec, out, err, new=True, grace=seconds))
 
 
 @app.command()
@@ -139,6 +139,8 @@ def resume(
     ] = False,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
+    from sweeps import display
+    from sweeps.attempt import attempt
     from sweeps.durations import parse_duration
     from sweeps.lock import SweepHeld, read_holder
     from sweeps.spec import with_overrides
@@ -149,9 +151,20 @@ def resume(
             raise SweepHeld(name, read_holder(view.paths.lock))
         spec = with_overrides(view.spec, settings or [])
         if view.concluded and spec == view.spec:
-            _end(view.outcome(), view.paths)
+            outcome = view.outcome()
+            display.outcome(out, err, outcome, view.paths)
+            raise typer.Exit(outcome.exit_code)
         seconds = parse_duration(grace, "--grace")
-        _run(view.paths, spec, new=False, grace=seconds, accept_changes=accept_changes)
+        code = attempt(
+            view.paths,
+            spec,
+            out,
+            err,
+            new=False,
+            grace=seconds,
+            accept_changes=accept_changes,
+        )
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -188,7 +201,7 @@ def stop(
                 stopped = control.stop_trial(paths, trial, seconds=seconds, say=spinner.update)
     _show(stopped.as_dict(), as_json, lambda: display.stopped(stopped, paths))
     if not stopped.done:
-        raise typer.Exit(1)
+        raise typer.Exit(LATE)
 
 
 @app.command(name="list")
@@ -205,7 +218,9 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
             try:
                 found.append(SweepView(paths).status())
             except (RevisionError, LedgerError) as error:
-                _warn(str(error))  # the others are shown nevertheless
+                display.sentence(
+                    err, str(error), style="yellow"
+                )  # the others are shown nevertheless
     _show(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
 
 
@@ -289,7 +304,7 @@ def best(
             found = view.best()
             written = view.export_best(export) if export is not None else []
         except NoBest as error:
-            _fail(str(error), code=3)
+            _fail(str(error), code=NO_SUCCESS)
     _show(found, as_json, lambda: display.best(found, view.spec, written))
 
 
@@ -380,80 +395,14 @@ def _load(
 
 
 def _view(name: str, root: Path | None) -> SweepView:
+    from sweeps import display
     from sweeps.layout import SweepPaths, resolve_root
     from sweeps.results import SweepView
 
     view = SweepView(SweepPaths(resolve_root(root), name))
     if view.damage:
-        _warn(view.damage)
+        display.sentence(err, view.damage, style="yellow")
     return view
-
-
-def _run(
-    paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float, accept_changes: bool = False
-) -> NoReturn:
-    """Check, run, say how it ended and what comes next."""
-    from sweeps import display
-    from sweeps.interrupt import Left, leaving
-    from sweeps.layout import LedgerBusy, LedgerError
-    from sweeps.lock import LockLost
-    from sweeps.origin import Origin
-    from sweeps.preflight import Inspection
-    from sweeps.resources import Machine, plan
-
-    machine = Machine.probe()
-    ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
-    inspection: Inspection | None = None
-    try:
-        with leaving(), err.status("loading the task") as spinner:
-            inspection = Inspection(spec)
-
-            from sweeps.live import LiveTable, PlainLines
-            from sweeps.run import run_sweep  # imports Ray while the child imports torch
-
-            facts = inspection.facts()
-
-            def make_view(finished: int) -> LiveTable | PlainLines:
-                spinner.stop()
-                return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
-
-            def say(what: str) -> None:
-                spinner.update(what)
-                spinner.start()
-
-            outcome: Outcome = run_sweep(
-                paths,
-                spec,
-                ways,
-                machine,
-                make_view,
-                new=new,
-                origin=Origin(facts.code, facts.data),
-                accept_changes=accept_changes,
-                grace=grace,
-                say=say,
-                warn=_warn,
-            )
-    except Left as left:
-        if inspection is not None:
-            inspection.give_up()
-        display.nothing_started(err)
-        raise typer.Exit(left.exit_code) from None
-    except (LedgerError, LockLost, OSError) as error:
-        _say_cause(str(error))
-        if paths.exists():
-            display.resume(err, paths)
-        by_another = isinstance(error, LedgerBusy | LockLost)
-        raise typer.Exit(HELD if by_another else WRONG_INPUT) from None
-    _end(outcome, paths)
-
-
-def _end(outcome: Outcome, paths: SweepPaths) -> NoReturn:
-    """Say how a sweep ended and what comes next, and leave with its exit code."""
-    from sweeps import display
-
-    display.outcome(out, err, outcome, paths)
-    raise typer.Exit(outcome.exit_code)
 
 
 def _show(found: Any, as_json: bool, render: Any) -> None:
@@ -463,16 +412,10 @@ def _show(found: Any, as_json: bool, render: Any) -> None:
         out.print(render())
 
 
-def _warn(message: str) -> None:
-    err.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def _say_cause(message: str) -> None:
-    err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
-
-
 def _fail(message: str, *, code: int) -> NoReturn:
-    _say_cause(message)
+    from sweeps import display
+
+    display.sentence(err, message, style="red")
     raise typer.Exit(code)
 
 

@@ -20,8 +20,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sweeps.exits import NO_SUCCESS
 from sweeps.layout import SweepPaths, artifact_root, tracking_uri
-from sweeps.results import NO_SUCCESS, STATES, SweepView, format_number
+from sweeps.results import STATES, SweepView, format_number
 from sweeps.spec import SweepSpec
 
 if TYPE_CHECKING:
@@ -232,8 +233,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         look = f"trials {name}" if result.failed is None else f"show {name} {result.failed}"
         err.print(f"read more: {sweep} {look}{where}", highlight=False, soft_wrap=True)
         err.print("correct it, then continue with:", highlight=False)
-        if not result.num_left:
-            where = f" -s trials={result.num_trials * 2}{where}"
+        resume(err, paths, more="" if result.num_left else f" -s trials={2 * result.num_trials}")
     else:
         err.print(
             "interrupted; every trial continues from its last checkpoint with:", highlight=False
@@ -241,9 +241,14 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         resume(err, paths)
 
 
-def resume(err: Console, paths: SweepPaths) -> None:
+def sentence(err: Console, message: str, *, style: str) -> None:
+    """What the user is told, as it stands."""
+    err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def resume(err: Console, paths: SweepPaths, more: str = "") -> None:
     """The command that continues a sweep; the last line of an abnormal end."""
-    line = f"{_command()} resume {paths.name}{_where(paths)}"
+    line = f"{_command()} resume {paths.name}{more}{_where(paths)}"
     err.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweeps.exits import NO_SUCCESS
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.lock import is_held
@@ -27,10 +28,6 @@ from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore, rank
 
 STATES = ("waiting", "running", "complete", "pruned", "failed")
-
-
-NO_SUCCESS = 3
-"""Exit code of a sweep in which no trial succeeded, or which stopped as they kept failing."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,6 @@ past; record; publish the best. Ray's own directory is thrown away at the end.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import signal
-import sys
 import tempfile
 import time
 import uuid
@@ -24,9 +19,11 @@ from ray import tune
 from ray.tune import TuneError
 from ray.tune.schedulers import TrialScheduler
 
-from sweeps import control, display, engine
+from sweeps import control, engine
 from sweeps.callbacks import Bookkeeper, View
 from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, apply
+from sweeps.departure import EXPORT, listen, remove_scratch
+from sweeps.exits import NO_SUCCESS
 from sweeps.facts import gather
 from sweeps.failures import Hopeless
 from sweeps.interrupt import Interruption
@@ -34,12 +31,12 @@ from sweeps.layout import LedgerError, SweepExists, SweepPaths, artifact_root, t
 from sweeps.ledger import Ledger, TrialRecord, num_trials
 from sweeps.lock import SweepLock
 from sweeps.origin import Origin, check_origin
-from sweeps.orphans import clean_up_after_the_dead, kill_children
+from sweeps.orphans import clean_up_after_the_dead
 from sweeps.parameters import flatten
 from sweeps.pictures import Gallery
 from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
-from sweeps.results import NO_SUCCESS, NoBest, Outcome, export_trial, no_success
+from sweeps.results import NoBest, Outcome, export_trial, no_success
 from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
@@ -54,7 +51,6 @@ ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
 
 _DELIVERY_SECONDS = 60.0
-_EXPORT = ".export-"
 
 _SECONDS_FOR_PICTURES = 10.0
 """What the end of a sweep waits for pictures of trials, beside the best one's weights."""
@@ -100,15 +96,9 @@ def run_sweep(
     lock = SweepLock(paths.lock)
     token = lock.acquire().token
     try:
-        _remove_scratch(paths)  # of an earlier driver, with what it was asked
+        remove_scratch(paths)  # of an earlier driver, with what it was asked
         wishes = control.Wishes(paths, token)
-        interruption = Interruption(
-            on_first=lambda: _request_drain(paths, grace),
-            on_last=lambda: _leave_at_once(paths, lock, token, interruption),
-            grace=grace,
-            look=lambda: _look(wishes, interruption),
-        )
-        with interruption:
+        with listen(paths, lock, token, wishes, grace=grace) as interruption:
             if new and paths.exists():
                 raise SweepExists(paths.name)
             clean_up_after_the_dead(*([lock.previous.token] if lock.previous else []))
@@ -153,7 +143,7 @@ def run_sweep(
                 recorder.close(timeout=0.0)
     finally:
         if lock.is_ours():  # what lies there is otherwise another driver's
-            _remove_scratch(paths)
+            remove_scratch(paths)
         lock.release()
 
 
@@ -354,7 +344,7 @@ def _publish_best(
     """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
     recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
     with (
-        tempfile.TemporaryDirectory(dir=paths.directory, prefix=_EXPORT) as directory,
+        tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory,
         ThreadPoolExecutor() as beside,  # a child process that imports for seconds
     ):
         weights = beside.submit(export_trial, paths.trial(best.number), Path(directory, "best"))
@@ -366,43 +356,6 @@ def _publish_best(
                 recorder.artifact(None, file, f"best/{file.name}")
         except NoBest as missing:
             recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
-
-
-def _request_drain(paths: SweepPaths, grace: float) -> None:
-    with contextlib.suppress(OSError):  # a full disk: the trials then go back to their last save
-        control.order(paths)
-    print(
-        f"\nstopping: trials save at their next step and end, within {grace:g} s; "
-        "another Ctrl-C leaves at once",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _look(wishes: control.Wishes, interruption: Interruption) -> None:
-    wishes.look()
-    if wishes.now:
-        interruption.leave()
-    if wishes.drain:
-        interruption.drain()
-
-
-def _leave_at_once(
-    paths: SweepPaths, lock: SweepLock, token: str, interruption: Interruption
-) -> None:
-    """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
-    kill_children(token)
-    if lock.is_ours():
-        _remove_scratch(paths)
-    lock.release()
-    display.left_at_once(paths)
-    os._exit(interruption.exit_code or 128 + signal.SIGINT)
-
-
-def _remove_scratch(paths: SweepPaths) -> None:
-    """Remove what is of use to one driver only."""
-    for directory in [paths.control, paths.ray, *paths.directory.glob(f"{_EXPORT}*")]:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _next_attempt(ray_directory: Path) -> int:

@@ -12,6 +12,7 @@ from sweeps.ledger import Ledger
 from tests.chaos.harness import (
     PARALLEL,
     Sandbox,
+    assert_all,
     assert_ended,
     assert_no_residue,
     assert_says_how_to_go_on,
@@ -46,11 +47,14 @@ class Probe(probe_task.Probe):
         if there_is("poison") and bool((inputs[:, 0] == inputs_of_sample(60)).any()):
             os._exit(9)
         Probe.passes += 1
-        if there_is("tired") and Probe.passes == 7:
+        # A save that is due waits for the one before: five steps commit at least one.
+        if there_is("tired") and Probe.passes == 11:
             os._exit(9)
         if there_is("greedy") and len(inputs) > 6:
             raise torch.OutOfMemoryError("out of memory")
         total, weight = super().loss(model, batch)
+        if there_is("overflows") and bool((inputs[:, 0] == inputs_of_sample(60)).any()):
+            total.register_hook(lambda gradient: gradient * float("inf"))
         return (total * float("nan"), weight) if there_is("diverges") else (total, weight)
 
 
@@ -130,6 +134,29 @@ _ONE = SERIAL.replace("trials: 4", "trials: 1")
 
 
 @pytest.mark.chaos
+@pytest.mark.fault(23, "a gradient that overflows in each epoch, and the power goes off after it")
+def test_row_23_overflow(tmp_path: Path) -> None:
+    spec = _ONE.replace("probe_task:", "troubled_task:")
+    sandboxes = [Sandbox(tmp_path / name, spec) for name in ("reference", "sweep")]
+    try:
+        for sandbox in sandboxes:
+            sandbox.cli.write("troubled_task.py", _TROUBLED)
+            _trouble(sandbox, "overflows")
+        assert_ended(sandboxes[0].run().wait(), 0)
+        reference = read_outcome(sandboxes[0])
+        (trial,) = reference.trials
+        skipped = 3  # one window of each epoch
+        assert (trial["epoch"], trial["step"]) == (3, STEPS - skipped)
+        assert reference.history(0)["num_skipped_steps", STEPS - skipped] == skipped
+        driver, _ = sandboxes[1].run_to("backward", 17)
+        driver.power_off()
+        assert_all(sandboxes[1], reference, sandboxes[1].go_on())
+    finally:
+        for sandbox in sandboxes:
+            sandbox.close()
+
+
+@pytest.mark.chaos
 @pytest.mark.fault(31, "a worker that dies at the same step every time: given up, and said so")
 @pytest.mark.parametrize("troubled", [_ONE], indirect=True, ids=["one trial"])
 def test_row_31_lost_at_the_same_step(troubled: Sandbox) -> None:
@@ -156,7 +183,7 @@ def test_row_31_lost_but_further_each_time(troubled: Sandbox) -> None:
     assert_ended(troubled.run().wait(), 0)
     (trial,) = troubled.cli.json("trials", "chaos")
     assert (trial["state"], trial["step"]) == ("complete", STEPS)
-    assert trial["attempts"] > STEPS * MICRO_BATCHES / 7 / 2
+    assert trial["attempts"] >= 3
 
 
 @pytest.mark.chaos

@@ -87,6 +87,7 @@ def _no_more_trials(driver: Driver) -> bool:
     return "(4/4 trials)" in driver.text
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(7, "Ctrl-C in the middle of a step, at the keyboard: to the whole group")
 def test_row_07_ctrl_c(sandbox: Sandbox, references: References) -> None:
     driver, _ = sandbox.run_to("backward", 38)

@@ -14,6 +14,7 @@ from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
 from sweeps.lock import SweepLock
 from sweeps.results import UnknownTrial
+from sweeps.revisions import write_spec
 from sweeps.search import make_sampler
 from sweeps.spec import parse_spec
 
@@ -61,7 +62,7 @@ def paths(tmp_path: Path) -> SweepPaths:
     ledger.report(0, epoch=1, step=5, value=0.5)
     ledger.finish(0, "complete")
     ledger.report(1, epoch=1, step=5, value=0.25)
-    found.spec.write_text(spec.to_yaml())
+    write_spec(found.spec, spec)
     return found
 
 
