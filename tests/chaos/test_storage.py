@@ -1,6 +1,4 @@
-"""Rows 11 to 14 and 28 of the fault matrix: the storage is full, read-only or damaged, and a
-worker that has been replaced wakes up.
-"""
+"""Rows 11 to 14 of the fault matrix: the storage is full, read-only or damaged."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def test_row_11_disk_full_leaves_old_data_and_names_path_and_bytes(
     driver.until(lambda: sandbox.probe.count("backward") > 40)
     storage.fill(0, match=place)
     ended = driver.wait()
-    assert ended.code not in (0, 2), ended.text
+    assert ended.code in (2, 3), ended.text  # 2: the ledger, as whenever it cannot be used
     assert "sweep resume chaos" in ended.last_line, ended.text
     cause = next(line for line in ended.text.splitlines() if "full" in line or "No space" in line)
     assert place.strip("*/").split("/")[0] in cause, ended.text
@@ -101,8 +99,7 @@ def test_row_13_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
     interrupted: Template, references: References, damage: str
 ) -> None:
     sandbox = interrupted.fresh()
-    (newest, *_) = [g for g in _generations(sandbox).values() if g.endswith("state.pt")][-1:]
-    path = Path(newest)
+    path = Path(next(reversed(_generations(sandbox).values())))
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
     if damage == "flipped":
@@ -135,7 +132,7 @@ def test_row_14_trial_whose_checkpoints_are_all_damaged_names_them_and_never_sta
     assert trial["state"] == "failed", ended.text
     for path in damaged:
         assert str(path) in trial["reason"]
-    assert trial["reason"].count("sha256") == 2 * len(damaged) or "sha256" in trial["reason"]
+    assert trial["reason"].count("sha256") == 2 * len(damaged)
     assert sorted(newest.parents[1].glob("step-*/state.pt")) == damaged
     assert not is_held(sandbox.paths.lock)
 
