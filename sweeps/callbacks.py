@@ -150,7 +150,7 @@ class Bookkeeper(Callback):
                 self._ledger.trial(number),
                 read_outbox(self._paths.outbox),
             )
-            catch_up(missed(known), self._paths, self._ledger, self._recorder)
+            catch_up(missed(known), self._ledger, self._recorder)
         self._view.started(number, params, attempt)
 
     def on_trial_result(

@@ -366,11 +366,11 @@ def train(
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
     """Examine the machine: versions, GPUs, writable paths; clear away what dead sweeps left."""
     from sweeps import display
-    from sweeps.doctor import clear_left_overs, examine
+    from sweeps.doctor import clear_left_overs, examine, sweeps_off
     from sweeps.layout import resolve_root
 
     where = resolve_root(root)
-    cleared = clear_left_overs(where)
+    cleared = [*clear_left_overs(where), *sweeps_off(where)]
     findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), cleared)
     _show([finding.as_dict() for finding in findings], as_json, lambda: display.findings(findings))
     if any(finding.level == "fail" for finding in findings):

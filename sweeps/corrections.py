@@ -27,7 +27,6 @@ from sweeps.reconcile import (
 )
 from sweeps.spec import SpecError, SweepSpec
 from tracking.recorder import Recorder
-from trainable.history import read_rows
 
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 BY_THE_USER = "stopped by the user"
@@ -73,27 +72,25 @@ def apply(
             case Ended(number, ending):
                 recorder.finish(number, STATUSES[ending], end_tags(ending, spec))
                 ledger.finish(number, ending)
-            case Told(number, status):
+            case Told(number, status, rows):
                 record = ledger.trial(number)
                 recorder.start(number, _parameters(spec, record), {})
-                recorder.log(number, read_rows(paths.trial(number)))
+                recorder.log(number, rows)
                 recorder.finish(number, status, end_tags(record.state, spec, record.reason))
             case Interrupted(number):
                 recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
             case Reported() | Logged():
-                catch_up([wrong], paths, ledger, recorder)
+                catch_up([wrong], ledger, recorder)
 
 
-def catch_up(
-    corrections: Iterable[Correction], paths: SweepPaths, ledger: Ledger, recorder: Recorder
-) -> None:
+def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder: Recorder) -> None:
     """Give ledger and tracking what the store has of a trial that goes on."""
     for wrong in corrections:
         match wrong:
             case Reported(number, report):
                 ledger.report(number, epoch=report.epoch, step=report.step, value=report.value)
-            case Logged(number):
-                recorder.log(number, read_rows(paths.trial(number)))
+            case Logged(number, rows):
+                recorder.log(number, rows)
 
 
 def end_tags(state: str, spec: SweepSpec, reason: str | None = None) -> dict[str, str]:

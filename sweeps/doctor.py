@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from sweeps.layout import list_sweeps
+from sweeps.layout import LedgerError, list_sweeps
 from sweeps.lock import is_held, read_holder
 from sweeps.orphans import clean_up_after_the_dead
 from sweeps.problems import redact
@@ -41,6 +41,7 @@ _PACKAGES = (
 _DISK_WARN, _DISK_FAIL = 5 * _GIB, _GIB // 2
 _MEMORY_WARN = 4 * _GIB
 _SHM_WARN = 2 * _GIB
+_SHOWN = 5  # of what is off in one sweep
 _TIMEOUT = 3.0  # seconds for the tracking server to accept a connection
 
 
@@ -91,9 +92,34 @@ def clear_left_overs(root: Path) -> list[Finding]:
     drivers, processes = clean_up_after_the_dead(*known)
     if not drivers:
         return [Finding("ok", "left-overs", "none of dead drivers")]
-    who = f"{drivers} dead driver{'s' if drivers > 1 else ''}"
-    detail = f"ended {processes} processes of {who} and removed their files"
+    detail = f"processes that were ended: {processes}; dead drivers that had left them: {drivers}"
     return [Finding("ok", "left-overs", detail)]
+
+
+def sweeps_off(root: Path) -> list[Finding]:
+    """Look for what ledger, store and tracking of the sweeps below `root` disagree about; nothing
+    is changed.
+    """
+    from sweeps.results import SweepView
+
+    found = []
+    for paths in list_sweeps(root):
+        try:
+            corrections = SweepView(paths).corrections()
+        except (ValueError, OSError, LedgerError) as error:
+            found.append(Finding("fail", paths.name, str(error), "put this right, then resume"))
+            continue
+        if off := list(map(str, corrections)):
+            more = f"; and {len(off) - _SHOWN} more" if len(off) > _SHOWN else ""
+            found.append(
+                Finding(
+                    "warn",
+                    paths.name,
+                    "; ".join(off[:_SHOWN]) + more,
+                    f"continuing the sweep puts right what can be: sweep resume {paths.name}",
+                )
+            )
+    return found
 
 
 def _python() -> Finding:

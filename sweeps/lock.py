@@ -41,8 +41,11 @@ class Holder:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
 
 
-class LockLost(Exception):
-    """The lock's file was removed or replaced: another driver may run the sweep by now."""
+class LockLost(BaseException):
+    """The lock's file was removed or replaced: another driver may run the sweep by now.
+
+    No `Exception`: nobody on the way out may take it for an error of a trial, or wait for trials.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(

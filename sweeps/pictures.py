@@ -1,6 +1,6 @@
 """Pictures of every trial that has ended, drawn beside the sweep and put on the trial's own run.
 
-A child process of the lowest priority draws one trial after another from the rows on disk; a
+A child process of low priority draws one trial after another from the rows on disk; a
 thread hands it the trials and records what it made. A trial's `figures/` directory is there once
 all of them are recorded: after a crash, what is missing is drawn again. What must not live here:
 how a picture looks (see `trainable.figures`).
@@ -148,9 +148,12 @@ class Gallery:
         figures = self._figures(number)
         aside = figures.with_name(f".{_DIRECTORY}")
         shutil.rmtree(aside, ignore_errors=True)  # of a driver that died
-        for file in self._artist.draw(config, figures.parent, aside):
-            self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
-        aside.replace(figures)
+        try:
+            for file in self._artist.draw(config, figures.parent, aside):
+                self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
+            aside.replace(figures)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
         self._tell(number, "drawn")
 
     def _tell(self, number: int, text: str) -> None:

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.exits import NO_SUCCESS
+from sweeps.facts import gather
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.lock import is_held
+from sweeps.reconcile import Correction, Stranger, reconcile
 from sweeps.revisions import read_spec
 from sweeps.spec import SweepSpec
 from tracking.outbox_status import Delivered, read_outbox
@@ -101,9 +103,19 @@ class SweepView:
 
     @property
     def concluded(self) -> bool:
-        """Whether there is nothing left to do: no trial, no publication, no delivery."""
-        done = self.state in ("finished", "failed")
-        return done and self.ledger.concluded == self.spec.trials and not self.delivered.pending
+        """Whether there is nothing left to do: no trial, no publication, no delivery, no
+        correction.
+        """
+        done = self.state in ("finished", "failed") and not self.delivered.pending
+        return (
+            done
+            and self.ledger.concluded == self.spec.trials
+            and all(isinstance(wrong, Stranger) for wrong in self.corrections())
+        )
+
+    def corrections(self) -> list[Correction]:
+        """What ledger, store and tracking disagree about; looking changes nothing."""
+        return reconcile(gather(self.paths, self.spec, self.records, live=self.running))
 
     def outcome(self) -> Outcome:
         """How a concluded sweep ended."""

@@ -51,6 +51,7 @@ ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
 
 _DELIVERY_SECONDS = 60.0
+_DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 
 _SECONDS_FOR_PICTURES = 10.0
 """What the end of a sweep waits for pictures of trials, beside the best one's weights."""
@@ -331,10 +332,13 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
     """Wait until the tracking server has everything, but not for ever, and after an interruption
     only as long as there is time; what is left is delivered by the next resume.
     """
-    deadline = time.monotonic() + _DELIVERY_SECONDS
-    while (left := min(deadline - time.monotonic(), interruption.left - 1.0)) > 0:
-        if not recorder.flush(min(left, 0.2)):
-            break
+    left = _DELIVERY_SECONDS
+    deadline = time.monotonic() + left
+    while left > 0 and recorder.flush(min(left, 0.2)):
+        if interruption.requested:
+            soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
+            deadline = min(deadline, time.monotonic() + soon)
+        left = deadline - time.monotonic()
     return recorder.close(timeout=max(left, 0.0))
 
 

@@ -55,10 +55,9 @@ class Step:
 
     A non-finite loss never changes a parameter. On the CPU, and under fp16, it raises at once. On
     other accelerators the fused optimizer is told on the device not to update (from that step on),
-    and whoever fetches the values next
-    raises: see `raise_if_not_finite`. The same holds for a finite loss with a non-finite gradient,
-        except under fp16,
-    where it means an overflow: the step is skipped and the scale halved.
+    and whoever fetches the values next raises: see `raise_if_not_finite`. The same holds for a
+    finite loss with a non-finite gradient, except under fp16, where it means an overflow: the step
+    is skipped and the scale halved.
 
     Args:
         task: Gives the loss.

@@ -13,6 +13,15 @@ import pytest
 from tests.chaos.faults import Faults, compile_shim
 from tests.chaos.harness import SERIAL, References, Sandbox, Template
 
+_SECONDS = 900  # several drivers, each with its own imports, on a machine that may be busy
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests of faults more time than others."""
+    for item in items:
+        if item.get_closest_marker("fault") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SECONDS))
+
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> References:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from tests.chaos.probe_task import KINDS
+from tests.chaos.runs import curve
 from tests.chaos.sandbox import Sandbox
 from trainable.checkpoint import CheckpointStore
 from trainable.diagnostics import MEASURED
@@ -46,6 +47,7 @@ class Outcome:
         trials: What `sweep trials --json` says.
         status: What `sweep status --json` says.
         states: The newest saved state of each trial, without measured metrics.
+        curves: Steps and metrics of each trial's file, without what was measured.
         runs: Each trial's runs; None holds those of the sweep itself.
         passes: How many passes of each kind were executed, whatever became of them.
         seconds: How long the driver ran that brought it to its end.
@@ -54,6 +56,7 @@ class Outcome:
     trials: list[dict[str, Any]]
     status: dict[str, Any]
     states: dict[int, dict[str, Any]]
+    curves: dict[int, list[tuple[int, dict[str, float]]]]
     runs: dict[int | None, list[Run]]
     passes: dict[str, int]
     seconds: float
@@ -74,6 +77,7 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
         trials,
         sandbox.cli.json("status", sandbox.paths.name),
         {trial["number"]: read_state(sandbox, trial["number"]) for trial in trials},
+        {trial["number"]: curve(sandbox.paths.trial(trial["number"])) for trial in trials},
         read_runs(sandbox),
         {kind: sandbox.probe.count(kind) for kind in KINDS},
         seconds,

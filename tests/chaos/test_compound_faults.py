@@ -22,6 +22,7 @@ from tests.chaos.harness import (
     References,
     Sandbox,
     assert_all,
+    assert_ended,
     assert_says_how_to_go_on,
 )
 from tests.chaos.probe_task import KINDS
@@ -55,6 +56,7 @@ class Case:
             self._power_off,
             self._interrupt,
             self._terminate,
+            self._stop,
             self._stand_still,
             self._damage,
         ]
@@ -109,6 +111,17 @@ class Case:
         assert_says_how_to_go_on(driver.wait(), 128 + number)
         self._driver = None
 
+    def _stop(self, driver: Driver, worker: int, place: str) -> None:
+        """`sweep stop` from another terminal; asked while the trial is held."""
+        del worker
+        control = self._sandbox.paths.control
+        stop = self._sandbox.start("stop", self._sandbox.paths.name)
+        stop.until(lambda: any(control.iterdir()) if control.is_dir() else False)
+        self._sandbox.probe.let_go(place)
+        assert_ended(stop.wait(), 0)
+        assert_says_how_to_go_on(driver.wait(), 130)
+        self._driver = None
+
     def _stand_still(self, driver: Driver, worker: int, place: str) -> None:
         stopped = self._draw.choice([[worker], [driver.pid], [driver.pid, worker]])
         for pid in stopped:
@@ -152,7 +165,6 @@ def test_row_34_compound_faults(sandbox: Sandbox, references: References, seed: 
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
 @pytest.mark.fault(34, f"three faults one after the other, {CASES} times")
 @pytest.mark.parametrize("seed", range(SEED + SLICE, SEED + CASES))
 def test_row_34_compound_faults_many(sandbox: Sandbox, references: References, seed: int) -> None:

@@ -56,7 +56,6 @@ def test_row_06_driver_killed(sandbox: Sandbox, references: References) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
 @pytest.mark.fault(6, f"kill -9 of the driver at {SWEEPS * KILLS_OF_EACH} random points")
 @pytest.mark.parametrize("seed", range(SEED, SEED + SWEEPS))
 def test_row_06_driver_killed_at_random_points(

@@ -35,7 +35,8 @@ def _outcome() -> Outcome:
         None: [Run("sweep", "FINISHED")],
     }
     states = {n: {"model": {"weight": torch.tensor([1.0, n])}} for n in range(2)}
-    return Outcome(trials, {}, states, runs, passes={}, seconds=1.0)
+    curves = {n: [(1, {"val/loss": 0.5}), (2, {"val/loss": float("nan")})] for n in range(2)}
+    return Outcome(trials, {}, states, curves, runs, passes={}, seconds=1.0)
 
 
 def _assert_u1_to_u3(found: Outcome, reference: Outcome) -> None:
@@ -58,6 +59,10 @@ def _twice_with_another_value(found: Outcome) -> None:
 
 def _missing(found: Outcome) -> None:
     del found.runs[0][0].points["val/loss", 1, 0.5]
+
+
+def _row_twice(found: Outcome) -> None:
+    found.curves[0].append(found.curves[0][0])
 
 
 def _lost(found: Outcome) -> None:
@@ -87,6 +92,7 @@ def _other_parameters(found: Outcome) -> None:
         (_twice, r"U2: trial 1 val/loss step 1: 2 times"),
         (_twice_with_another_value, r"U2: trial 1 val/loss step 1: 2 times"),
         (_missing, r"U2: trial 0 val/loss step 1: missing, the reference has 0.5"),
+        (_row_twice, r"U2: trial 0 metrics.jsonl: 2 entries are not 3"),
         (_lost, r"U3: trials \[0\] are there, must be \[0, 1\]"),
         (_second_run, r"U3: trial 0 has 2 runs"),
         (_untruthful, r"U3: trial 1 is pruned, its run says FINISHED"),

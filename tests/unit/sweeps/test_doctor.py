@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
+import subprocess
+import uuid
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from optuna.samplers import RandomSampler
 
 from sweeps import doctor
-from sweeps.doctor import Finding, examine, probe_writable
+from sweeps.doctor import Finding, clear_left_overs, examine, probe_writable, sweeps_off
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ledger
+from sweeps.lock import SweepLock
+from sweeps.orphans import TOKEN_VARIABLE
 from sweeps.resources import Gpu, Machine
+from sweeps.revisions import write_spec
+from sweeps.spec import parse_spec
 
 GIB = 1024**3
 Usage = namedtuple("Usage", ["total", "used", "free"])
@@ -113,3 +123,43 @@ def test_a_tracking_server_that_does_not(tmp_path: Path) -> None:
     assert "--offline" in found.remedy
     assert _named(examine(tmp_path, "http://host:port"), "tracking").level == "fail"
     assert _named(examine(tmp_path, "sqlite:///x.db"), "tracking").level == "ok"
+
+
+def test_what_a_dead_driver_left_is_cleared_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeps.orphans._PLACE", tmp_path / "place")
+    token = uuid.uuid4().hex
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits/sweep.yaml").touch()
+    holder = {"host": "here", "pid": 1, "started": 0.0, "token": token}
+    (tmp_path / "digits/lock").write_text(json.dumps(holder))
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, TOKEN_VARIABLE: token})
+    (finding,) = clear_left_overs(tmp_path)
+    assert finding.level == "ok"
+    assert finding.detail == "processes that were ended: 1; dead drivers that had left them: 1"
+    assert child.wait(5) is not None
+    (finding,) = clear_left_overs(tmp_path)
+    assert finding.detail == "none of dead drivers"
+
+
+def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path, "quad")
+    paths.directory.mkdir()
+    spec = parse_spec("{name: quad, task: digits, metric: val/loss, mode: min, trials: 2}", "quad")
+    write_spec(paths.spec, spec)
+    ledger = Ledger.create(paths.ledger, mode="min", sweep_id="s")
+    assert sweeps_off(tmp_path) == []
+    ledger.finish(ledger.ask({}, RandomSampler()).number, "pruned")
+    [found] = sweeps_off(tmp_path)
+    assert (found.level, found.what) == ("warn", "quad")
+    assert found.detail == "trial 0: tracking does not know that its run is KILLED"
+    assert found.remedy.endswith("sweep resume quad")
+    lock = SweepLock(paths.lock)
+    lock.acquire()
+    assert sweeps_off(tmp_path) == [], "a live driver is not second-guessed"
+    lock.release()
+    paths.spec.write_bytes(b"")
+    [found] = sweeps_off(tmp_path)
+    assert found.level == "fail"
+    assert "holds no revision" in found.detail

@@ -79,6 +79,7 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
     assert time.monotonic() - started < 5
     assert sweep.tag(before) == sweep.tag(broken) == "missing: the sweep did not wait for them"
     assert gallery.pictures(before) == []
+    assert not list(sweep.paths.directory.rglob(".figures"))
 
     sweep.recorder.runs.clear()
     sweep.ledger.finish(running, "pruned")

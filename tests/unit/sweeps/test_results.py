@@ -21,6 +21,7 @@ from sweeps.results import (
 )
 from sweeps.revisions import write_spec
 from sweeps.spec import parse_spec
+from tracking.outbox import Outbox
 
 SPEC = """
 name: small
@@ -123,6 +124,16 @@ def test_concluded_only_once_everything_was_published(sweep: Sweep) -> None:
         sweep.add("complete", 0.5)
     assert not sweep.view.concluded
     sweep.ledger.conclude()
+    assert not sweep.view.concluded, "tracking was never told how the trials ended"
+    outbox = Outbox(sweep.paths.outbox)
+    for number in range(3):
+        outbox.append(number, "finish", {"status": "FINISHED", "tags": {}, "time": 0})
+    assert not sweep.view.concluded, "nothing is delivered"
+    for number in range(3):
+        batch = outbox.claim(number)
+        assert batch is not None
+        outbox.delivered(batch)
+    outbox.close()
     assert sweep.view.concluded
 
 

@@ -281,8 +281,9 @@ class Driver:
             started=lambda *_: None, reported=lambda *_: None, ended=lambda *_: None
         )
         self._book = Bookkeeper(
-            spec, paths, self.ledger, self.recorder, view, on_step=lambda: None
-        )
+            spec, paths, self.ledger, self.recorder, view,
+            on_step=lambda: None, on_end=lambda _: None,
+        )  # fmt: skip
 
     def suggest(self) -> None:
         self._turn += 1
