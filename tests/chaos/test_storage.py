@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_row_14_trial_whose_checkpoints_are_all_damaged_names_them_and_never_sta
     assert trial["state"] == "failed", ended.text
     for path in damaged:
         assert str(path) in trial["reason"]
-    assert trial["reason"].count("sha256") == 2 * len(damaged)
+        assert hashlib.sha256(path.read_bytes()).hexdigest() in trial["reason"]
     assert sorted(newest.parents[1].glob("step-*/state.pt")) == damaged
     assert not is_held(sandbox.paths.lock)
 
