@@ -10,6 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.chaos.fault_table import FaultTable
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every session that runs tests of the fault matrix ends with its table."""
+    config.pluginmanager.register(FaultTable())
+
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -42,11 +42,11 @@ class CommandLine:
         self.directory = directory
         self.root = directory / "runs"
         self.project = Path(__file__).parents[2]
-        self._environment = {
+        self.environment = {
             k: v for k, v in os.environ.items() if k not in ("SWEEP_ROOT", "PYTHONPATH")
         }
-        self._environment["PATH"] = f"{SWEEP.parent}{os.pathsep}{os.environ['PATH']}"
-        self._started: list[subprocess.Popen[str]] = []
+        self.environment["PATH"] = f"{SWEEP.parent}{os.pathsep}{os.environ['PATH']}"
+        self._started: list[subprocess.Popen[Any]] = []
 
     def write(self, name: str, text: str) -> Path:
         path = self.directory / name
@@ -58,7 +58,7 @@ class CommandLine:
         return subprocess.run(
             [SWEEP, *arguments],
             cwd=self.directory,
-            env=self._environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -78,13 +78,17 @@ class CommandLine:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in the background; it is ended with the test."""
+        return self.popen(*arguments, stdout=subprocess.PIPE, text=True)
+
+    def popen(self, *arguments: str, stdout: int | IO[bytes], text: bool = False) -> Any:
+        """Start a command that prints to `stdout`; it is ended with the test."""
         process = subprocess.Popen(
             [SWEEP, *arguments],
             cwd=self.directory,
-            env=self._environment,
-            stdout=subprocess.PIPE,
+            env=self.environment,
+            stdout=stdout,
             stderr=subprocess.STDOUT,
-            text=True,
+            text=text,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )

@@ -1,0 +1,127 @@
+"""The fault matrix as a table: every kind of fault, and how its tests ended.
+
+A test names its kind with `@pytest.mark.fault(6, "kill -9 of the driver")` and is called
+`test_row_06_...`. What must not live here: the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.cases import SEED
+
+REPORT = "CHAOS_REPORT"
+"""The environment variable that names a file for the table."""
+
+ROWS = {
+    1: "kill -9 of a trial's process in a step, between two micro-batches, in an evaluation",
+    2: "kill -9 at each write, sync and rename of a save",
+    3: "kill -9 between commit and report, report and outbox, send and acknowledgement",
+    4: "kill -9 of a node's raylet",
+    5: "Ray's head dies",
+    6: "kill -9 of the driver",
+    7: "Ctrl-C once",
+    8: "Ctrl-C twice",
+    9: "SIGTERM",
+    10: "SIGTERM with a grace period shorter than a save",
+    11: "a full disk",
+    12: "read-only storage",
+    13: "a checkpoint truncated, bit-flipped, with a zeroed page",
+    14: "every checkpoint of a trial damaged",
+    15: "the spec's file empty, truncated, flipped",
+    16: "the ledger locked or damaged",
+    17: "the tracking server down for a minute",
+    18: "the tracking server answers 500 or 429, late, or drops the connection after its commit",
+    19: "the tracking server down all the time",
+    20: "PostgreSQL restarts in the middle of a write",
+    21: "the object store down; an upload left unfinished",
+    22: "a loss that is NaN or infinite",
+    23: "infinite gradients in fp16",
+    24: "out of memory",
+    25: "a neighbour uses more than its share of a GPU",
+    26: "the data set missing or changed",
+    27: "a second driver on the same sweep",
+    28: "SIGSTOP, then SIGCONT",
+    29: "the clock jumps by an hour",
+    30: "code or configuration changed before a resume",
+    31: "retries spent; all trials fail",
+    32: "a network partition, or 200 ms of delay",
+    33: "power loss: writes that were not synced are gone",
+    34: "three faults, one after the other",
+}
+_MARK = re.compile(r"@pytest\.mark\.fault\(\s*(\d+),.*?\ndef (test_\w+)\(", re.DOTALL)
+
+
+def find_tests(directory: Path) -> dict[int, list[str]]:
+    """Which tests of a directory are of which row, read from their source."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for path in sorted(directory.rglob("test_*.py")):
+        for row, name in _MARK.findall(path.read_text(encoding="utf-8")):
+            found[int(row)].append(name)
+    return dict(found)
+
+
+class FaultTable:
+    """A pytest plugin: gathers how the tests of each row ended, and prints the table."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+        self.ended: dict[int, list[str]] = defaultdict(list)
+        self.seconds: dict[int, float] = defaultdict(float)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Note the row of each test.
+
+        Raises:
+            pytest.UsageError: There is no such row, or the test's name has another number.
+        """
+        for item in items:
+            for mark in item.iter_markers("fault"):
+                row = mark.args[0]
+                name = getattr(item, "originalname", item.name)
+                if row not in ROWS or not name.startswith(f"test_row_{row:02d}_"):
+                    raise pytest.UsageError(
+                        f"{item.nodeid} is marked as fault {row}; rows are 1 to {len(ROWS)} and "
+                        f"its name must begin with test_row_{row:02d}_"
+                    )
+                self._rows[item.nodeid] = row
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember how a test ended; a failed set-up or teardown is a failed test."""
+        row = self._rows.get(report.nodeid)
+        if row is None:
+            return
+        self.seconds[row] += report.duration
+        if report.failed:
+            self.ended[row].append("failed")
+        elif report.when == "call" or report.skipped:
+            self.ended[row].append(report.outcome)
+
+    def result(self, row: int) -> str:
+        """`passed`, `failed`, `skipped` or `not run`; the worst end of a row's tests counts."""
+        ends = self.ended.get(row, [])
+        if "failed" in ends:
+            return "failed"
+        return "passed" if "passed" in ends else "skipped" if ends else "not run"
+
+    def lines(self) -> list[str]:
+        """The table."""
+        lines = ["row  result    tests  seconds  what happens"]
+        for row, what in ROWS.items():
+            count, seconds = len(self.ended.get(row, [])), self.seconds.get(row, 0.0)
+            lines.append(f"{row:3}  {self.result(row):8}  {count:5}  {seconds:7.1f}  {what}")
+        return [*lines, f"CHAOS_SEED={SEED}"]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table, and write it where `CHAOS_REPORT` says."""
+        if not self.ended:
+            return
+        terminalreporter.section("what survives what")
+        terminalreporter.write_line("\n".join(self.lines()))
+        if report := os.environ.get(REPORT):
+            Path(report).write_text("\n".join(self.lines()) + "\n", encoding="utf-8")

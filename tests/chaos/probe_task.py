@@ -1,0 +1,109 @@
+"""A task that says where it is, and stays there when a test wants it to.
+
+A sandbox copies this file beside its spec, so that workers import it as a user's own module. What
+is trained is the same with and without a test that looks: the test speaks through the directory
+that the environment variable `CHAOS_PROBE` names, never through the configuration. Each pass of a
+kind appends a byte to the file of that kind, so a file's size counts the passes of all trials and
+attempts; a file `hold-backward-17` keeps the first process that reaches pass 17 until it is killed
+or let go. What must not live here: who is killed, and what must be true afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from trainable import Data, Task
+
+VARIABLE = "CHAOS_PROBE"
+KINDS = ("forward", "backward", "validation")
+_PATIENCE_SECONDS = 180.0
+
+
+class Probe(Task):
+    """A small network with dropout, on data jittered by every random generator of the host.
+
+    Args:
+        width: Units of the hidden layer.
+    """
+
+    def __init__(self, *, width: int = 16) -> None:
+        self._width = width
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(8, self._width), nn.LayerNorm(self._width), nn.GELU(), nn.Dropout(0.2),
+            nn.Linear(self._width, 3),
+        )  # fmt: skip
+
+    def build_data(self) -> Data:
+        generator = torch.Generator().manual_seed(5)
+        inputs = torch.randn(160, 8, generator=generator)
+        targets = (inputs @ torch.randn(8, 3, generator=generator)).argmax(1)
+        return Data(train=(inputs[:120], targets[:120]), val=(inputs[120:], targets[120:]))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        inputs, targets = batch
+        if not model.training:
+            return super().loss(model, batch)
+        reach("forward")
+        jitter = torch.rand_like(inputs) + numpy.random.rand() + random.random()
+        total, weight = super().loss(model, (inputs + 0.05 * jitter, targets))
+        total.register_hook(_reach_backward)
+        return total, weight
+
+    def evaluate(self, model: nn.Module, batches: Any) -> Any:
+        return super().evaluate(model, _watched(batches))
+
+
+def reach(kind: str) -> None:
+    """Count a pass, wait as long as the test asks for, and stay where it wants one held."""
+    directory = os.environ.get(VARIABLE)
+    if directory is None:
+        return
+    place = Path(directory)
+    handle = os.open(place / kind, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(handle, b".")
+        count = os.fstat(handle).st_size
+    finally:
+        os.close(handle)
+    for entry in os.listdir(place):
+        if entry.startswith("pace-"):
+            time.sleep(float(entry.removeprefix("pace-")))
+        word, _, rest = entry.partition("-")
+        wanted, _, number = rest.partition("-")
+        if word == "hold" and wanted == kind and count >= int(number):
+            _stay(place / entry, place / f"held-{rest}-{os.getpid()}")
+
+
+def _stay(asked: Path, held: Path) -> None:
+    try:
+        asked.rename(held)
+    except FileNotFoundError:
+        return  # another process was first
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while held.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"held at {held.name} for longer than {_PATIENCE_SECONDS:.0f} s")
+        time.sleep(0.005)
+
+
+def _reach_backward(gradient: Tensor) -> Tensor:
+    reach("backward")
+    return gradient
+
+
+def _watched(batches: Any) -> Iterator[Any]:
+    for number, batch in enumerate(batches):
+        if number == 1:  # neither before the first batch nor after the last
+            reach("validation")
+        yield batch

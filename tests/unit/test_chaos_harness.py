@@ -1,0 +1,138 @@
+"""The fault matrix' own checks: each finds what it is there to find, and says where."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.chaos.fault_table import ROWS, FaultTable, find_tests
+from tests.chaos.harness import (
+    Ended,
+    assert_points,
+    assert_says_how_to_go_on,
+    assert_states,
+    assert_trials,
+)
+from tests.chaos.outcome import Outcome, Run
+
+
+def _outcome() -> Outcome:
+    trials = [
+        {"number": n, "state": s, "params": {"lr": 0.1}, "value": 1.0, "step": 2, "epoch": 1}
+        | {"mlflow_run_id": f"run-{n}"}
+        for n, s in enumerate(["complete", "pruned"])
+    ]
+    points = [("val/loss", 1, 0.5), ("val/loss", 2, float("nan"))]
+    runs: dict[int | None, list[Run]] = {
+        0: [Run("run-0", "FINISHED", {}, Counter(points))],
+        1: [Run("run-1", "KILLED", {"stopped_by": "asha"}, Counter(points))],
+        None: [Run("sweep", "FINISHED")],
+    }
+    states = {n: {"model": {"weight": torch.tensor([1.0, n])}} for n in range(2)}
+    return Outcome(trials, {}, states, runs, num_forward=4, seconds=1.0)
+
+
+def _assert_u1_to_u3(found: Outcome, reference: Outcome) -> None:
+    assert_trials(found, reference)
+    assert_states(found, reference)
+    assert_points(found, reference)
+
+
+def _flip_a_bit(found: Outcome) -> None:
+    found.states[1]["model"]["weight"].view(torch.int32)[0] ^= 1
+
+
+def _twice(found: Outcome) -> None:
+    found.runs[1][0].points["val/loss", 1, 0.5] += 1
+
+
+def _twice_with_another_value(found: Outcome) -> None:
+    found.runs[1][0].points["val/loss", 1, 0.25] += 1
+
+
+def _missing(found: Outcome) -> None:
+    del found.runs[0][0].points["val/loss", 1, 0.5]
+
+
+def _lost(found: Outcome) -> None:
+    del found.trials[1]
+
+
+def _second_run(found: Outcome) -> None:
+    found.runs[0].append(Run("another", "FINISHED"))
+
+
+def _untruthful(found: Outcome) -> None:
+    found.runs[1][0].status = "FINISHED"
+
+
+def _without_end(found: Outcome) -> None:
+    found.trials[0]["state"] = "running"
+
+
+def _other_parameters(found: Outcome) -> None:
+    found.trials[0]["params"] = {"lr": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (_flip_a_bit, r"U1: .*\ntrial 1 /model/weight"),
+        (_twice, r"U2: trial 1 val/loss step 1: 2 times"),
+        (_twice_with_another_value, r"U2: trial 1 val/loss step 1: 2 times"),
+        (_missing, r"U2: trial 0 val/loss step 1: missing, the reference has 0.5"),
+        (_lost, r"U3: trials \[0\] are there, must be \[0, 1\]"),
+        (_second_run, r"U3: trial 0 has 2 runs"),
+        (_untruthful, r"U3: trial 1 is pruned, its run says FINISHED"),
+        (_without_end, r"U3: trial 0 has no end: it is running"),
+        (_other_parameters, r"U3: trial 0 params: "),
+    ],
+)
+def test_what_is_broken_is_found_and_named(break_it: Callable[[Outcome], None], said: str) -> None:
+    reference = _outcome()
+    found = copy.deepcopy(reference)
+    _assert_u1_to_u3(found, reference)
+    break_it(found)
+    with pytest.raises(AssertionError, match=said):
+        _assert_u1_to_u3(found, reference)
+
+
+def test_an_end_without_the_command_that_continues_is_found() -> None:
+    assert_says_how_to_go_on(Ended(130, "saved\nsweep resume chaos\n", 1.0), 130, "saved")
+    for text, code in [("saved\n", 130), ("sweep resume chaos\n", 1)]:
+        with pytest.raises(AssertionError, match="U5"):
+            assert_says_how_to_go_on(Ended(code, text, 1.0), 130)
+
+
+def test_table_tells_the_worst_end_of_a_row() -> None:
+    table = FaultTable()
+    table._rows = {"a": 6, "b": 6, "c": 7}
+    for name, outcome in [("a", "passed"), ("b", "failed"), ("c", "passed")]:
+        table.pytest_runtest_logreport(
+            SimpleNamespace(  # type: ignore[arg-type]
+                nodeid=name,
+                when="call",
+                duration=1.5,
+                outcome=outcome,
+                failed=outcome == "failed",
+                skipped=False,
+            )
+        )
+    assert [table.result(row) for row in (6, 7, 8)] == ["failed", "passed", "not run"]
+    (line,) = [line for line in table.lines() if line.startswith("  6 ")]
+    assert line.split()[:4] == ["6", "failed", "2", "3.0"]
+
+
+def test_every_row_of_the_matrix_is_known_and_tests_are_found() -> None:
+    assert list(ROWS) == list(range(1, 35))
+    found = find_tests(Path(__file__).parents[1] / "chaos")
+    assert all(
+        name.startswith(f"test_row_{row:02d}_") for row, names in found.items() for name in names
+    )
+    assert "test_row_06_power_off_in_a_trial" in found[6]
