@@ -14,17 +14,18 @@ from typing import Any, NamedTuple, Protocol
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 
+from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, catch_up
+from sweeps.facts import trial_facts
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger import Ending, Ledger
+from sweeps.parameters import trial_parameters
+from sweeps.reconcile import missed
 from sweeps.spec import SweepSpec
+from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.config import TrialConfig
-from trainable.history import Row, read_rows
+from trainable.history import Row
 from trainable.ray_adapter import OBJECTIVE
-
-STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
-NOT_STOPPED = {"stopped_by": ""}
-"""What a run that goes on is tagged with: the interruption it was stopped by is over."""
 
 
 class Progress(NamedTuple):
@@ -90,8 +91,8 @@ class Bookkeeper(Callback):
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Count the attempt, open the trial's run and refill what a crash lost between trial and
-        outbox.
+        """Count the attempt, open the trial's run, and catch up on what a worker stored and could
+        not tell before it was lost.
         """
         del iteration, trials, info
         number, params = trial.config["number"], trial.config["params"]
@@ -102,21 +103,20 @@ class Bookkeeper(Callback):
         attempt = self._ledger.start(number)
         self._live.add(number)
         tags = {"gradsweep.attempts": str(attempt)}
+        resolved = TrialConfig.model_validate(trial.config["config"])
         self._recorder.start(
-            number, _parameters(trial.config), tags if attempt == 1 else tags | NOT_STOPPED
+            number,
+            trial_parameters(resolved, params),
+            tags if attempt == 1 else tags | NOT_STOPPED,
         )
         if attempt > 1:
-            metric = self._spec.metric
-            rows = read_rows(directory)
-            for row in rows:
-                if metric in row.metrics:
-                    self._ledger.report(
-                        number,
-                        epoch=int(row.metrics["epoch"]),
-                        step=row.step,
-                        value=row.metrics[metric],
-                    )
-            self._recorder.log(number, rows)
+            known = trial_facts(
+                self._paths,
+                self._spec,
+                self._ledger.trial(number),
+                read_outbox(self._paths.outbox),
+            )
+            catch_up(missed(known), self._paths, self._ledger, self._recorder)
         self._view.started(number, params, attempt)
 
     def on_trial_result(
@@ -203,25 +203,3 @@ class Bookkeeper(Callback):
         self._ledger.finish(number, ending, reason=reason, traceback=traceback)
         self._live.discard(number)
         self._view.ended(number, ending, self._ledger.trial(number).value, reason)
-
-
-def _parameters(config: Mapping[str, Any]) -> dict[str, object]:
-    """A trial's parameters for people: as searched below `space.`, and the whole resolved
-    configuration.
-    """
-    resolved = TrialConfig.model_validate(config["config"]).model_dump(mode="json")
-    return {
-        **{f"space.{key}": value for key, value in config["params"].items()},
-        **dict(flatten(resolved)),
-    }
-
-
-def flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves of a nested mapping by dotted key."""
-    leaves: list[tuple[str, Any]] = []
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            leaves += flatten(value, f"{prefix}{key}.")
-        else:
-            leaves.append((f"{prefix}{key}", value))
-    return leaves

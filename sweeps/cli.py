@@ -353,7 +353,7 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
             spinner.start()
 
         outcome: Outcome = run_sweep(
-            paths, spec, ways, machine, make_view, new=new, grace=grace, say=say
+            paths, spec, ways, machine, make_view, new=new, grace=grace, say=say, warn=_warn
         )
     _end(outcome, paths)
 
@@ -371,6 +371,10 @@ def _show(found: Any, as_json: bool, render: Any) -> None:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
         out.print(render())
+
+
+def _warn(message: str) -> None:
+    err.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _fail(message: str, *, code: int) -> NoReturn:

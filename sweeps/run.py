@@ -12,25 +12,30 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ray import tune
+from ray.tune.schedulers import TrialScheduler
 
 from sweeps import engine
-from sweeps.callbacks import NOT_STOPPED, STOPPED_BY_INTERRUPT, Bookkeeper, View, flatten
+from sweeps.callbacks import Bookkeeper, View
+from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, apply
+from sweeps.facts import gather
 from sweeps.interrupt import Interruption
 from sweeps.layout import SweepExists, SweepPaths, artifact_root, tracking_uri
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.lock import SweepLock
 from sweeps.orphans import end_orphans, kill_children
+from sweeps.parameters import flatten
 from sweeps.problems import SpecError
+from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
 from sweeps.results import NO_SUCCESS, NoBest, NotDrawn, Outcome, draw_trial, export_trial
-from sweeps.schedulers import make_scheduler, replay
-from sweeps.search import LedgerSearcher
+from sweeps.schedulers import make_scheduler, replay, stopped_trials
+from sweeps.search import LedgerSearcher, make_sampler
 from sweeps.spec import SweepSpec
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.provenance import provenance
@@ -51,6 +56,7 @@ def run_sweep(
     new: bool,
     grace: float = 30.0,
     say: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Run a sweep to its end, or until it is interrupted.
 
@@ -62,6 +68,7 @@ def run_sweep(
         new: Whether the sweep must not exist yet; otherwise it must.
         grace: Seconds that trials have to checkpoint after the first signal.
         say: Told in a few words what is happening when it takes long.
+        warn: Told in a sentence what the user should know and need not act on.
 
     Raises:
         SweepHeld: Another driver holds it.
@@ -79,6 +86,7 @@ def run_sweep(
         paths.drain.unlink(missing_ok=True)
         recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
         try:
+            _reconcile(paths, spec, ledger, recorder, warn)
             interruption = Interruption(
                 on_first=lambda: _request_drain(paths.drain),
                 on_second=lambda: _leave_at_once(token, paths),
@@ -132,6 +140,34 @@ def _open_recorder(
     )
 
 
+def _reconcile(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: Ledger,
+    recorder: Recorder,
+    warn: Callable[[str], None],
+) -> None:
+    """Put right what an earlier driver left half done; a new sweep is a case like any other."""
+
+    def judge(reports: Mapping[int, Mapping[int, float]], unfinished: Set[int]) -> frozenset[int]:
+        return stopped_trials(_scheduler(spec), reports, unfinished)
+
+    facts = gather(paths, spec, ledger.trials(), live=False, judge=judge)
+    apply(
+        reconcile(facts),
+        paths,
+        spec,
+        ledger,
+        recorder,
+        sampler=lambda number: make_sampler(spec.search, seed=spec.seed, number=number),
+        warn=warn,
+    )
+
+
+def _scheduler(spec: SweepSpec) -> TrialScheduler:
+    return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+
+
 def _tune(
     paths: SweepPaths,
     spec: SweepSpec,
@@ -142,7 +178,7 @@ def _tune(
     interruption: Interruption,
     grace: float,
 ) -> None:
-    scheduler = make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+    scheduler = _scheduler(spec)
     for trial in ledger.trials():
         if trial.finished:
             replay(scheduler, f"past-{trial.number}", trial.reports, finished=True)

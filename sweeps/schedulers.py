@@ -5,7 +5,7 @@ What must not live here: the ledger itself; a scheduler only sees intermediate v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,7 +49,7 @@ class _PastTrial:
 
 def replay(
     scheduler: TrialScheduler, trial_id: str, reports: Mapping[int, float], *, finished: bool
-) -> None:
+) -> bool:
     """Tell a fresh scheduler what a trial reported before, so that its rungs are what they were.
 
     It goes through the scheduler's front door, the calls that Tune itself makes. An unfinished
@@ -58,11 +58,38 @@ def replay(
 
     Args:
         reports: The metric after each reported epoch.
+
+    Returns:
+        Whether the scheduler would stop the trial at its last report.
     """
     trial = _PastTrial(trial_id)
     told: Any = scheduler  # there is no controller and no real trial in the past; neither is read
     told.on_trial_add(None, trial)
+    verdict = TrialScheduler.CONTINUE
     for epoch in sorted(reports):
-        told.on_trial_result(None, trial, {TIME: epoch, OBJECTIVE: reports[epoch]})
+        verdict = told.on_trial_result(None, trial, {TIME: epoch, OBJECTIVE: reports[epoch]})
     if finished:
         told.on_trial_remove(None, trial)
+    return bool(verdict == TrialScheduler.STOP)
+
+
+def stopped_trials(
+    scheduler: TrialScheduler, reports: Mapping[int, Mapping[int, float]], unfinished: Set[int]
+) -> frozenset[int]:
+    """Return the unfinished trials that the scheduler stops at their last report.
+
+    A driver may die between a report and carrying out the verdict on it; the verdict is then
+    given anew. Earlier reports of a trial were followed by training, so the verdict on them is
+    known.
+
+    Args:
+        scheduler: A fresh one, which is used up by this.
+        reports: By trial, the metric after each reported epoch.
+    """
+    for number in sorted(reports.keys() - unfinished):
+        replay(scheduler, str(number), reports[number], finished=True)
+    return frozenset(
+        number
+        for number in sorted(unfinished)
+        if replay(scheduler, str(number), reports[number], finished=False)
+    )

@@ -157,12 +157,7 @@ class LedgerSearcher(Searcher):
 
     def _next_trial(self) -> TrialRecord | None:
         if self._unfinished:
-            trial = self._unfinished.pop(0)
-            if trial.params.keys() >= self._space.keys():
-                return trial
-            return self._ledger.complete_parameters(
-                trial.number, self._space, self._sampler(trial.number)
-            )
+            return self._unfinished.pop(0)
         if self._next_number >= self._spec.trials:
             return None
         self._next_number += 1

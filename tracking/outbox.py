@@ -119,6 +119,9 @@ class Outbox:
         with self._lock:
             with self._transaction() as db:
                 _insert(db, trial, kind, 1, text)
+                if kind in ("start", "finish"):
+                    status = "RUNNING" if kind == "start" else payload["status"]
+                    db.execute("INSERT OR REPLACE INTO told VALUES (?, ?)", (trial, status))
             self._pending += 1
 
     def append_rows(self, trial: int, rows: Iterable[Row]) -> int:
@@ -291,6 +294,7 @@ class Outbox:
         with self._lock:
             with self._transaction() as db:
                 db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
+                db.execute("DELETE FROM told WHERE trial = ?", (trial,))
                 _save_marks(db, trial, marks)
                 _doubt(db, trial)
             self._marks[trial] = marks

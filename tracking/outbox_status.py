@@ -6,12 +6,15 @@ What must not live here: anything that writes.
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracking.outbox import SWEEP
 from tracking.outbox_file import FILE_NAME, OutboxError, read_meta
+from tracking.points import Marks, Row
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,14 @@ class Delivered:
     sweep_run_id: str | None
     run_ids: dict[int, str]
     """Run ids by trial."""
+    told: dict[int, str] = field(default_factory=dict)
+    """The status last queued for each trial's run; a trial that was never recorded has none."""
+    marks: dict[int, Marks] = field(default_factory=dict)
+    """What was queued of each trial's metrics."""
+
+    def lacks(self, trial: int, rows: Iterable[Row]) -> bool:
+        """Whether some of a trial's rows were never queued."""
+        return bool(self.marks.get(trial, Marks()).copy().admit(rows))
 
 
 _EMPTY = Delivered(0, 0, None, None, {})
@@ -47,12 +58,19 @@ def read_outbox(directory: Path) -> Delivered:
             runs: dict[int, str] = dict(
                 db.execute("SELECT trial, run_id FROM runs ORDER BY trial")
             )
+            told: dict[int, str] = dict(db.execute("SELECT trial, status FROM told"))
+            told.pop(SWEEP, None)
             return Delivered(
                 pending=db.execute("SELECT COUNT(*) FROM records").fetchone()[0],
                 refused=db.execute("SELECT COUNT(*) FROM refused").fetchone()[0],
                 experiment_id=read_meta(db, "experiment_id"),
                 sweep_run_id=runs.pop(SWEEP, None),
                 run_ids=runs,
+                told=told,
+                marks={
+                    trial: Marks(*json.loads(text))
+                    for trial, text in db.execute("SELECT trial, marks FROM marks")
+                },
             )
     except sqlite3.Error as error:
         raise OutboxError(f"cannot read the outbox {path}: {error}") from error

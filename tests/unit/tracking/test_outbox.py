@@ -29,7 +29,7 @@ def test_records_of_a_trial_keep_their_order(tmp_path: Path) -> None:
     outbox.append_rows(3, [row(1, a=1.0)])
     outbox.append_rows(4, [row(1, a=1.0)])
     outbox.append_rows(3, [row(2, a=2.0, b=3.0)])
-    outbox.append(3, "finish", {})
+    outbox.append(3, "finish", {"status": "FINISHED"})
     outbox.append(SWEEP, "tags", {"x": "y"})
     assert outbox.trials() == [SWEEP, 3, 4]
     seen = []
@@ -153,7 +153,7 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "outbox.db")
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(OutboxError, match="version 99; this release reads 1; use the release"):
+    with pytest.raises(OutboxError, match="version 99; this release reads 2; use the release"):
         Outbox(tmp_path)
 
 

@@ -1,0 +1,122 @@
+"""Carrying out corrections, each by the owner of what is wrong.
+
+What must not live here: deciding what is wrong (`reconcile`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from optuna.samplers import BaseSampler
+
+from sweeps.layout import LedgerError, SweepPaths
+from sweeps.ledger import Ledger, TrialRecord
+from sweeps.parameters import searched, trial_parameters
+from sweeps.reconcile import (
+    STATUSES,
+    Correction,
+    Ended,
+    Gap,
+    Interrupted,
+    Logged,
+    Reported,
+    Stranger,
+    Suggested,
+    Told,
+)
+from sweeps.spec import SpecError, SweepSpec
+from tracking.recorder import Recorder
+from trainable.history import read_rows
+
+STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
+NOT_STOPPED = {"stopped_by": ""}
+"""What a run that goes on is tagged with: the interruption it was stopped by is over."""
+
+
+class StrangerInTheWay(ValueError):
+    """A directory holds the place of a trial that is still to come."""
+
+
+def apply(
+    corrections: Iterable[Correction],
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: Ledger,
+    recorder: Recorder,
+    *,
+    sampler: Callable[[int], BaseSampler],
+    warn: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Put right what is wrong; each correction may be carried out any number of times.
+
+    Args:
+        sampler: The sampler of a trial, by number.
+        warn: Told of what is only named.
+
+    Raises:
+        LedgerError: The ledger lost trials.
+        StrangerInTheWay: A new trial would find files that are not its own.
+    """
+    space = {key: distribution.to_optuna() for key, distribution in spec.space.items()}
+    corrections = list(corrections)
+    for wrong in corrections:  # what forbids going on, before anything is changed
+        _refuse(wrong, paths)
+    for wrong in corrections:
+        match wrong:
+            case Stranger():
+                warn(f"{wrong}; it is left alone")
+            case Suggested(number):
+                ledger.complete_parameters(number, space, sampler(number))
+            case Ended(number, ending):
+                recorder.finish(number, STATUSES[ending], end_tags(ending, spec))
+                ledger.finish(number, ending)
+            case Told(number, status):
+                record = ledger.trial(number)
+                recorder.start(number, _parameters(spec, record), {})
+                recorder.log(number, read_rows(paths.trial(number)))
+                recorder.finish(number, status, end_tags(record.state, spec, record.reason))
+            case Interrupted(number):
+                recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
+            case Reported() | Logged():
+                catch_up([wrong], paths, ledger, recorder)
+
+
+def catch_up(
+    corrections: Iterable[Correction], paths: SweepPaths, ledger: Ledger, recorder: Recorder
+) -> None:
+    """Give ledger and tracking what the store has of a trial that goes on."""
+    for wrong in corrections:
+        match wrong:
+            case Reported(number, report):
+                ledger.report(number, epoch=report.epoch, step=report.step, value=report.value)
+            case Logged(number):
+                recorder.log(number, read_rows(paths.trial(number)))
+
+
+def end_tags(state: str, spec: SweepSpec, reason: str | None = None) -> dict[str, str]:
+    """The tags by which a run says why it ended."""
+    if state == "pruned":
+        return {"stopped_by": spec.early_stopping.scheduler}
+    return NOT_STOPPED | ({} if reason is None else {"reason": reason})
+
+
+def _refuse(wrong: Correction, paths: SweepPaths) -> None:
+    match wrong:
+        case Gap():
+            raise LedgerError(
+                f"{paths.ledger} is not whole: {wrong}; trials are numbered without gaps; "
+                "restore the file from a backup, or start a new sweep under another name"
+            )
+        case Stranger(directory, in_the_way=True):
+            raise StrangerInTheWay(
+                f"{paths.directory / 'trials' / directory} belongs to no trial of the ledger, and "
+                "a new trial would take it for its own; trials start in directories of their "
+                "own; move it away"
+            )
+
+
+def _parameters(spec: SweepSpec, record: TrialRecord) -> dict[str, object]:
+    try:
+        return trial_parameters(spec.trial_config(record.number, record.params), record.params)
+    except SpecError:  # the spec was changed since, and the old parameters do not fit it
+        return searched(record.params)

@@ -1,0 +1,128 @@
+"""The facts of a sweep, read from their owners: ledger, store, tracking, lock.
+
+Reads only, imports neither torch nor Ray, and works from any process. What must not live here:
+what follows from the facts (`reconcile`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+
+from sweeps.layout import SweepPaths
+from sweeps.ledger import TrialRecord
+from sweeps.reconcile import Facts, Report, TrialFacts
+from sweeps.spec import SweepSpec
+from tracking.outbox_status import Delivered, read_outbox
+from trainable.checkpoint import CheckpointStore
+from trainable.errors import CheckpointError
+from trainable.history import Row, read_rows
+
+Judge = Callable[[Mapping[int, Mapping[int, float]], Set[int]], frozenset[int]]
+"""Says which unfinished trials the scheduler stops at their last report, given all reports."""
+
+
+class StoreError(ValueError):
+    """A trial's curve on disk cannot be read."""
+
+
+def gather(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    records: Sequence[TrialRecord],
+    *,
+    live: bool,
+    judge: Judge | None = None,
+) -> Facts:
+    """Read the facts of a sweep.
+
+    Args:
+        paths: Where it lives.
+        spec: What it is.
+        records: The ledger's trials.
+        live: Whether a driver is at work; None of ours counts.
+        judge: The scheduler's verdict; without one no trial counts as stopped.
+
+    Raises:
+        StoreError: A curve cannot be read.
+        OutboxError: The outbox cannot be read.
+    """
+    delivered = read_outbox(paths.outbox)
+    trials = [trial_facts(paths, spec, record, delivered) for record in records]
+    if judge is not None:
+        trials = _judged(trials, judge, spec.budget.epochs)
+    known = {paths.trial(record.number).name for record in records}
+    directory = paths.trial(0).parent
+    found = directory.iterdir() if directory.is_dir() else ()
+    return Facts(
+        trials=trials,
+        parameters=frozenset(spec.space),
+        strangers=sorted(entry.name for entry in found if entry.name not in known),
+        awaited=spec.trials,
+        live=live,
+    )
+
+
+def trial_facts(
+    paths: SweepPaths, spec: SweepSpec, record: TrialRecord, delivered: Delivered
+) -> TrialFacts:
+    """Read the facts of one trial.
+
+    Raises:
+        StoreError: Its curve cannot be read.
+    """
+    number, told = record.number, delivered.told.get(record.number)
+    if record.finished and told not in (None, "RUNNING"):
+        return TrialFacts(record, told=told)  # both know its end, and rows are queued before it
+    directory = paths.trial(number)
+    rows = _read(directory)
+    curve = tuple(
+        Report(int(row.metrics["epoch"]), row.step, row.metrics[spec.metric])
+        for row in rows
+        if spec.metric in row.metrics and "epoch" in row.metrics
+    )
+    return TrialFacts(
+        record,
+        curve,
+        trained=bool(curve)
+        and curve[-1].epoch >= spec.budget.epochs
+        and _saved(directory, spec.budget.epochs),
+        told=told,
+        unlogged=delivered.lacks(number, rows),
+    )
+
+
+def _judged(trials: Sequence[TrialFacts], judge: Judge, epochs: int) -> list[TrialFacts]:
+    reports = {
+        trial.record.number: {
+            **{report.epoch: report.value for report in trial.curve},
+            **trial.record.reports,
+        }
+        for trial in trials
+    }
+    stopped = judge(reports, {t.record.number for t in trials if not t.record.finished})
+    return [
+        # The last epoch ends a trial by itself.
+        replace(trial, stopped=number in stopped and max(reports[number]) < epochs)
+        for number, trial in zip(reports, trials, strict=True)
+    ]
+
+
+def _saved(directory: Path, epochs: int) -> bool:
+    try:
+        newest = CheckpointStore(directory).newest()
+    except CheckpointError:
+        return False  # who trains it on is told what is damaged
+    return newest is not None and newest.epoch >= epochs
+
+
+def _read(directory: Path) -> list[Row]:
+    try:
+        return read_rows(directory)
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{directory / 'metrics.jsonl'} is damaged ({type(error).__name__}: {error}); a curve "
+            "is one JSON object a line; restore the file from a backup, or cut it before the "
+            "damaged line"
+        ) from error

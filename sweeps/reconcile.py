@@ -1,0 +1,197 @@
+"""Reconciliation: from what ledger, store, tracking and lock say to what must be put right.
+
+`reconcile` is a pure function, and the only place that decides it. `run`, `resume` and `extend`
+apply all of its corrections before anything else happens; `doctor` shows them. What must not live
+here: reading the facts (`facts`) and carrying out the corrections (`corrections`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sweeps.ledger import Ending, TrialRecord
+from tracking.recorder import Status
+
+STATUSES: Mapping[str, Status] = {
+    "complete": "FINISHED",
+    "pruned": "KILLED",
+    "failed": "FAILED",
+}
+"""How a trial's end in the ledger is told to tracking."""
+
+
+class Report(NamedTuple):
+    """The metric after an epoch, as the store's curve has it."""
+
+    epoch: int
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class TrialFacts:
+    """What is known of one trial."""
+
+    record: TrialRecord
+    """The ledger's."""
+    curve: tuple[Report, ...] = ()
+    """The store's."""
+    trained: bool = False
+    """The store has the last epoch, and a sound checkpoint of it."""
+    stopped: bool = False
+    """The scheduler stops it at its last report."""
+    told: str | None = None
+    """The status that tracking was told last; None: it was never told of the trial."""
+    unlogged: bool = False
+    """The store's curve has rows that tracking was never given."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of one sweep."""
+
+    trials: Sequence[TrialFacts]
+    parameters: frozenset[str] = frozenset()
+    """What every trial has a value of."""
+    strangers: Sequence[str] = field(default=())
+    """Directories below `trials/` that belong to no trial of the ledger."""
+    awaited: int = 0
+    """How many trials the sweep shall have."""
+    live: bool = False
+    """A driver holds the lock: what is unfinished is being worked on."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The ledger lacks a report that the store has."""
+
+    number: int
+    report: Report
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: the ledger lacks the report of epoch {self.report.epoch}"
+
+
+@dataclass(frozen=True)
+class Suggested:
+    """The ledger lacks parameters: the driver died while they were stored."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: its parameters are incomplete"
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Tracking lacks rows that the store has."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: tracking lacks part of its curve"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial came to its end and nobody wrote it down."""
+
+    number: int
+    ending: Ending
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: it ended ({self.ending}), which the ledger does not know"
+
+
+@dataclass(frozen=True)
+class Told:
+    """Tracking does not know the end that the ledger has."""
+
+    number: int
+    status: Status
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: tracking does not know that its run is {self.status}"
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Tracking takes a trial for running on which nobody works."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: its run looks live, and nobody works on it"
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A directory that belongs to no trial; it is named and left alone."""
+
+    directory: str
+    in_the_way: bool
+    """A trial that is still to come would take it for its own."""
+
+    def __str__(self) -> str:
+        return f"trials/{self.directory} belongs to no trial of the ledger"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The ledger lost trials; nothing can be put right."""
+
+    missing: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"the ledger has no trial {', '.join(map(str, self.missing))}, but later ones"
+
+
+Correction = Reported | Suggested | Logged | Ended | Told | Interrupted | Stranger | Gap
+
+
+def reconcile(facts: Facts) -> list[Correction]:
+    """Return what must be put right, in the order in which it must be done.
+
+    The ledger knows which trials exist and how they ended; the store knows what they trained; so
+    the ledger is completed from the store, and tracking from both. Nothing is ever taken back.
+    """
+    numbers = [trial.record.number for trial in facts.trials]
+    if missing := tuple(n for n in range(max(numbers, default=-1)) if n not in set(numbers)):
+        return [Gap(missing)]
+    coming = {f"{number:04d}" for number in range(len(numbers), facts.awaited)}
+    found: list[Correction] = [Stranger(name, name in coming) for name in facts.strangers]
+    if not facts.live:
+        for trial in facts.trials:
+            found += _of_finished(trial) if trial.record.finished else _of_open(trial, facts)
+    return found
+
+
+def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
+    """Yield what a trial's worker had stored and could not tell any more when it died."""
+    number, known = trial.record.number, trial.record.reports
+    yield from (Reported(number, report) for report in trial.curve if report.epoch not in known)
+    if trial.unlogged:
+        yield Logged(number)
+
+
+def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
+    number = trial.record.number
+    yield from missed(trial)
+    if not trial.record.params.keys() >= facts.parameters:
+        yield Suggested(number)
+    elif trial.trained:
+        yield Ended(number, "complete")
+    elif trial.stopped:
+        yield Ended(number, "pruned")
+    elif trial.told == "RUNNING":
+        yield Interrupted(number)
+
+
+def _of_finished(trial: TrialFacts) -> Iterator[Correction]:
+    status = STATUSES[trial.record.state]
+    if trial.told != status:
+        yield Told(trial.record.number, status)
+    elif trial.unlogged:
+        yield Logged(trial.record.number)
