@@ -25,6 +25,12 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Know pytest-timeout's setting also where it is not installed: tests/gpu needs it not."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds for each test, where pytest-timeout is installed")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever lies in tests/integration is an integration test."""
     for item in items:

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from trainable.build import open_trainer as open_trainer
     from trainable.checkpoint import CheckpointStore as CheckpointStore
     from trainable.config import TrialConfig as TrialConfig
+    from trainable.diagnostics import MEASURED as MEASURED
     from trainable.history import Row as Row
     from trainable.history import read_rows as read_rows
-    from trainable.loop import Report as Report
     from trainable.loop import Trainer as Trainer
     from trainable.manifest import Generation as Generation
     from trainable.manifest import Pointer as Pointer
     from trainable.optim import bytes_per_parameter as bytes_per_parameter
     from trainable.own_loop import Context as Context
     from trainable.own_loop import OwnLoop as OwnLoop
+    from trainable.run import Report as Report
     from trainable.task import Data as Data
     from trainable.task import Task as Task
     from trainable.task import binary_cross_entropy as binary_cross_entropy
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
     from trainable.testing import check_task as check_task
 
 _ROOMS = {
+    "MEASURED": "diagnostics",
     "CheckpointStore": "checkpoint",
     "Context": "own_loop",
     "Data": "task",
     "Generation": "manifest",
     "OwnLoop": "own_loop",
     "Pointer": "manifest",
-    "Report": "loop",
+    "Report": "run",
     "Row": "history",
     "Task": "task",
     "Trainer": "loop",

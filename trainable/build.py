@@ -80,7 +80,11 @@ def open_trainer(
     if saved is not None:
         state.load_state_dict(saved)
         schedule.set_lr(optimizer, state.progress.step)
-    history.cut(state.progress.step)
+    progress = state.progress
+    interrupted_before = (
+        saved is not None and restore is None and progress.epoch < config.budget.epochs
+    )
+    history.cut(progress.step, interrupted=interrupted_before)
 
     return Trainer(
         step=Step(

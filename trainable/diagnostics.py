@@ -1,4 +1,4 @@
-"""What a run tells about itself: gradient norms by layer, throughput, time on the device.
+"""What a run tells about itself: gradient norms by layer, throughput, memory, time on the device.
 
 What must not live here: anything that changes the training.
 """
@@ -6,11 +6,27 @@ What must not live here: anything that changes the training.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
+
+MEASURED = frozenset(
+    {
+        "train/samples_per_second",
+        "train/seconds",
+        "train/device_seconds",
+        "memory/process_mb",
+        "memory/gpu_mb",
+    }
+)
+"""Metrics that a clock or the operating system measured: no two runs have them alike, so they are
+left out wherever runs are compared bit for bit."""
+
+_STATM = Path("/proc/self/statm")  # in pages: size, resident, shared, ...
 
 
 class LayerNorms:
@@ -84,6 +100,22 @@ class Throughput:
         self.seconds = self._seconds
         self._samples, self._seconds = 0, 0.0
         return rate
+
+
+def memory_in_use(device: torch.device) -> dict[str, float]:
+    """Return what this run holds now, in MiB; costs some microseconds and waits for no device.
+
+    `memory/process_mb` is the resident memory of this process, without its loader's processes,
+    where the system tells it as Linux does; `memory/gpu_mb` what its tensors take of `device`,
+    where that is a GPU. Both are this run's own, whatever else the machine does.
+    """
+    found = {}
+    if _STATM.exists():
+        pages = int(_STATM.read_bytes().split()[1])
+        found["memory/process_mb"] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    if device.type == "cuda":
+        found["memory/gpu_mb"] = torch.cuda.memory_allocated(device) / 2**20
+    return found
 
 
 class DeviceTime:

@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from trainable.history import Row
@@ -152,22 +152,22 @@ def lr_stuck(scheduled: Sequence[float], applied: Sequence[float]) -> Signal | N
     )
 
 
-def gpu_under_used(percentages: Sequence[float]) -> Signal | None:
-    """The GPU was busy for less than half of the time, by the median of the latest samples."""
-    if len(percentages) < LATEST:
+def device_under_used(percentages: Sequence[float]) -> Signal | None:
+    """The device computed for less than half of the training time, by the median of 3 epochs."""
+    if len(percentages) < 3:
         return None
-    usual = statistics.median(percentages[-LATEST:])
+    usual = statistics.median(percentages[-3:])
     if usual >= 50:
         return None
     return Signal(
-        "gpu_under_used",
-        f"GPU busy {usual:.0f} % of the time: raise batch_size or loader.num_workers, or let more "
-        "trials share the GPU",
+        "device_under_used",
+        f"the device computed for {usual:.0f} % of the training time: raise loader.num_workers or "
+        "batch_size, or let more trials share a GPU",
     )
 
 
-def memory_growing(sizes: Sequence[float]) -> Signal | None:
-    """Memory in bytes has grown from reading to reading, by a tenth in all, after it settled.
+def memory_growing(sizes: Sequence[float], what: str = "memory") -> Signal | None:
+    """Memory in MiB has grown from reading to reading, by a tenth in all, after it settled.
 
     The first quarter is left out: caches fill and kernels load then.
     """
@@ -180,8 +180,8 @@ def memory_growing(sizes: Sequence[float]) -> Signal | None:
         return None
     return Signal(
         "memory_growing",
-        f"memory grew from {settled[0] / 2**20:,.0f} to {settled[-1] / 2**20:,.0f} MiB and did "
-        "not stop: look for tensors kept from step to step, such as a loss without .item()",
+        f"{what} grew from {settled[0]:,.0f} to {settled[-1]:,.0f} MiB and did not stop: look for "
+        "tensors kept from step to step, such as a loss without .item()",
     )
 
 
@@ -206,8 +206,8 @@ def throughput_dropping(rates: Sequence[float]) -> Signal | None:
 class Watch:
     """Looks at the rows of one run as they come, and keeps no more than it needs.
 
-    Memory and the GPU's load are no part of a row; who samples them calls `memory_growing` and
-    `gpu_under_used`.
+    Memory is also sampled between rows. Rows that an interrupted run had written do not count for
+    it: they tell of another process.
     """
 
     def __init__(self) -> None:
@@ -217,6 +217,8 @@ class Watch:
         self._train: deque[float] = deque(maxlen=50)
         self._val: deque[float] = deque(maxlen=50)
         self._rate: deque[float] = deque(maxlen=50)
+        self._busy: deque[float] = deque(maxlen=50)
+        self._memory: dict[str, deque[float]] = {}
         self._applied: deque[float] = deque(maxlen=LATEST)
         self._scheduled: deque[float] = deque(maxlen=LATEST)
         self._epoch_losses: list[float] = []
@@ -225,6 +227,11 @@ class Watch:
         """See rows that an interrupted run had written."""
         for row in rows:
             self.see(row)
+
+    def sample(self, memory: Mapping[str, float]) -> None:
+        """Take note of what the run holds now, in MiB by metric name."""
+        for name, size in memory.items():
+            self._memory.setdefault(name, deque(maxlen=200)).append(size)
 
     def see(self, row: Row, scheduled: float | None = None) -> None:
         """Take note of a row.
@@ -246,6 +253,8 @@ class Watch:
             self._scheduled.append(scheduled)
         if "train/samples_per_second" in metrics:
             self._rate.append(metrics["train/samples_per_second"])
+        if metrics.get("train/seconds", 0) > 0 and "train/device_seconds" in metrics:
+            self._busy.append(100 * metrics["train/device_seconds"] / metrics["train/seconds"])
         if "val/loss" in metrics:
             self._val.append(metrics["val/loss"])
             if self._epoch_losses:
@@ -265,6 +274,8 @@ class Watch:
             norm_collapse(list(self._norm)),
             lr_stuck(list(self._scheduled), list(self._applied)),
             throughput_dropping(list(self._rate)),
+            device_under_used(list(self._busy)),
+            *(memory_growing(list(sizes), name) for name, sizes in self._memory.items()),
         )
         return [signal for signal in found if signal is not None]
 

@@ -1,9 +1,10 @@
-"""The curve of one run on disk: `metrics.jsonl`, each logged step once.
+"""The curve of one run on disk: `metrics.jsonl`, each logged step once, and `resumed.json`.
 
 One line is one row: `{"step": 12, "time": 1700000000000, "metrics": {"train/loss": 0.5}}`. Rows
 are made durable before the checkpoint that covers them, and cut back to the checkpoint when a run
-resumes, so file and checkpoint never disagree. What must not live here: torch, or any opinion
-about which metrics exist.
+resumes, so file and checkpoint never disagree. `resumed.json`, which only an interrupted run has,
+lists the steps after which it went on. What must not live here: torch, or any opinion about which
+metrics exist.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 FILE_NAME = "metrics.jsonl"
+RESUMED = "resumed.json"
 
 
 class Row(NamedTuple):
@@ -36,7 +38,7 @@ def read_rows(directory: Path) -> list[Row]:
 
     A last line without its end (the writer was killed) is left out. Lines of the same step are one
     row: that happens when all windows between a checkpoint and the end of its epoch were skipped
-        by the fp16 scaler.
+    by the fp16 scaler.
     """
     path = directory / FILE_NAME
     if not path.exists():
@@ -49,6 +51,13 @@ def read_rows(directory: Path) -> list[Row]:
         else:
             rows.append(row)
     return rows
+
+
+def read_resumptions(directory: Path) -> list[int]:
+    """Read after which steps the run in `directory` was interrupted and went on, ascending."""
+    path = directory / RESUMED
+    steps: list[int] = json.loads(path.read_bytes()) if path.exists() else []
+    return steps
 
 
 class History:
@@ -73,8 +82,13 @@ class History:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def cut(self, step: int) -> None:
-        """Drop every row after `step`, and a torn last line; step 0 empties the file."""
+    def cut(self, step: int, *, interrupted: bool = False) -> None:
+        """Drop every row after `step`, and a torn last line; step 0 empties the file.
+
+        Args:
+            step: The step from which the run goes on.
+            interrupted: Remember for `read_resumptions` that it goes on there.
+        """
         keep = 0
         if step > 0:
             for line in _complete_lines(self._path):
@@ -83,12 +97,26 @@ class History:
                 keep += len(line)
         self._file.truncate(keep)
         self.sync()
+        before = read_resumptions(self._path.parent)
+        # What lay beyond the step no longer counts: the curve is another one from there on.
+        now = [earlier for earlier in before if earlier < step] + [step] * interrupted
+        if now != before:
+            self._replace(RESUMED, json.dumps(now).encode())
 
     def close(self) -> None:
         """Make everything durable and close the file."""
         if not self._file.closed:
             self.sync()
             self._file.close()
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """Write a whole file, so that a reader sees the one before it or this one."""
+        aside = self._path.with_name(f".{name}")
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._path.with_name(name))
 
 
 def _format(row: Row) -> bytes:

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from trainable.checkpoint import CheckpointStore
 from trainable.data import Plan, Source
-from trainable.diagnostics import DeviceTime, LayerNorms, Throughput
+from trainable.diagnostics import DeviceTime, LayerNorms, Throughput, memory_in_use
 from trainable.errors import ConfigError, NonFiniteGradient, NonFiniteLoss, TaskError
-from trainable.health import Watch
 from trainable.history import History, Row
-from trainable.manifest import Pointer
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision
+from trainable.run import Mode, Report, Run, is_better
 from trainable.state import TrainState
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
 from trainable.task import Batch, nearest
@@ -35,29 +33,8 @@ _FETCH_EVERY = 512
 # From the first scale (2**10) this many halvings go below what fp16 can underflow by: the gradient
 # itself is broken.
 _MAX_SKIPPED_IN_A_ROW = 40
-
-
-@dataclass(frozen=True)
-class Report:
-    """What is known at the end of an epoch.
-
-    Attributes:
-        step: Optimizer steps completed.
-        epoch: Epochs completed.
-        metrics: The boundary's own metrics: the last row's.
-        rows: Everything logged since the previous report, the boundary's own row last.
-        checkpoint: The newest committed generation; the finished report's is this run's last.
-        finished: This was the last epoch.
-        signals: What deserves a look, in sentences; see `health.py`.
-    """
-
-    step: int
-    epoch: int
-    metrics: dict[str, float]
-    rows: list[Row]
-    checkpoint: Pointer | None
-    finished: bool
-    signals: list[str] = field(default_factory=list)
+# Looks at the memory in use for each epoch: enough to see it grow within three epochs.
+_LOOKS_PER_EPOCH = 4
 
 
 class _Pending(NamedTuple):
@@ -70,7 +47,7 @@ class _Pending(NamedTuple):
     layers: list[str] | None
 
 
-class Trainer:
+class Trainer(Run):
     """One training run, made of built objects; `trainable.build.open_trainer` builds them from a
     configuration.
 
@@ -104,7 +81,7 @@ class Trainer:
         history: History,
         epochs: int,
         metric: str,
-        mode: Literal["min", "max"],
+        mode: Mode,
         layer_norms_every: int = 0,
         measure_device_time: bool = False,
         earlier: Sequence[Row] = (),
@@ -112,11 +89,11 @@ class Trainer:
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        resumed_at = state.progress.step
+        super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
         self.state = state
-        self.store = store
         self._step = step
         self._train, self._val = train, val
-        self._history = history
         self._epochs = epochs
         self._metric, self._mode = metric, mode
         self._layer_norms = LayerNorms(step.model, step.parameters)
@@ -124,15 +101,12 @@ class Trainer:
         self._wall_clock = wall_clock
         self._throughput = Throughput(clock)
         self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
+        self._look_every = max(1, train.plan.windows // _LOOKS_PER_EPOCH)
         self._pending: list[_Pending] = []
         self._unwritten: list[Row] = []
-        self.resumed_at = state.progress.step
-        """The step from which this process went on; 0 when the run starts from the beginning."""
         reported = state.progress.reported_step
         self._unreported: list[Row] = [row for row in earlier if row.step > reported]
         self._scheduled: dict[int, float] = {}
-        self._watch = Watch()
-        self._watch.recall(earlier)
         self._interrupted = interrupted
 
     def events(self) -> Iterator[Report]:
@@ -153,7 +127,7 @@ class Trainer:
         """
         progress, interrupted = self.state.progress, False
         if progress.epoch >= self._epochs:
-            yield self._report([])
+            yield self._news([])
         while progress.epoch < self._epochs and not interrupted:
             with known_errors(self._step.device):
                 self._throughput.start()
@@ -188,7 +162,7 @@ class Trainer:
                 covered=self._history.sync,
             )
             rows, self._unreported = self._unreported, []
-            yield self._report(rows)
+            yield self._news(rows)
 
     @property
     def model(self) -> nn.Module:
@@ -205,20 +179,9 @@ class Trainer:
         """How training and validation samples become windows and micro-batches."""
         return self._train.plan, self._val.plan
 
-    def close(self) -> None:
-        """End loader processes and wait for what is being written. Safe to call twice."""
+    def _release(self) -> None:
         self._train.close()
         self._val.close()
-        try:
-            self.store.wait()
-        finally:
-            self._history.close()
-
-    def __enter__(self) -> Trainer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # The parts of an epoch
 
@@ -242,6 +205,8 @@ class Trainer:
         progress.window += 1
         progress.samples += size
         self._throughput.count(size)
+        if progress.window % self._look_every == 0:
+            self._watch.sample(memory_in_use(self._step.device))
         if not outcome.taken:
             self._note_skipped(outcome, number)
             return
@@ -304,6 +269,7 @@ class Trainer:
         metrics = {
             "train/clip_fraction": progress.clipped / taken if taken else 0.0,
             "train/samples_per_second": self._throughput.read(),
+            **memory_in_use(self._step.device),
         }
         if self._device_time is not None:
             metrics["train/seconds"] = self._throughput.seconds
@@ -344,12 +310,9 @@ class Trainer:
         return reported[self._metric]
 
     def _note_best(self, value: float, boundary: dict[str, float]) -> bool:
-        """Keep the best value and report it; NaN is never best, of equals the earlier stays."""
+        """Keep the best value and report it."""
         progress = self.state.progress
-        lower = self._mode == "min"
-        is_best = value == value and (
-            progress.best is None or (value < progress.best if lower else value > progress.best)
-        )
+        is_best = is_better(value, progress.best, self._mode)
         if is_best:
             progress.best = value
         if progress.best is not None:
@@ -376,17 +339,11 @@ class Trainer:
     def _last_row_metrics(self) -> dict[str, float]:
         return self._unwritten[-1].metrics if self._unwritten else {}
 
-    def _report(self, rows: list[Row]) -> Report:
+    def _news(self, rows: list[Row]) -> Report:
         progress = self.state.progress
         finished = progress.epoch >= self._epochs
-        return Report(
-            progress.step,
-            progress.epoch,
-            dict(progress.metrics),
-            rows,
-            self.store.pointer,
-            finished,
-            self._watch.sentences() if rows else [],
+        return self._report(
+            progress.step, progress.epoch, progress.metrics, rows, finished=finished
         )
 
 

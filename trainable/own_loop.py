@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
+from trainable.diagnostics import memory_in_use
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
-from trainable.health import Watch
 from trainable.history import History, Row, read_rows
-from trainable.loop import Report
+from trainable.run import Report, Run, is_better
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import known_errors
 from trainable.task import nearest
@@ -83,8 +83,8 @@ class _Progress:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class OwnLoop:
-    """Runs a generator function; has the interface of `trainable.loop.Trainer`.
+class OwnLoop(Run):
+    """Runs a generator function.
 
     Args:
         function: Takes the run's `TrialConfig` and a `Context`; yields a dict of metrics, or a
@@ -118,13 +118,11 @@ class OwnLoop:
         self._device = device
         self._interrupted = interrupted
         self._wall_clock = wall_clock
-        self.store = CheckpointStore(
+        store = CheckpointStore(
             directory, config.checkpoint, metric=config.metric, mode=config.mode
         )
-        saved = self.store.resume() if restore is None else self.store.load(restore)
+        saved = store.resume() if restore is None else store.load(restore)
         self._progress, restored = _parse(saved)
-        self.resumed_at = self._progress.epoch
-        """Reports made before this process took over; 0 when the run starts from the beginning."""
         set_determinism(config.train.deterministic)
         set_seed(config.seed)
         context = Context(
@@ -136,10 +134,14 @@ class OwnLoop:
             epoch=self._progress.epoch,
         )
         self._generator = self._start(function, context)
-        self._history = History(directory)
-        self._history.cut(self._progress.epoch)
-        self._watch = Watch()
-        self._watch.recall(read_rows(directory))
+        resumed_at = self._progress.epoch
+        history = History(directory)
+        interrupted_before = (
+            saved is not None and restore is None and resumed_at < config.budget.epochs
+        )
+        history.cut(resumed_at, interrupted=interrupted_before)
+        earlier = read_rows(directory)
+        super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
 
     def events(self) -> Iterator[Report]:
         """Run the loop, and yield a report for each of its yields.
@@ -156,7 +158,7 @@ class OwnLoop:
         progress, epochs = self._progress, self._config.budget.epochs
         interrupted = False
         if progress.epoch >= epochs:
-            yield self._report([], finished=True)
+            yield self._news([], finished=True)
         while progress.epoch < epochs and not interrupted:
             with known_errors(self._device):
                 yielded = next(self._generator, None)
@@ -166,7 +168,7 @@ class OwnLoop:
                         f"{self._name} ended without a report; it must yield a dict of metrics, "
                         "such as {'val/loss': 0.5}, at least once"
                     )
-                yield self._report([], finished=True)
+                yield self._news([], finished=True)
                 return
             metrics, state = self._check(yielded)
             row, value, new_best = self._note(metrics)
@@ -184,21 +186,10 @@ class OwnLoop:
                 )
             elif interrupted:
                 self.store.wait()
-            yield self._report([row], finished=progress.epoch >= epochs)
+            yield self._news([row], finished=progress.epoch >= epochs)
 
-    def close(self) -> None:
-        """End the loop (its `finally` blocks run) and wait for what is being written."""
-        self._generator.close()
-        try:
-            self.store.wait()
-        finally:
-            self._history.close()
-
-    def __enter__(self) -> OwnLoop:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _release(self) -> None:
+        self._generator.close()  # its `finally` blocks run
 
     def _start(self, function: Function, context: Context) -> Generator[Any, None, None]:
         started = function(self._config, context)
@@ -252,13 +243,12 @@ class OwnLoop:
                 f"that {self._name} yields: {', '.join(sorted(metrics))}; write one of these"
             )
         value = metrics[config.metric]
-        lower = config.mode == "min"
-        is_best = math.isfinite(value) and (
-            progress.best is None or (value < progress.best if lower else value > progress.best)
-        )
+        is_best = is_better(value, progress.best, config.mode)
         if is_best:
             progress.best = value
-        progress.metrics = metrics | {"epoch": float(progress.epoch)}
+        memory = memory_in_use(self._device)
+        self._watch.sample(memory)
+        progress.metrics = memory | metrics | {"epoch": float(progress.epoch)}
         if progress.best is not None:
             progress.metrics[f"best/{config.metric}"] = progress.best
         row = Row(progress.epoch, int(self._wall_clock() * 1000), progress.metrics)
@@ -273,18 +263,12 @@ class OwnLoop:
         check_state(state)
         return {"format": FORMAT, "loop": state, "progress": asdict(self._progress)}
 
-    def _report(self, rows: list[Row], *, finished: bool) -> Report:
+    def _news(self, rows: list[Row], *, finished: bool) -> Report:
         progress = self._progress
         if finished:
             self.store.wait()
-        return Report(
-            progress.epoch,
-            progress.epoch,
-            dict(progress.metrics),
-            rows,
-            self.store.pointer,
-            finished,
-            self._watch.sentences() if rows else [],
+        return self._report(
+            progress.epoch, progress.epoch, progress.metrics, rows, finished=finished
         )
 
 

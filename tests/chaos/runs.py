@@ -27,13 +27,13 @@ from tests.chaos.cases import SLICE, Case
 from trainable.build import open_trainer
 from trainable.checkpoint import Files
 from trainable.config import TrialConfig
+from trainable.diagnostics import MEASURED
 from trainable.history import read_rows
 from trainable.loop import Trainer
 from trainable.task import Data, Task
 
 EPOCHS, SAMPLES, BATCH = 4, 20, 6  # four windows an epoch, the last one of two samples
 WARMUP = 5
-_WALL_CLOCK = {"train/samples_per_second"}
 _NEVER = 10**9
 
 
@@ -230,23 +230,23 @@ def train(case: Case, trainer: Trainer, kill: Callable[[], None] | None = None) 
 def ending(trainer: Trainer, task: Fragile, directory: Path) -> dict[str, Any]:
     """Return all that must be equal, as it is now: state, generators, curve, order of data."""
     return {
-        "state": copy.deepcopy(without_wall_clock(trainer.state.state_dict())),
+        "state": copy.deepcopy(without_measured(trainer.state.state_dict())),
         "curve": curve(directory),
         "seen": task.seen,
     }
 
 
 def curve(directory: Path) -> list[tuple[int, dict[str, float]]]:
-    """Return step and metrics of each row on disk, without what a clock measured."""
-    return [(row.step, without_wall_clock(row.metrics)) for row in read_rows(directory)]
+    """Return step and metrics of each row on disk, without what was measured."""
+    return [(row.step, without_measured(row.metrics)) for row in read_rows(directory)]
 
 
-def without_wall_clock(value: Any) -> Any:
-    """Return the value without metrics that are measured with a clock."""
+def without_measured(value: Any) -> Any:
+    """Return the value without metrics that no two runs have alike."""
     if isinstance(value, dict):
-        return {k: without_wall_clock(v) for k, v in value.items() if k not in _WALL_CLOCK}
+        return {k: without_measured(v) for k, v in value.items() if k not in MEASURED}
     if isinstance(value, (list, tuple)):
-        return [without_wall_clock(v) for v in value]
+        return [without_measured(v) for v in value]
     return value
 
 

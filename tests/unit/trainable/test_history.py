@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from trainable.history import History, Row, read_rows
+from trainable.history import History, Row, read_resumptions, read_rows
 
 
 def _row(step):
@@ -41,6 +41,16 @@ def test_cut_drops_every_row_after_the_step(tmp_path, step, kept):
     history.append([_row(step + 1)])
     history.close()
     assert [row.step for row in read_rows(tmp_path)] == [*kept, step + 1]
+
+
+def test_interruptions_beyond_the_cut_no_longer_count(tmp_path):
+    history, marks = History(tmp_path), []
+    for step, interrupted in [(0, False), (4, True), (9, True), (9, True), (6, True), (5, False)]:
+        history.cut(step, interrupted=interrupted)
+        marks.append(read_resumptions(tmp_path))
+    history.close()
+    assert marks == [[], [4], [4, 9], [4, 9], [4, 6], [4]]
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_every_torn_end_is_tolerated_and_repaired(tmp_path):

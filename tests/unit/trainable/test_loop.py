@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from trainable.diagnostics import MEASURED, memory_in_use
 from trainable.errors import (
     ConfigError,
     NonFiniteGradient,
@@ -44,6 +45,7 @@ def test_reports_have_the_metrics_and_rows_of_their_epoch(tmp_path, opened, conf
         "train/lr",
         "train/clip_fraction",
         "train/samples_per_second",
+        "memory/process_mb",
         "val/loss",
         "val/accuracy",
         "best/val/loss",
@@ -69,6 +71,25 @@ def test_clip_fraction_counts_since_the_previous_report(tmp_path, opened, config
     for report in trainer.events():
         norms = [row.metrics["train/grad_norm"] for row in report.rows]
         assert report.metrics["train/clip_fraction"] == sum(n > 0.2 for n in norms) / len(norms)
+
+
+def test_two_runs_differ_in_what_was_measured_alone(tmp_path, opened, configure, toy):
+    config = configure(measure_device_time=True, precision="fp16")
+    one, other = (
+        list(opened(config, tmp_path / name, toy()).events())[-1].metrics for name in "ab"
+    )
+    assert one.keys() == other.keys()
+    assert {name for name in one if one[name] != other[name]} <= MEASURED
+    assert one.keys() & MEASURED == MEASURED - {"memory/gpu_mb"}
+
+
+def test_memory_is_this_process_alone():
+    before = memory_in_use(torch.device("cpu"))
+    kept = torch.ones(50 * 2**18)  # 50 MiB
+    after = memory_in_use(torch.device("cpu"))
+    assert list(before) == ["memory/process_mb"]
+    grown = after["memory/process_mb"] - before["memory/process_mb"]
+    assert 45 < grown < 60, kept.shape
 
 
 def test_rows_carry_the_time_of_their_step(tmp_path, opened, configure, toy):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import random
 import subprocess
 import sys
 
+import numpy
 import pytest
 import torch
 
 from trainable.build import open_trainer
 from trainable.checkpoint import Files
 from trainable.config import TrialConfig
-from trainable.history import History, read_rows
+from trainable.diagnostics import MEASURED
+from trainable.history import History, read_resumptions, read_rows
 
-TIMED = {"train/samples_per_second"}
 WARMUP = {"name": "cosine", "warmup": 6}
 
 
@@ -24,12 +26,12 @@ class Crash(Exception):
 
 
 def _equal(first, second):
-    """Deep, bitwise equality; measured speeds are left out."""
+    """Deep, bitwise equality; what was measured is left out."""
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, dict):
         return first.keys() == second.keys() and all(
-            _equal(first[key], second[key]) for key in first if key not in TIMED
+            _equal(first[key], second[key]) for key in first if key not in MEASURED
         )
     if isinstance(first, (list, tuple)):
         return len(first) == len(second) and all(map(_equal, first, second))
@@ -38,7 +40,7 @@ def _equal(first, second):
 
 def _curve(directory):
     return [
-        (row.step, {key: value for key, value in row.metrics.items() if key not in TIMED})
+        (row.step, {key: value for key, value in row.metrics.items() if key not in MEASURED})
         for row in read_rows(directory)
     ]
 
@@ -109,6 +111,67 @@ def test_every_kind_of_run_resumes_exactly(tmp_path, opened, configure, toy, opt
     _run(resumed)
     assert _equal(whole.state.state_dict(), resumed.state.state_dict())
     assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+
+
+def _run_drawing(toy, opened, config, directory, *, crash_after=None):
+    """Train a task that draws from every generator of the host; return them after each step."""
+
+    class Drawing(toy):  # its dropout draws from torch's
+        def loss(self, model, batch):
+            loss, weight = super().loss(model, batch)
+            return loss * (1 + 0.1 * numpy.random.rand() + 0.1 * random.random()), weight
+
+    generators = {}
+
+    def after_each_step():
+        step = trainer.state.progress.step
+        generators[step] = trainer.state.state_dict()["random"]
+        if step == crash_after:
+            raise Crash
+        return False
+
+    trainer = opened(config, directory, Drawing(), interrupted=after_each_step)
+    try:
+        _run(trainer)
+    except Crash:
+        assert crash_after is not None
+    return generators
+
+
+@pytest.mark.seeds("S15")
+@pytest.mark.parametrize("crash_after", [3, 4, 7])
+def test_generators_are_the_same_after_each_step_that_follows_a_crash(
+    tmp_path, opened, configure, toy, crash_after
+):
+    config = configure(every="2 steps")
+    whole = _run_drawing(toy, opened, config, tmp_path / "whole")
+    _run_drawing(toy, opened, config, tmp_path / "cut", crash_after=crash_after)
+    torch.manual_seed(99)
+    numpy.random.seed(99)
+    random.seed(99)
+    rest = _run_drawing(toy, opened, config, tmp_path / "cut")
+    # Otherwise equality would say nothing: each generator moves with each step.
+    for name in ("torch", "numpy", "python"):
+        for one, other in itertools.pairwise(whole.values()):
+            assert not _equal(one[name], other[name]), name
+    assert list(rest) == list(range(min(rest), 13))
+    assert 2 < min(rest) <= crash_after + 1
+    for step, found in rest.items():
+        for name in ("torch", "numpy", "python"):
+            assert _equal(whole[step][name], found[name]), (step, name)
+
+
+def test_interruptions_are_remembered_where_the_run_went_on(tmp_path, opened, configure, toy):
+    config = configure(every="2 steps")
+    for crash in (3, 4):  # after step 3, and four steps after that
+        with pytest.raises(Crash):
+            _run(opened(config, tmp_path, toy(), interrupted=_crash_at(crash)))
+    last = opened(config, tmp_path, toy())
+    marks = read_resumptions(tmp_path)
+    assert marks == sorted({2, last.resumed_at})
+    _run(last)
+    _run(opened(config, tmp_path, toy()))  # it had ended: nothing was interrupted
+    assert read_resumptions(tmp_path) == marks
 
 
 def _constant(self, model, batches):  # noqa: ARG001  an evaluation's signature

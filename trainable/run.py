@@ -1,0 +1,104 @@
+"""What every run has, whoever wrote its loop: reports, a best value, and files closed with it.
+
+What must not live here: how a run trains (`loop.py`, `own_loop.py`), or when it saves
+(`checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from trainable.checkpoint import CheckpointStore
+from trainable.health import Watch
+from trainable.history import History, Row
+from trainable.manifest import Pointer
+
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known at the end of an epoch.
+
+    Attributes:
+        step: Optimizer steps completed.
+        epoch: Epochs completed.
+        metrics: The boundary's own metrics: the last row's.
+        rows: Everything logged since the previous report, the boundary's own row last.
+        checkpoint: The newest committed generation; the finished report's is this run's last.
+        finished: This was the last epoch.
+        signals: What deserves a look, in sentences; see `health.py`.
+    """
+
+    step: int
+    epoch: int
+    metrics: dict[str, float]
+    rows: list[Row]
+    checkpoint: Pointer | None
+    finished: bool
+    signals: list[str] = field(default_factory=list)
+
+
+class Run(ABC):
+    """A run that can be interrupted and resumed; a context manager that closes it.
+
+    Args:
+        store: Its checkpoints.
+        history: Its curve.
+        resumed_at: The step from which this process goes on; 0 when the run starts from the
+            beginning.
+        earlier: Rows written before the run was interrupted.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: CheckpointStore,
+        history: History,
+        resumed_at: int,
+        earlier: Sequence[Row] = (),
+    ) -> None:
+        self.store = store
+        self.resumed_at = resumed_at
+        self._history = history
+        self._watch = Watch()
+        self._watch.recall(earlier)
+
+    @abstractmethod
+    def events(self) -> Iterator[Report]:
+        """Train, and yield a report at the end of each epoch."""
+
+    def close(self) -> None:
+        """End what the loop holds and wait for what is being written. Safe to call twice."""
+        with ExitStack() as last_comes_first:
+            last_comes_first.callback(self._history.close)
+            last_comes_first.callback(self.store.wait)
+            last_comes_first.callback(self._release)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def _release(self) -> None:
+        """End the loop's processes and generators."""
+
+    def _report(
+        self, step: int, epoch: int, metrics: dict[str, float], rows: list[Row], *, finished: bool
+    ) -> Report:
+        signals = self._watch.sentences() if rows else []
+        return Report(step, epoch, dict(metrics), rows, self.store.pointer, finished, signals)
+
+
+def is_better(value: float, best: float | None, mode: Mode) -> bool:
+    """Whether a value is the best so far: NaN and infinity never, and of equals the earlier."""
+    if not math.isfinite(value):
+        return False
+    return best is None or (value < best if mode == "min" else value > best)
