@@ -7,36 +7,16 @@ What must not live here: what of it must be true (see `harness.py`).
 from __future__ import annotations
 
 import hashlib
-import sqlite3
-from collections import Counter
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from sweeps.ledger import Ledger
 from tests.chaos.sandbox import Sandbox
+from tests.chaos.tracking_service import Run, read_store
 from trainable.checkpoint import CheckpointStore
-
-# What a clock measured is different in every run.
-_BY_THE_CLOCK = ("train/samples_per_second", "train/seconds", "train/device_seconds")
-
-
-@dataclass
-class Run:
-    """One run in the tracking store.
-
-    Attributes:
-        run_id: Its id there.
-        status: As MLflow spells it.
-        tags: All of them.
-        points: How often each (key, step, value) is there.
-    """
-
-    run_id: str
-    status: str
-    tags: dict[str, str] = field(default_factory=dict)
-    points: Counter[tuple[str, int, float]] = field(default_factory=Counter)
+from trainable.diagnostics import MEASURED
 
 
 @dataclass
@@ -46,7 +26,7 @@ class Outcome:
     Attributes:
         trials: What `sweep trials --json` says.
         status: What `sweep status --json` says.
-        states: The newest saved state of each trial, without what a clock measured.
+        states: The newest saved state of each trial, without what was measured.
         runs: Each trial's runs; None holds those of the sweep itself.
         num_forward: How many forward passes were executed.
         seconds: How long the driver ran that brought it to its end.
@@ -82,30 +62,25 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
 
 
 def read_state(sandbox: Sandbox, number: int) -> dict[str, Any]:
-    """The newest saved state of a trial, without what a clock measured; empty without one."""
+    """The newest saved state of a trial, without what was measured; empty without one."""
     store = CheckpointStore(sandbox.paths.trial(number))
     newest = store.newest()
-    return _without_clock(store.load(newest)) if newest is not None else {}
+    return _without_measured(store.load(newest)) if newest is not None else {}
 
 
 def read_runs(sandbox: Sandbox) -> dict[int | None, list[Run]]:
-    """Every run of the tracking store, deleted ones included, straight from its tables."""
-    path = sandbox.cli.root / "mlflow.db"
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-        runs = {
-            run_id: Run(run_id, status if stage == "active" else stage)
-            for run_id, status, stage in db.execute(
-                "SELECT run_uuid, status, lifecycle_stage FROM runs"
-            )
-        }
-        for run_id, key, value in db.execute("SELECT run_uuid, key, value FROM tags"):
-            runs[run_id].tags[key] = value
-        rows = db.execute("SELECT run_uuid, key, step, value, is_nan FROM metrics")
-        for run_id, key, step, value, is_nan in rows:
-            if key not in _BY_THE_CLOCK:
-                runs[run_id].points[key, step, float("nan") if is_nan else value] += 1
+    """Every run of the sweep in the tracking store, without what was measured.
+
+    A store of the sandbox's own holds nothing else, so that runs which lost their tags count too.
+    """
+    if sandbox.store is None:
+        runs = read_store(f"sqlite:///{sandbox.cli.root / 'mlflow.db'}")
+    else:
+        runs = read_store(sandbox.store, Ledger.open(sandbox.paths.ledger).sweep_id)
     found: dict[int | None, list[Run]] = {}
-    for run in runs.values():
+    for run in runs:
+        for point in [point for point in run.points if point[0] in MEASURED]:
+            del run.points[point]
         number = run.tags.get("gradsweep.trial")
         found.setdefault(None if number is None else int(number), []).append(run)
     return found
@@ -134,9 +109,9 @@ def _feed(found: Any, value: Any) -> None:
         found.update(f"{type(value).__name__}={value!r}".encode())
 
 
-def _without_clock(value: Any) -> Any:
+def _without_measured(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _without_clock(v) for k, v in value.items() if k not in _BY_THE_CLOCK}
+        return {k: _without_measured(v) for k, v in value.items() if k not in MEASURED}
     if isinstance(value, (list, tuple)):
-        return [_without_clock(entry) for entry in value]
+        return [_without_measured(entry) for entry in value]
     return value
