@@ -25,6 +25,7 @@ from tracking.recorder import Status
 _LINGER_SECONDS = 0.5
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 30.0
+_SILENCE_SECONDS = 10.0
 _SWEEP_ID = re.compile(r"[\w.-]{1,200}")
 
 
@@ -86,6 +87,9 @@ class MlflowRecorder:
         self._closing = threading.Event()
         self._ready = threading.Event()
         self._deadline = float("inf")
+        self._closing_since = float("inf")
+        self._is_down = False
+        self._heard = time.monotonic()  # when the server last did what it was asked
         if announce:
             self._start(SWEEP, params, tags)
         self._thread = threading.Thread(target=self._run, name="tracking-outbox", daemon=True)
@@ -155,11 +159,13 @@ class MlflowRecorder:
         return left
 
     def close(self, timeout: float) -> int:
-        """Deliver for at most `timeout` seconds, then stop.
+        """Deliver for at most `timeout` seconds, then stop; with a server that does not answer,
+        after 10 s: whoever waits for the prompt is told to deliver later.
 
         Returns:
             How many records still wait; `sync` or the next recorder on the outbox delivers them.
         """
+        self._closing_since = min(self._closing_since, time.monotonic())
         deadline = time.monotonic() + max(timeout, 0.0)
         self._deadline = min(self._deadline, deadline)
         self._closing.set()
@@ -174,7 +180,6 @@ class MlflowRecorder:
     def _run(self) -> None:
         delay = _FIRST_DELAY_SECONDS
         delivery: Delivery | None = None
-        is_down = False
         try:
             while not self._is_over():
                 try:
@@ -193,14 +198,14 @@ class MlflowRecorder:
                         )
                     delivery.connect()
                     self._work.clear()
-                    delivery.drain(self._is_over)
+                    delivery.drain(self._is_over_between_batches)
                 except Exception as error:
                     # Whatever went wrong between here and the server's disk, the records are safe
                     # in the outbox and the sweep goes on: the only right thing is to try again
                     # later.
                     if delivery is not None:
                         delivery.disconnect()
-                    level = logging.DEBUG if is_down else logging.WARNING
+                    level = logging.DEBUG if self._is_down else logging.WARNING
                     logger.log(
                         level,
                         "%d records wait, the tracking server does not answer (%s: %s)",
@@ -208,13 +213,13 @@ class MlflowRecorder:
                         type(error).__name__,
                         redact(str(error)).strip().split("\n")[0][:300],
                     )
-                    is_down = True
+                    self._is_down = True
                     self._pause(delay)
                     delay = min(2 * delay, _MAX_DELAY_SECONDS)
                     continue
-                if is_down:
+                if self._is_down:
                     logger.info("the tracking server answers again")
-                is_down, delay = False, _FIRST_DELAY_SECONDS
+                self._is_down, delay = False, _FIRST_DELAY_SECONDS
                 if self.parent_run_id is not None:
                     self._ready.set()
                 if self._closing.is_set():
@@ -227,9 +232,15 @@ class MlflowRecorder:
             self._outbox.close()
 
     def _is_over(self) -> bool:
-        return time.monotonic() >= self._deadline or (
-            self._closing.is_set() and not self._outbox.pending
-        )
+        if not self._closing.is_set():
+            return False
+        now = time.monotonic()
+        silence = now - max(self._heard, self._closing_since) if self._is_down else 0.0
+        return now >= self._deadline or not self._outbox.pending or silence >= _SILENCE_SECONDS
+
+    def _is_over_between_batches(self) -> bool:
+        self._heard = time.monotonic()
+        return self._is_over()
 
     def _pause(self, seconds: float) -> None:
         """Wait, but while closing no longer than makes sense before the deadline."""
