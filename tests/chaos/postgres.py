@@ -13,7 +13,10 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 
@@ -55,32 +58,32 @@ class Cluster:
         """The address of its database, for SQLAlchemy."""
         return f"postgresql+psycopg2://{_USER}@/postgres?host={self._directory}"
 
-    def query(self, statement: str) -> list[tuple[object, ...]]:
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
         """Ask a question of the database."""
-        connection = psycopg2.connect(user=_USER, dbname="postgres", host=str(self._directory))
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
-                return list(cursor.fetchall())
-        finally:
-            connection.close()
+        with closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
 
-    def crash(self) -> None:
-        """Stop at once, as when the power goes off: what was not committed is gone."""
-        self._control("stop", "-m", "immediate")
+    def restart_while_writing(self, table: str, *, seconds: float = 60.0) -> None:
+        """Crash in the middle of a transaction that writes to a table, and start again.
 
-    def start(self) -> None:
-        """Start after a crash, and wait until it answers."""
-        self._control("start")
-
-    def restart(self) -> None:
-        """Crash and start again."""
-        self._control("restart", "-m", "immediate")
+        A lock keeps the next writer waiting in its transaction until the crash ends both.
+        """
+        with closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE")
+            deadline = time.monotonic() + seconds
+            while not self.query(
+                "SELECT 1 FROM pg_stat_activity "
+                f"WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO {table}%'"
+            ):
+                assert time.monotonic() < deadline, f"nobody wrote to {table}"
+                time.sleep(0.02)
+            self._control("restart", "-m", "immediate")
 
     def close(self) -> None:
         """Stop it and remove its files."""
         if (self._data / "postmaster.pid").exists():
-            self.crash()
+            self._control("stop", "-m", "immediate")
         shutil.rmtree(self._directory)
 
     def __enter__(self) -> Cluster:
@@ -88,6 +91,9 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _connect(self) -> Any:
+        return psycopg2.connect(user=_USER, dbname="postgres", host=str(self._directory))
 
     def _control(self, verb: str, *arguments: str) -> None:
         options = f"-c listen_addresses= -c unix_socket_directories={self._directory}"
