@@ -17,7 +17,7 @@ from ray.tune.experiment import Trial
 from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, catch_up
 from sweeps.facts import trial_facts
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
-from sweeps.ledger import Ending, Ledger
+from sweeps.ledger import Ending, Ledger, TrialRecord
 from sweeps.parameters import trial_parameters
 from sweeps.reconcile import missed
 from sweeps.spec import SweepSpec
@@ -58,6 +58,7 @@ class Bookkeeper(Callback):
         spec: The sweep.
         paths: Where each trial's directory is.
         on_step: Called once per turn of Tune's loop; the sweep's owner acts on signals there.
+        on_end: Called with the record of each trial that has its end.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Bookkeeper(Callback):
         view: View,
         *,
         on_step: Callable[[], None],
+        on_end: Callable[[TrialRecord], None],
     ) -> None:
         self._spec = spec
         self._paths = paths
@@ -76,6 +78,7 @@ class Bookkeeper(Callback):
         self._recorder = recorder
         self._view = view
         self._on_step = on_step
+        self._on_end = on_end
         self._live: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -202,4 +205,6 @@ class Bookkeeper(Callback):
         self._recorder.finish(number, status, tags)
         self._ledger.finish(number, ending, reason=reason, traceback=traceback)
         self._live.discard(number)
-        self._view.ended(number, ending, self._ledger.trial(number).value, reason)
+        record = self._ledger.trial(number)
+        self._view.ended(number, ending, record.value, reason)
+        self._on_end(record)

@@ -110,10 +110,13 @@ def run(
 ) -> None:
     """Run a sweep."""
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
+    from sweeps.lock import SweepHeld, is_held, read_holder
 
     with _input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
+        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
+            raise SweepHeld(paths.name, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths.name)
         _run(paths, spec, new=True, grace=grace)
@@ -146,11 +149,17 @@ def resume(
 def list_command(root: Root = None, as_json: AsJson = False) -> None:
     """List the sweeps below the root."""
     from sweeps import display
-    from sweeps.layout import list_sweeps, resolve_root
+    from sweeps.layout import LedgerError, list_sweeps, resolve_root
     from sweeps.results import SweepView
+    from sweeps.revisions import RevisionError
 
     with _input_errors():
-        found = [SweepView(paths).status() for paths in list_sweeps(resolve_root(root))]
+        found = []
+        for paths in list_sweeps(resolve_root(root)):
+            try:
+                found.append(SweepView(paths).status())
+            except (RevisionError, LedgerError) as error:
+                _warn(str(error))  # the others are shown nevertheless
     _show(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
 
 
@@ -326,11 +335,17 @@ def _view(name: str, root: Path | None) -> SweepView:
     from sweeps.layout import SweepPaths, resolve_root
     from sweeps.results import SweepView
 
-    return SweepView(SweepPaths(resolve_root(root), name))
+    view = SweepView(SweepPaths(resolve_root(root), name))
+    if view.damage:
+        _warn(view.damage)
+    return view
 
 
 def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoReturn:
     """Check, run, say how it ended and what comes next."""
+    from sweeps import display
+    from sweeps.layout import LedgerBusy, LedgerError
+    from sweeps.lock import LockLost
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
@@ -352,9 +367,17 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
             spinner.update(what)
             spinner.start()
 
-        outcome: Outcome = run_sweep(
-            paths, spec, ways, machine, make_view, new=new, grace=grace, say=say, warn=_warn
-        )
+        try:
+            outcome: Outcome = run_sweep(
+                paths, spec, ways, machine, make_view, new=new, grace=grace, say=say, warn=_warn
+            )
+        except (LedgerError, LockLost, OSError) as error:
+            spinner.stop()
+            _say_cause(str(error))
+            if paths.exists():
+                display.resume(err, paths)
+            by_another = isinstance(error, LedgerBusy | LockLost)
+            raise typer.Exit(HELD if by_another else WRONG_INPUT) from None
     _end(outcome, paths)
 
 
@@ -377,20 +400,24 @@ def _warn(message: str) -> None:
     err.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _fail(message: str, *, code: int) -> NoReturn:
+def _say_cause(message: str) -> None:
     err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _fail(message: str, *, code: int) -> NoReturn:
+    _say_cause(message)
     raise typer.Exit(code)
 
 
 @contextmanager
 def _input_errors() -> Iterator[None]:
     """What the user can put right becomes a message and exit code 2; a held sweep becomes 4."""
-    from sweeps.layout import LedgerError
+    from sweeps.layout import LedgerBusy, LedgerError
     from sweeps.lock import SweepHeld
 
     try:
         yield
-    except SweepHeld as error:
+    except (SweepHeld, LedgerBusy) as error:
         _fail(str(error), code=HELD)
     except (ValueError, OSError, LedgerError) as error:
         if type(error) is ValueError:

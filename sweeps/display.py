@@ -213,8 +213,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             f"{result.pending} records wait in the outbox; the next resume delivers them",
             highlight=False,
         )
-    sweep = _command()
-    where = "" if paths.root == Path("runs").absolute() else f" --root {paths.root}"
+    sweep, where = _command(), _where(paths)
     if result.exit_code == 0:
         for what, command in (
             ("compare in MLflow", f"ui {name}{where}"),
@@ -230,7 +229,17 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         err.print(
             "interrupted; every trial continues from its last checkpoint with:", highlight=False
         )
-        err.print(f"{sweep} resume {name}{where}", highlight=False, soft_wrap=True)
+        resume(err, paths)
+
+
+def resume(err: Console, paths: SweepPaths) -> None:
+    """The command that continues a sweep; the last line of an abnormal end."""
+    line = f"{_command()} resume {paths.name}{_where(paths)}"
+    err.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _where(paths: SweepPaths) -> str:
+    return "" if paths.root == Path("runs").absolute() else f" --root {paths.root}"
 
 
 def _command() -> str:

@@ -60,6 +60,8 @@ def start(token: str, machine: Machine, *, concurrency: int) -> bool:
     """
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(concurrency)
     logging.getLogger("ray").setLevel(logging.ERROR)
+    # Of a lost worker Tune prints its own stack; the trial's reason says what happened.
+    logging.getLogger("ray.tune.execution.tune_controller").setLevel(logging.CRITICAL)
     import ray
 
     if ray.is_initialized():

@@ -3,7 +3,7 @@
     <root>/                        default ./runs, or --root, or SWEEP_ROOT
       mlflow.db  mlartifacts/      the embedded tracking store
       <sweep>/
-        sweep.yaml                 the spec as resolved
+        sweep.yaml                 the spec as resolved, one revision after another
         ledger.db  lock  control/  outbox/
         trials/0007/               one training run's directory, owned by `trainable`
         ray/attempt-001/           Ray Tune's own files; may be deleted at any time
@@ -97,7 +97,17 @@ class SweepExists(ValueError):
 
 
 class LedgerError(Exception):
-    """The ledger is missing or cannot be read."""
+    """The ledger is missing or cannot be used."""
+
+
+class LedgerBusy(LedgerError):
+    """Another process held the ledger for longer than is waited."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__(
+            f"another process has held the ledger {path} for {seconds:g} s; its transactions take "
+            "milliseconds; end what has the file open, then resume"
+        )
 
 
 def list_sweeps(root: Path) -> list[SweepPaths]:

@@ -7,21 +7,28 @@ three ends. What must not live here: Ray, files of training runs, tracking.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import functools
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import SQLAlchemyError
 
-from sweeps.layout import LedgerError
+from sweeps.layout import LedgerBusy, LedgerError
 
 Ending = Literal["complete", "pruned", "failed"]
+
+WAIT_SECONDS = 30.0
+"""How long another process' transaction is waited for."""
 
 _STUDY = "sweep"
 _STATES: dict[TrialState, str] = {
@@ -61,19 +68,39 @@ class TrialRecord:
         return self.state in _ENDINGS
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _storing(
+    method: Callable[Concatenate[Ledger, _P], _T],
+) -> Callable[Concatenate[Ledger, _P], _T]:
+    """Make errors of the storage below a method errors of the ledger."""
+
+    @functools.wraps(method)
+    def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with _clear_errors(self.path):
+            return method(self, *args, **kwargs)
+
+    return wrapped
+
+
 class Ledger:
     """A sweep's trials in an Optuna study.
 
+    Every method may raise `LedgerBusy` when another process does not let go of the file, and
+    `LedgerError` when the file cannot be used.
+
     Args:
-        url: The storage, such as `sqlite:///runs/digits/ledger.db`.
+        path: The database.
         study: The opened study.
         storage: The storage below the study.
     """
 
     def __init__(
-        self, url: str, study: optuna.Study, storage: optuna.storages.BaseStorage
+        self, path: Path, study: optuna.Study, storage: optuna.storages.BaseStorage
     ) -> None:
-        self.url = url
+        self.path = path
         self._study = study
         self._storage = storage
         self._study.get_trials(
@@ -88,41 +115,53 @@ class Ledger:
         Raises:
             LedgerError: There is one already.
         """
-        url, storage = _open_storage(path)
         direction = StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE
-        try:
-            study = optuna.create_study(storage=storage, study_name=_STUDY, direction=direction)
-        except optuna.exceptions.DuplicatedStudyError:
-            raise LedgerError(f"{path} already holds a ledger") from None
-        study.set_user_attr("sweep_id", sweep_id)
-        return cls(url, study, storage)
+        with _clear_errors(path):
+            storage = _open_storage(path)
+            try:
+                study = optuna.create_study(
+                    storage=storage, study_name=_STUDY, direction=direction
+                )
+            except optuna.exceptions.DuplicatedStudyError:
+                raise LedgerError(f"{path} already holds a ledger") from None
+            study.set_user_attr("sweep_id", sweep_id)
+            return cls(path, study, storage)
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """Open an existing ledger.
+        """Open an existing ledger. One that is damaged is left as it is.
 
         Raises:
             LedgerError: There is none, or it is not readable as one.
         """
-        if not path.exists():
-            raise LedgerError(f"there is no ledger at {path}")
-        try:
-            url, storage = _open_storage(path)
-            study = optuna.load_study(storage=storage, study_name=_STUDY)
-        except (optuna.exceptions.StorageInternalError, DatabaseError, KeyError) as error:
-            raise LedgerError(f"{path} is not a readable ledger: {error}") from error
-        return cls(url, study, storage)
+        with _clear_errors(path):
+            # Asked before Optuna is, which would make tables of its own in a file that lost them.
+            if num_trials(path) is None:
+                raise _damaged(path, "it holds no study")
+            try:
+                storage = _open_storage(path)
+                study = optuna.load_study(storage=storage, study_name=_STUDY)
+                return cls(path, study, storage)
+            except SQLAlchemyError:
+                raise
+            except Exception as error:  # a flipped bit may surface in any decoder below
+                if isinstance(error, optuna.exceptions.StorageInternalError):
+                    raise
+                raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
     @property
+    @_storing
     def sweep_id(self) -> str:
         """The sweep's identity, by which tracking finds its runs again."""
         return str(self._study.user_attrs["sweep_id"])
 
     @property
+    @_storing
     def concluded(self) -> int:
         """How many trials the sweep had when its best was last published; 0 before."""
         return int(self._study.user_attrs.get("concluded", 0))
 
+    @_storing
     def conclude(self) -> None:
         """Note that everything about the trials so far has been handed to tracking."""
         self._study.set_user_attr("concluded", len(self.trials()))
@@ -131,10 +170,12 @@ class Ledger:
     def minimize(self) -> bool:
         return self._study.direction == StudyDirection.MINIMIZE
 
+    @_storing
     def trials(self) -> list[TrialRecord]:
         """All trials, in the order of their numbers."""
         return [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
 
+    @_storing
     def trial(self, number: int) -> TrialRecord:
         """One trial.
 
@@ -143,18 +184,21 @@ class Ledger:
         """
         return self._record(self._storage.get_trial(self._id(number)))
 
+    @_storing
     def best(self) -> TrialRecord | None:
         """The complete trial with the best value; None when none is complete."""
         complete = [t for t in self.trials() if t.state == "complete" and t.value is not None]
         pick = min if self.minimize else max
         return pick(complete, key=lambda t: t.value or 0.0, default=None)
 
+    @_storing
     def ask(self, space: Mapping[str, BaseDistribution], sampler: BaseSampler) -> TrialRecord:
         """Create the next trial, with parameters from `sampler`."""
         self._study.sampler = sampler
         trial = self._study.ask(dict(space))
         return self.trial(trial.number)
 
+    @_storing
     def complete_parameters(
         self, number: int, space: Mapping[str, BaseDistribution], sampler: BaseSampler
     ) -> TrialRecord:
@@ -167,6 +211,7 @@ class Ledger:
             trial._suggest(name, distribution)
         return self.trial(number)
 
+    @_storing
     def start(self, number: int) -> int:
         """Count an attempt at a trial.
 
@@ -177,6 +222,7 @@ class Ledger:
         self._storage.set_trial_user_attr(self._id(number), "attempts", attempts)
         return attempts
 
+    @_storing
     def report(self, number: int, *, epoch: int, step: int, value: float) -> None:
         """Record the metric after an epoch. A repeated epoch is left as it was first told."""
         trial = self._storage.get_trial(self._id(number))
@@ -187,6 +233,7 @@ class Ledger:
             self._id(number), "progress", {"step": step, "epoch": epoch}
         )
 
+    @_storing
     def finish(
         self,
         number: int,
@@ -235,10 +282,65 @@ class Ledger:
         )
 
 
-def _open_storage(path: Path) -> tuple[str, optuna.storages.RDBStorage]:
+def num_trials(path: Path) -> int | None:
+    """Count a ledger's trials without changing anything; None when it holds no study.
+
+    Raises:
+        LedgerError: There is no such file, or it is not a sound database.
+    """
+    if not path.exists():
+        raise LedgerError(f"there is no ledger at {path}")
+    with _clear_errors(path), contextlib.closing(_connect(path)) as db:
+        if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise _damaged(path, verdict)
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'studies'").fetchone():
+            return None
+        if not db.execute("SELECT 1 FROM studies").fetchone():
+            return None
+        return int(db.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # "rw" never creates a file, and rolls back what a driver that died had not committed.
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=WAIT_SECONDS)
+
+
+def _open_storage(path: Path) -> optuna.storages.RDBStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    url = f"sqlite:///{path}"
     # Looking commands read while the driver writes; SQLite then waits for the other's transaction
     # instead of failing.
-    storage = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
-    return url, storage
+    return optuna.storages.RDBStorage(
+        f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": WAIT_SECONDS}}
+    )
+
+
+@contextlib.contextmanager
+def _clear_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
+        cause = _sqlite_error(error)
+        reason = str(cause or error).splitlines()[0]
+        if "locked" in reason or "busy" in reason:
+            raise LedgerBusy(path, WAIT_SECONDS) from error
+        if isinstance(cause, sqlite3.OperationalError) and "no such" not in reason:
+            free = shutil.disk_usage(path.parent).free
+            raise LedgerError(
+                f"the ledger {path} cannot be used: {reason}; {free} bytes are free on that disk; "
+                "what it holds is untouched; correct this, then resume"
+            ) from error
+        raise _damaged(path, reason) from error
+
+
+def _sqlite_error(error: BaseException | None) -> sqlite3.Error | None:
+    """Return the error of SQLite itself below those of the layers above it."""
+    while error is not None and not isinstance(error, sqlite3.Error):
+        error = getattr(error, "orig", None) or error.__cause__
+    return error
+
+
+def _damaged(path: Path, reason: str) -> LedgerError:
+    return LedgerError(
+        f"{path} is not a readable ledger: {reason}; it is one SQLite database, the record of all "
+        "trials; it is left as it is; restore it from a backup"
+    )

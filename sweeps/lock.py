@@ -1,12 +1,14 @@
 """One driver per sweep: an advisory file lock whose holder is named.
 
 The kernel drops the lock when its holder dies, however it dies, so a dead holder never needs a
-time-out. The file's content says who holds it, or who held it last: the next holder uses that
-to clean up after a dead one.
+time-out, and a stopped one keeps it. On a shared path the file system carries the lock between
+hosts, as NFS does. The file's content says who holds it, or who held it last: the next holder uses
+that to clean up after a dead one. A holder whose file was removed or replaced is one no longer.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -29,12 +31,28 @@ class Holder:
     token: str
     """Unique per driver; every process it starts carries it in its environment."""
 
+    def describe(self) -> str:
+        """Say who it is: `process 4711 on gpu-3, since 2026-11-20 17:20:11`."""
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
+        return f"process {self.pid} on {self.host}, since {since}"
+
+
+class LockLost(Exception):
+    """The lock's file was removed or replaced: another driver may run the sweep by now."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"the lock {path} was removed or replaced under this driver; only its holder may "
+            "write to a sweep; this driver left without writing; see who runs it with: "
+            f"sweep status {path.parent.name}"
+        )
+
 
 class SweepHeld(Exception):
     """Another driver holds the sweep."""
 
     def __init__(self, name: str, holder: Holder | None) -> None:
-        who = f"process {holder.pid} on {holder.host}" if holder else "another process"
+        who = holder.describe() if holder else "another process"
         super().__init__(
             f"sweep '{name}' is already being run by {who}; only one driver may run a sweep; "
             f"watch it with: sweep status {name} --watch"
@@ -58,20 +76,43 @@ class SweepLock:
             SweepHeld: Another live process holds it.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  the lock lives as long as the file is open
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise SweepHeld(self._path.parent.name, read_holder(self._path)) from None
+        while True:
+            file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  the lock lives as long as the file is open
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                raise SweepHeld(self._path.parent.name, _read_live_holder(self._path)) from None
+            self._file = file
+            if self.is_ours():
+                break
+            file.close()  # removed between opening and locking it: this is nobody's lock
         self.previous = read_holder(self._path)
         holder = Holder(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
         file.truncate(0)
         file.write(json.dumps(asdict(holder)))
         file.flush()
         os.fsync(file.fileno())
-        self._file = file
         return holder
+
+    def check(self) -> None:
+        """Make sure that the lock is still this process'; costs one look at the file's inode.
+
+        Raises:
+            LockLost: It is not; nothing may be written to the sweep any more.
+        """
+        if not self.is_ours():
+            raise LockLost(self._path)
+
+    def is_ours(self) -> bool:
+        """Whether the file that was locked is still the one in its place."""
+        assert self._file is not None, "acquire comes first"
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):  # removed here, or by another host
+                return False
+            raise
 
     def release(self) -> None:
         """Give the lock up and leave no holder behind."""
@@ -87,6 +128,15 @@ def read_holder(path: Path) -> Holder | None:
         return Holder(**json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
+
+
+def _read_live_holder(path: Path) -> Holder | None:
+    """The holder, who between locking the file and writing into it may take a moment."""
+    for _ in range(20):
+        if (holder := read_holder(path)) is not None:
+            return holder
+        time.sleep(0.05)
+    return None
 
 
 def is_held(path: Path) -> bool:

@@ -20,10 +20,10 @@ from typing import Any
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.lock import is_held
-from sweeps.spec import SweepSpec, load_spec
+from sweeps.revisions import read_spec
+from sweeps.spec import SweepSpec
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore, rank
-from trainable.config import TrialConfig
 
 STATES = ("waiting", "running", "complete", "pruned", "failed")
 
@@ -67,10 +67,6 @@ class NoBest(Exception):
     """No trial has completed, so there is no best one."""
 
 
-class NotDrawn(Exception):
-    """A trial's pictures could not be drawn."""
-
-
 class SweepView:
     """One sweep, read at one moment.
 
@@ -83,7 +79,9 @@ class SweepView:
             raise UnknownSweep(paths.name, paths.root)
         self.paths = paths
         self.running = is_held(paths.lock)
-        self.spec: SweepSpec = load_spec(paths.spec)
+        revision = read_spec(paths.spec)
+        self.spec: SweepSpec = revision.spec
+        self.damage = revision.damage
         self.ledger = Ledger.open(paths.ledger)
         self.records = self.ledger.trials()
         self.delivered: Delivered = read_outbox(paths.outbox)
@@ -228,33 +226,6 @@ def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
         raise NoBest(child.stderr.strip().splitlines()[-1])
     shutil.copyfile(trial_directory / TRIAL_CONFIG, config)
     return [weights, config]
-
-
-def draw_trial(trial_directory: Path, config: TrialConfig, directory: Path) -> list[Path]:
-    """Draw a trial's pictures from its rows.
-
-    Args:
-        trial_directory: The trial's own directory.
-        config: Its configuration.
-        directory: Where to write; made when missing.
-
-    Returns:
-        The files written.
-
-    Raises:
-        NotDrawn: It could not be done; the message says why.
-    """
-    # A child process, for the same reason as in `export_trial`.
-    child = subprocess.run(
-        [sys.executable, "-m", "trainable.figures", str(trial_directory), str(directory)],
-        input=config.model_dump_json(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if child.returncode:
-        raise NotDrawn((child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1])
-    return [Path(line) for line in child.stdout.splitlines()]
 
 
 def format_number(value: Any) -> str:

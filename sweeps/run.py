@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ray import tune
+from ray.tune import TuneError
 from ray.tune.schedulers import TrialScheduler
 
 from sweeps import engine
@@ -25,25 +26,30 @@ from sweeps.callbacks import Bookkeeper, View
 from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, apply
 from sweeps.facts import gather
 from sweeps.interrupt import Interruption
-from sweeps.layout import SweepExists, SweepPaths, artifact_root, tracking_uri
-from sweeps.ledger import Ledger, TrialRecord
+from sweeps.layout import LedgerError, SweepExists, SweepPaths, artifact_root, tracking_uri
+from sweeps.ledger import Ledger, TrialRecord, num_trials
 from sweeps.lock import SweepLock
 from sweeps.orphans import end_orphans, kill_children
 from sweeps.parameters import flatten
-from sweeps.problems import SpecError
+from sweeps.pictures import Gallery
 from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
-from sweeps.results import NO_SUCCESS, NoBest, NotDrawn, Outcome, draw_trial, export_trial
+from sweeps.results import NO_SUCCESS, NoBest, Outcome, export_trial
+from sweeps.revisions import write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
 from sweeps.spec import SweepSpec
 from tracking.mlflow_recorder import MlflowRecorder
+from tracking.outbox_file import OutboxError
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from trainable.ray_adapter import TuneTrial
 
 ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
+
+_SECONDS_FOR_PICTURES = 10.0
+"""What the end of a sweep waits for pictures of trials, beside the best one's weights."""
 
 
 def run_sweep(
@@ -73,6 +79,9 @@ def run_sweep(
     Raises:
         SweepHeld: Another driver holds it.
         SweepExists: `new`, and the name is taken.
+        LockLost: The lock was taken away from under this driver.
+        LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
+        StrangerInTheWay: A new trial would find files that are not its own.
     """
     lock = SweepLock(paths.lock)
     token = lock.acquire().token
@@ -91,7 +100,7 @@ def run_sweep(
                 on_first=lambda: _request_drain(paths.drain),
                 on_second=lambda: _leave_at_once(token, paths),
             )
-            with interruption:
+            with interruption, Gallery(spec, paths, ledger, recorder) as gallery:
                 finished = sum(trial.finished for trial in ledger.trials())
                 if finished < spec.trials:
                     say("starting Ray")
@@ -99,17 +108,30 @@ def run_sweep(
                     interruption.reinstall()
                     try:
                         with make_view(finished) as view:
-                            _tune(paths, spec, plan, ledger, recorder, view, interruption, grace)
+                            _tune(
+                                paths,
+                                spec,
+                                plan,
+                                ledger,
+                                recorder,
+                                gallery,
+                                view,
+                                interruption,
+                                grace,
+                                lock,
+                            )
                     finally:
                         if ours:
                             engine.stop(token)
                     shutil.rmtree(paths.ray, ignore_errors=True)
+                lock.check()
                 say("delivering to the tracking store")
-                return _conclude(paths, spec, ledger, recorder, interruption)
+                return _conclude(paths, ledger, recorder, gallery, interruption)
         finally:
             recorder.close(timeout=0.0)
     finally:
-        paths.drain.unlink(missing_ok=True)
+        if lock.is_ours():  # what lies there is otherwise another driver's
+            paths.drain.unlink(missing_ok=True)
         lock.release()
 
 
@@ -120,10 +142,20 @@ def _open_ledger(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> Ledger:
     if not new:
         ledger = Ledger.open(paths.ledger)
     else:
-        paths.ledger.unlink(missing_ok=True)  # of a driver that died before the sweep existed
+        _remove_unborn(paths)
         ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id=uuid.uuid4().hex)
-    _write_atomically(paths.spec, spec.to_yaml())
+    write_spec(paths.spec, spec)
     return ledger
+
+
+def _remove_unborn(paths: SweepPaths) -> None:
+    """Remove what a driver left that died before the sweep existed; never a ledger of trials."""
+    if paths.ledger.exists() and num_trials(paths.ledger):
+        raise LedgerError(
+            f"{paths.spec} is gone, but {paths.ledger} holds trials; a sweep of that name is not "
+            "begun anew; restore the spec from a backup, or choose another name with --name"
+        )
+    paths.ledger.unlink(missing_ok=True)
 
 
 def _open_recorder(
@@ -174,9 +206,11 @@ def _tune(
     plan: Plan,
     ledger: Ledger,
     recorder: Recorder,
+    gallery: Gallery,
     view: View,
     interruption: Interruption,
     grace: float,
+    lock: SweepLock,
 ) -> None:
     scheduler = _scheduler(spec)
     for trial in ledger.trials():
@@ -192,11 +226,14 @@ def _tune(
     )
 
     def look_for_signals() -> None:
+        lock.check()
         searcher.draining = interruption.requested
         if interruption.seconds > grace:
             raise _GraceExpired
 
-    bookkeeper = Bookkeeper(spec, paths, ledger, recorder, view, on_step=look_for_signals)
+    bookkeeper = Bookkeeper(
+        spec, paths, ledger, recorder, view, on_step=look_for_signals, on_end=gallery.add
+    )
     tuner = tune.Tuner(
         tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
         tune_config=tune.TuneConfig(
@@ -215,13 +252,18 @@ def _tune(
         tuner.fit()
     except _GraceExpired:
         bookkeeper.interrupt_live()  # they continue from their last checkpoint
+    except TuneError as error:
+        # Tune turns what a callback raises into text, and keeps the error itself as the context.
+        if isinstance(error.__context__, LedgerError | OutboxError):
+            raise error.__context__ from None
+        raise
 
 
 def _conclude(
     paths: SweepPaths,
-    spec: SweepSpec,
     ledger: Ledger,
     recorder: MlflowRecorder,
+    gallery: Gallery,
     interruption: Interruption,
 ) -> Outcome:
     best = ledger.best()
@@ -229,10 +271,11 @@ def _conclude(
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
         code = interruption.exit_code
     elif best is None:
+        gallery.finish(_SECONDS_FOR_PICTURES)
         recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})
         code = NO_SUCCESS
     else:
-        _publish_best(paths, spec, best, recorder)
+        _publish_best(paths, best, recorder, gallery)
         recorder.finish(None, "FINISHED", {})
         code = 0
     if not interruption.requested:
@@ -241,23 +284,18 @@ def _conclude(
 
 
 def _publish_best(
-    paths: SweepPaths, spec: SweepSpec, best: TrialRecord, recorder: Recorder
+    paths: SweepPaths, best: TrialRecord, recorder: Recorder, gallery: Gallery
 ) -> None:
     """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
     recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
-    trial = paths.trial(best.number)
     with (
         tempfile.TemporaryDirectory(dir=paths.directory, prefix=".export-") as directory,
-        ThreadPoolExecutor() as beside,  # each is a child process that imports for seconds
+        ThreadPoolExecutor() as beside,  # a child process that imports for seconds
     ):
-        weights = beside.submit(export_trial, trial, Path(directory, "best"))
-        try:
-            # A resumed sweep's spec may have changed so that old parameters no longer fit it.
-            config = spec.trial_config(best.number, best.params)
-            for file in draw_trial(trial, config, Path(directory, "figures")):
-                recorder.artifact(None, file, f"figures/{file.name}")
-        except (NotDrawn, SpecError) as missing:
-            recorder.tag(None, {"figures": f"missing: {missing}"})
+        weights = beside.submit(export_trial, paths.trial(best.number), Path(directory, "best"))
+        gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)
+        for picture in gallery.pictures(best.number):
+            recorder.artifact(None, picture, f"figures/{picture.name}")
         try:
             for file in weights.result():
                 recorder.artifact(None, file, f"best/{file.name}")
@@ -278,14 +316,6 @@ def _leave_at_once(token: str, paths: SweepPaths) -> None:
 
 def _next_attempt(ray_directory: Path) -> int:
     return 1 + len(list(ray_directory.glob("attempt-*")))
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
 
 
 class _GraceExpired(Exception):

@@ -1,9 +1,11 @@
 """Pictures of one run, drawn into files: norms, learning rate, the curve, a decision boundary.
 
-    python -m trainable.figures DIRECTORY TARGET < trial-config.json
+    python -m trainable.figures
 
-draws what the rows of a run's directory give, in a program of its own where Matplotlib is not
-wanted in the caller's memory, and prints the path of each picture.
+draws what the rows of runs give, in a program of its own where Matplotlib is not wanted in the
+caller's memory. Each line of its input is a request in JSON, `{"config": {...}, "directory":
+"trials/0007", "target": "figures"}`, and each line of its output the answer to one: `{"written":
+["figures/grad_norm.png", ...]}`, or `{"refused": "why"}`.
 
 Matplotlib is imported when the first picture is drawn, without a display and without its global
 state. What must not live here: numbers that are not read from a run's rows or its model.
@@ -12,13 +14,15 @@ state. What must not live here: numbers that are not read from a run's rows or i
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainable.history import Row, read_rows
+from trainable.history import Row, read_resumptions, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,14 +140,16 @@ def curve(rows: Sequence[Row], path: Path, *, metric: str, resumed_at: Iterable[
     )
     if many:
         label = "running median"
-        axes.plot(steps, _running_median(values), color=_BLUE, linewidth=1.8, label=label)
-    for index, step in enumerate(step for step in resumed_at if step > 0):
+        places, medians = _running_median(values)
+        at = [steps[place] for place in places]
+        axes.plot(at, medians, color=_BLUE, linewidth=1.8, label=label)
+    marks = [step for step in resumed_at if step > 0]
+    label = f"interrupted and resumed {len(marks)} times"
+    if len(marks) == 1:
+        label = f"interrupted; resumed after step {marks[0]:,}"
+    for index, step in enumerate(marks):
         axes.axvline(
-            step,
-            color=_ORANGE,
-            linestyle="--",
-            linewidth=1.5,
-            label=None if index else f"interrupted; resumed after step {step:,}",
+            step, color=_ORANGE, linestyle="--", linewidth=1.5, label=None if index else label
         )
     if all(value > 0 for value in values) and max(values) > 100 * min(values):
         axes.set_yscale("log")
@@ -235,7 +241,7 @@ def draw_run(
     from trainable.task import load_task
     from trainable.tasks.spiral import Spiral
 
-    written = draw_rows(config, directory, target, resumed_at=[trainer.resumed_at])
+    written = draw_rows(config, directory, target)
     if config.task.name == "spiral" and isinstance(trainer, Trainer):
         task = load_task(config.task.name, config.task.arguments)
         assert isinstance(task, Spiral)
@@ -244,21 +250,18 @@ def draw_run(
     return written
 
 
-def draw_rows(
-    config: TrialConfig, directory: Path, target: Path, *, resumed_at: Iterable[int] = ()
-) -> list[Path]:
+def draw_rows(config: TrialConfig, directory: Path, target: Path) -> list[Path]:
     """Draw every picture that the rows of a run give, without its task or its model.
 
     Args:
         config: The run's configuration.
-        directory: The run's directory, for its `metrics.jsonl`.
+        directory: The run's directory, for its curve and where that was interrupted.
         target: Where the pictures go; made when missing.
-        resumed_at: Steps from which the run went on after it had been interrupted.
 
     Returns:
         The files written.
     """
-    rows = read_rows(directory)
+    rows, resumed_at = read_rows(directory), read_resumptions(directory)
     target.mkdir(parents=True, exist_ok=True)
     logged = {name for row in rows for name in row.metrics}
     written = []
@@ -310,12 +313,11 @@ def _series(rows: Iterable[Row], metric: str) -> list[tuple[int, float]]:
     return found
 
 
-def _running_median(values: Sequence[float]) -> list[float]:
-    half = max(2, len(values) // 50)
-    return [
-        statistics.median(values[max(0, index - half) : index + half + 1])
-        for index in range(len(values))
-    ]
+def _running_median(values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """The median around some hundred places, which are more than a line shows, and these."""
+    half, places = max(2, len(values) // 50), range(0, len(values), max(1, len(values) // 400))
+    medians = [statistics.median(values[max(0, p - half) : p + half + 1]) for p in places]
+    return list(places), medians
 
 
 def _axes(title: str, size: tuple[float, float] = (7.2, 4.2)) -> tuple[Figure, Axes]:
@@ -333,16 +335,26 @@ def _axes(title: str, size: tuple[float, float] = (7.2, 4.2)) -> tuple[Figure, A
 
 def _save(figure: Figure, path: Path) -> Path:
     metadata: Mapping[str, Any] = {"Software": None} if path.suffix == ".png" else {}
-    figure.savefig(path, dpi=150, metadata=dict(metadata))
+    figure.savefig(path, dpi=120, metadata=dict(metadata))
     return path
 
 
-def _main() -> None:
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from trainable.config import TrialConfig
 
-    config = TrialConfig.model_validate_json(sys.stdin.read())
-    for path in draw_rows(config, Path(sys.argv[1]), Path(sys.argv[2])):
-        print(path)
+    config = TrialConfig.model_validate_json(json.dumps(request["config"]))
+    try:
+        written = draw_rows(config, Path(request["directory"]), Path(request["target"]))
+    # A picture that cannot be drawn must not take those of the next run with it.
+    except Exception as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    return {"written": [str(path) for path in written]}
+
+
+def _main() -> None:
+    os.nice(19)  # nobody who trains shall wait for a picture
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

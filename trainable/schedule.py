@@ -3,30 +3,30 @@
 With T steps in all, W of them warmup, and s the number of optimizer steps already taken (so s = 0
 is the first step), the peak learning rate is multiplied by
 
-    warmup    (s + 1) / (W + 1)                                   for s < W; the peak is reached at
-    s = W cosine    final + (1 - final) (1 + cos(pi p)) / 2             p = (s - W) / (T - W)
+    warmup    (s + 1) / (W + 1)  for s < W; the peak is reached at s = W
+    cosine    final + (1 - final) (1 + cos(pi p)) / 2  with p = (s - W) / (T - W)
     linear    1 - (1 - final) p
     constant  1
-    step      gamma ** (epoch // step_epochs)                     epoch = s // steps_per_epoch
-    plateau   gamma ** (drops so far)                             a drop after `patience`
-    evaluations without improvement onecycle  cosine from 1/25 up to 1, then cosine down to `final`
-    (1/250,000 when final is 0), the shape and the
-              defaults of torch.optim.lr_scheduler.OneCycleLR, with the warmup as its pct_start
+    step      gamma ** (epoch // step_epochs)  with epoch = s // steps_per_epoch
+    plateau   gamma ** (drops so far), a drop after `patience` evaluations without improvement
+    onecycle  cosine from 1/25 up to 1, then cosine down to `final` (1/250,000 when final is 0):
+              shape and defaults of torch's OneCycleLR, with the warmup as its pct_start
 
 These are torch's own schedules chained after a `LinearLR(start_factor=1 / (W + 1),
-total_iters=W)`. What must not live
-here: anything that counts steps itself.
+total_iters=W)`. What must not live here: anything that counts steps itself, and torch, beside
+its name: pictures of a schedule are drawn without it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trainable.config import ScheduleConfig
 from trainable.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 _ONECYCLE_START = 1 / 25  # OneCycleLR's div_factor
 _ONECYCLE_END = _ONECYCLE_START / 1e4  # and its final_div_factor

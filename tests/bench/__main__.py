@@ -22,6 +22,7 @@ ROWS = {
     "sweep-memory": ("tests.bench.memory:sweep_processes", "the processes of a real sweep"),
     "step": ("tests.bench.steps:steps", "P3: a step / a bare loop, MLP, CNN, transformer"),
     "compile": ("tests.bench.compiled:compiled", "train.compile: first step, and those after it"),
+    "recovery": ("tests.bench.recovery:recovery", "P7: steps executed under ten kills / useful"),
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
 }
 

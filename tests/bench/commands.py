@@ -71,6 +71,7 @@ def _write_large_sweep(root: Path) -> None:
 
     from sweeps.layout import SweepPaths
     from sweeps.ledger import Ledger
+    from sweeps.revisions import write_spec
     from sweeps.spec import load_spec
 
     file = root / "large.yaml"
@@ -78,7 +79,7 @@ def _write_large_sweep(root: Path) -> None:
     spec = load_spec(file)
     paths = SweepPaths(root, spec.name)
     paths.directory.mkdir()
-    paths.spec.write_text(spec.to_yaml())
+    write_spec(paths.spec, spec)
     ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id="bench")
     space = {key: value.to_optuna() for key, value in spec.space.items()}
     draw = numpy.random.default_rng(0)
@@ -99,4 +100,4 @@ def _write_large_sweep(root: Path) -> None:
                 user_attrs={"attempts": 1, "progress": {"step": 23 * epochs, "epoch": epochs}},
             )
         )
-    optuna.load_study(storage=ledger.url, study_name="sweep").add_trials(trials)
+    optuna.load_study(storage=f"sqlite:///{ledger.path}", study_name="sweep").add_trials(trials)

@@ -21,9 +21,9 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
-    """A directory for the serial sweep."""
-    made = Sandbox(tmp_path / "sweep", SERIAL)
+def sandbox(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A directory for the serial sweep, or for the one whose spec is the parameter."""
+    made = Sandbox(tmp_path / "sweep", getattr(request, "param", SERIAL))
     yield made
     made.close()
 

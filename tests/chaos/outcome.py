@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sweeps.ledger import Ledger
+from tests.chaos.probe_task import KINDS
 from tests.chaos.sandbox import Sandbox
 from tests.chaos.tracking_service import Run, read_store
 from trainable.checkpoint import CheckpointStore
@@ -28,7 +29,7 @@ class Outcome:
         status: What `sweep status --json` says.
         states: The newest saved state of each trial, without what was measured.
         runs: Each trial's runs; None holds those of the sweep itself.
-        num_forward: How many forward passes were executed.
+        passes: How many passes of each kind were executed, whatever became of them.
         seconds: How long the driver ran that brought it to its end.
     """
 
@@ -36,7 +37,7 @@ class Outcome:
     status: dict[str, Any]
     states: dict[int, dict[str, Any]]
     runs: dict[int | None, list[Run]]
-    num_forward: int
+    passes: dict[str, int]
     seconds: float
 
     def history(self, number: int) -> dict[tuple[str, int], float]:
@@ -56,7 +57,7 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
         sandbox.cli.json("status", sandbox.paths.name),
         {trial["number"]: read_state(sandbox, trial["number"]) for trial in trials},
         read_runs(sandbox),
-        sandbox.probe.count(),
+        {kind: sandbox.probe.count(kind) for kind in KINDS},
         seconds,
     )
 

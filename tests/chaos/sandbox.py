@@ -40,8 +40,9 @@ space:
 train: {batch_size: 24, accumulation: 2, precision: fp16}
 checkpoint: {every: 2 steps}
 """
-STEPS, MICRO_BATCHES = 15, 2
-"""Optimizer steps of a trial that is not stopped early, and forward passes of each."""
+STEPS, MICRO_BATCHES, INTERVAL = 15, 2, 2
+"""Optimizer steps of a trial that is not stopped early; forward passes of each; steps from one
+checkpoint to the next."""
 
 SERIAL = (
     _SPEC
@@ -129,6 +130,14 @@ class Driver:
             kill_children(self.token)
         return ended
 
+    def until_held(self, place: str) -> int:
+        """Wait for a process to be held at a place of the probe; returns its id."""
+        probe = self._sandbox.probe
+        self.until(lambda: probe.held(place))
+        pid = probe.held(place)
+        assert pid is not None
+        return pid
+
     def until(
         self,
         condition: Callable[[], object],
@@ -171,6 +180,10 @@ class ProbeDirectory:
         place = f"{kind}-{number}"
         (self.directory / f"hold-{place}").touch()
         return place
+
+    def further(self, kind: str, number: int) -> str:
+        """Hold at the pass that is `number` after the latest one."""
+        return self.hold(kind, self.count(kind) + number)
 
     def held(self, place: str) -> int | None:
         """The process that is held at a place; None while there is none."""
@@ -250,10 +263,7 @@ class Sandbox:
         """Start the sweep and hold it at a pass; returns the driver and the process held there."""
         place = self.probe.hold(kind, number)
         driver = self.run(*arguments)
-        driver.until(lambda: self.probe.held(place))
-        pid = self.probe.held(place)
-        assert pid is not None
-        return driver, pid
+        return driver, driver.until_held(place)
 
     def processes(self) -> list[psutil.Process]:
         """The live processes that were started here, or by a driver that was."""

@@ -1,16 +1,77 @@
-"""Row 6: the driver dies, and is resumed."""
+"""Row 6: the driver dies, at whatever point of its life."""
 
 from __future__ import annotations
 
+import random
+import signal
+import time
+
 import pytest
 
-from tests.chaos.harness import SERIAL, References, Template, assert_all
+from tests.chaos.cases import SEED
+from tests.chaos.harness import PARALLEL, SERIAL, Outcome, References, Sandbox, assert_all
+from tests.chaos.probe_task import KINDS
+
+SWEEPS, KILLS_OF_EACH = 10, 5
 
 
-@pytest.mark.fault(6, "the power goes off in the middle of the second trial")
-def test_row_06_power_off_in_a_trial(references: References, interrupted: Template) -> None:
-    reference = references.of(SERIAL)
-    # Otherwise nothing would be said about a scheduler that is told the past.
-    assert {trial["state"] for trial in reference.trials} == {"complete", "pruned"}
-    sandbox = interrupted.fresh()
+def _kill_driver(
+    sandbox: Sandbox, reference: Outcome, draw: random.Random, kind: str, share: float
+) -> None:
+    """Start the sweep or go on with it, and kill the driver; does nothing once it has ended.
+
+    Args:
+        sandbox: Where the sweep is.
+        reference: Says how long a driver lives and how many passes there are.
+        draw: Chooses among the passes.
+        kind: `time`, or the kind of the pass at which the driver is killed.
+        share: For `time`: of a driver's life.
+    """
+    driver, place = sandbox.resume() if sandbox.paths.exists() else sandbox.run(), ""
+    if kind == "time":
+        wanted = time.monotonic() + share * reference.seconds
+        driver.until(lambda: time.monotonic() >= wanted, unless_ended=False)
+    else:
+        left = reference.passes[kind] - sandbox.probe.count(kind)
+        place = sandbox.probe.further(kind, draw.randint(1, max(1, left)))
+        driver.until(lambda: sandbox.probe.held(place), unless_ended=False)
+    if driver.running:
+        driver.send(signal.SIGKILL)
+    last = driver.wait().last_line
+    print(f"killed at {place or f'{share:.2f} of its life'}; it had said {last!r}")
+    if place:
+        sandbox.probe.let_go(place)
+
+
+@pytest.mark.fault(6, "kill -9 of the driver while it starts, trains, and delivers")
+def test_row_06_driver_killed(sandbox: Sandbox, references: References) -> None:
+    reference, draw = references.of(SERIAL), random.Random(SEED)
+    _kill_driver(sandbox, reference, draw, "time", draw.uniform(0.1, 0.6))
+    _kill_driver(sandbox, reference, draw, "forward", 0)
+    _kill_driver(sandbox, reference, draw, "time", draw.uniform(0.75, 0.95))
+    found = assert_all(sandbox, reference, sandbox.go_on())
+    assert {trial["state"] for trial in found.trials} == {"complete", "pruned"}
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+@pytest.mark.fault(6, f"kill -9 of the driver at {SWEEPS * KILLS_OF_EACH} random points")
+@pytest.mark.parametrize("seed", range(SEED, SEED + SWEEPS))
+def test_row_06_driver_killed_at_random_points(
+    sandbox: Sandbox, references: References, seed: int
+) -> None:
+    reference, draw = references.of(SERIAL), random.Random(seed)
+    for _ in range(KILLS_OF_EACH):
+        kind = draw.choice(["time", "time", *KINDS])
+        _kill_driver(sandbox, reference, draw, kind, draw.random())
+    assert_all(sandbox, reference, sandbox.go_on())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(6, "the same where two trials run at once")
+@pytest.mark.parametrize("sandbox", [PARALLEL], indirect=True, ids=["parallel"])
+def test_row_06_driver_killed_with_two_trials(sandbox: Sandbox, references: References) -> None:
+    reference, draw = references.of(PARALLEL), random.Random(SEED)
+    _kill_driver(sandbox, reference, draw, "forward", 0)
+    _kill_driver(sandbox, reference, draw, "validation", 0)
     assert_all(sandbox, reference, sandbox.go_on())

@@ -124,7 +124,7 @@ def test_sigterm_drains_with_its_own_exit_code_and_a_second_driver_is_refused(
     second = cli("resume", "small", timeout=30)
     assert second.returncode == 4
     assert re.fullmatch(
-        rf"sweep 'small' is already being run by process {driver.pid} on \S+; "
+        rf"sweep 'small' is already being run by process {driver.pid} on \S+, since \S+ \S+; "
         r"only one driver may run a sweep; "
         r"watch it with: sweep status small --watch\n",
         second.stderr,

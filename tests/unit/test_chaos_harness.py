@@ -36,7 +36,7 @@ def _outcome() -> Outcome:
         None: [Run("sweep", "FINISHED")],
     }
     states = {n: {"model": {"weight": torch.tensor([1.0, n])}} for n in range(2)}
-    return Outcome(trials, {}, states, runs, num_forward=4, seconds=1.0)
+    return Outcome(trials, {}, states, runs, passes={}, seconds=1.0)
 
 
 def _assert_u1_to_u3(found: Outcome, reference: Outcome) -> None:
@@ -136,4 +136,4 @@ def test_every_row_of_the_matrix_is_known_and_tests_are_found() -> None:
     assert all(
         name.startswith(f"test_row_{row:02d}_") for row, names in found.items() for name in names
     )
-    assert "test_row_06_power_off_in_a_trial" in found[6]
+    assert "test_row_06_driver_killed" in found[6]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
@@ -9,7 +12,8 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
-from sweeps.ledger import Ledger, LedgerError
+from sweeps.layout import LedgerBusy, LedgerError
+from sweeps.ledger import Ledger, TrialRecord, num_trials
 
 SPACE = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -131,3 +135,66 @@ def test_opening_nothing_or_garbage_is_an_error(tmp_path: Path) -> None:
     garbage.write_bytes(b"not a database" * 100)
     with pytest.raises(LedgerError, match="not a readable ledger"):
         Ledger.open(garbage)
+
+
+def _damaged(whole: bytes) -> Iterator[bytes]:
+    yield b""
+    for cut in range(1, 10):
+        yield whole[: len(whole) * cut // 10]
+    for page in range(len(whole) // 4096):
+        yield whole[: page * 4096] + bytes(4096) + whole[(page + 1) * 4096 :]
+
+
+def _read(path: Path) -> list[TrialRecord] | LedgerError:
+    try:
+        return Ledger.open(path).trials()
+    except LedgerError as error:
+        return error
+
+
+def test_a_damaged_ledger_is_an_error_that_names_it_or_is_read_whole_and_is_never_touched(
+    ledger: Ledger, path: Path
+) -> None:
+    for number in range(5):
+        _ask(ledger, seed=number)
+        ledger.report(number, epoch=1, step=10, value=number / 10)
+        ledger.finish(number, "complete")
+    trials, whole = ledger.trials(), path.read_bytes()
+    refused = 0
+    for content in _damaged(whole):
+        path.write_bytes(content)
+        found = _read(path)
+        if isinstance(found, LedgerError):
+            refused += 1
+            assert str(path) in str(found)
+            assert path.read_bytes() == content
+        else:
+            assert found == trials, "what is read is what was written"
+    assert refused >= 20
+
+
+def test_a_locked_ledger_is_waited_for_within_a_bound(
+    ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = _ask(ledger)
+    monkeypatch.setattr("sweeps.ledger.WAIT_SECONDS", 0.1)
+    patient = Ledger.open(path)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        for use in (
+            lambda: patient.report(number, epoch=1, step=1, value=0.5),
+            lambda: patient.finish(number, "complete"),
+            lambda: Ledger.open(path),
+        ):
+            with pytest.raises(LedgerBusy, match=r"another process has held .*ledger\.db for"):
+                use()
+        other.execute("ROLLBACK")
+    patient.report(number, epoch=1, step=1, value=0.5)
+    assert patient.trial(number).reports == {1: 0.5}
+
+
+def test_trials_are_counted_without_a_study_and_without_a_trace(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    assert num_trials(empty) is None
+    assert empty.read_bytes() == b""

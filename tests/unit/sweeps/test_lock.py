@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.lock import SweepHeld, SweepLock, is_held, read_holder
+from sweeps.lock import LockLost, SweepHeld, SweepLock, is_held, read_holder
 
 _HOLD = """
 import sys, time
@@ -45,10 +46,11 @@ def test_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
             assert is_held(path)
             with pytest.raises(SweepHeld) as refused:
                 SweepLock(path).acquire()
-            assert str(refused.value) == (
-                f"sweep 'digits' is already being run by process {child.pid} "
-                f"on {socket.gethostname()}; "
-                "only one driver may run a sweep; watch it with: sweep status digits --watch"
+            assert re.fullmatch(
+                rf"sweep 'digits' is already being run by process {child.pid} "
+                rf"on {re.escape(socket.gethostname())}, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d; "
+                "only one driver may run a sweep; watch it with: sweep status digits --watch",
+                str(refused.value),
             )
         finally:
             child.kill()
@@ -83,3 +85,72 @@ def test_release_leaves_no_holder(path: Path) -> None:
 def test_a_lock_that_never_was_is_not_held(path: Path) -> None:
     assert not is_held(path)
     assert read_holder(path) is None
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_holder_whose_file_was_taken_away_knows(path: Path, how: str) -> None:
+    lock = SweepLock(path)
+    lock.acquire()
+    lock.check()
+    path.unlink()
+    if how == "replaced":
+        other = SweepLock(path)
+        other.acquire()
+    with pytest.raises(LockLost, match="removed or replaced under this driver"):
+        lock.check()
+    lock.release()
+    if how == "replaced":
+        holder = read_holder(path)
+        assert holder is not None, "the next holder's name stays"
+        other.check()
+        other.release()
+
+
+def test_a_stopped_holder_keeps_its_lock_and_goes_on(path: Path) -> None:
+    with _holder_process(path) as child:
+        try:
+            os.kill(child.pid, signal.SIGSTOP)
+            for _ in range(3):
+                with pytest.raises(SweepHeld) as refused:
+                    SweepLock(path).acquire()
+            assert refused.value.holder is not None
+            assert refused.value.holder.pid == child.pid
+            os.kill(child.pid, signal.SIGCONT)
+            assert is_held(path)
+        finally:
+            child.kill()
+
+
+_RACE = """
+import sys
+from pathlib import Path
+from sweeps.lock import SweepHeld, SweepLock
+sys.stdin.readline()
+lock = SweepLock(Path(sys.argv[1]))
+try:
+    holder = lock.acquire()
+except SweepHeld as held:
+    print("refused by", held.holder.pid, flush=True)
+else:
+    print("held by", holder.pid, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_of_many_drivers_at_once_one_wins_and_the_others_name_it(path: Path) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RACE, str(path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+    said = [racer.stdout.readline().split() for racer in racers if racer.stdout is not None]
+    winners = [words[2] for words in said if words[0] == "held"]
+    assert len(winners) == 1
+    assert [words[2] for words in said if words[0] == "refused"] == winners * 3
+    for racer in racers:
+        racer.communicate()

@@ -273,7 +273,7 @@ def test_a_run_that_a_dead_driver_left_running_is_killed(sweep: Sweep) -> None:
 def test_incomplete_parameters_are_completed(sweep: Sweep) -> None:
     import optuna
 
-    optuna.load_study(storage=sweep.ledger.url, study_name="sweep").ask()
+    optuna.load_study(storage=f"sqlite:///{sweep.paths.ledger}", study_name="sweep").ask()
     sweep.ledger = Ledger.open(sweep.paths.ledger)
     assert sweep.corrections() == [Suggested(0)]
     sweep.apply()

@@ -12,17 +12,15 @@ from sweeps.ledger import Ledger
 from sweeps.lock import SweepLock
 from sweeps.results import (
     NoBest,
-    NotDrawn,
     SweepView,
     UnknownSweep,
     UnknownTrial,
-    draw_trial,
     format_bytes,
     format_duration,
     format_number,
 )
+from sweeps.revisions import write_spec
 from sweeps.spec import parse_spec
-from trainable.history import History, Row
 
 SPEC = """
 name: small
@@ -42,7 +40,7 @@ class Sweep:
         self.spec = parse_spec(SPEC, "small.yaml")
         self.paths.directory.mkdir(parents=True)
         self.ledger = Ledger.create(self.paths.ledger, mode="min", sweep_id="s")
-        self.paths.spec.write_text(self.spec.to_yaml())
+        write_spec(self.paths.spec, self.spec)
 
     def add(self, ending: str | None, *values: float) -> int:
         space = {key: value.to_optuna() for key, value in self.spec.space.items()}
@@ -164,24 +162,3 @@ def test_numbers_for_people() -> None:
     ]
     assert [format_duration(s) for s in (6.6, 125, 3785)] == ["7s", "2m05s", "1h03m"]
     assert [format_bytes(n) for n in (512, 49488, 3 * 2**30)] == ["512 B", "48.33 KiB", "3 GiB"]
-
-
-def test_pictures_of_a_trial_are_drawn_from_its_rows_in_another_process(
-    sweep: Sweep, tmp_path: Path
-) -> None:
-    trial = sweep.paths.trial(0)
-    trial.mkdir(parents=True)
-    history = History(trial)
-    history.append([Row(1, 0, {"train/loss": 2.0}), Row(2, 0, {"train/loss": 1.0, "epoch": 1.0})])
-    history.close()
-    config = sweep.spec.trial_config(0, {})
-    written = draw_trial(trial, config, tmp_path / "figures")
-    assert written == [tmp_path / "figures/train_loss.png"]
-    assert written[0].read_bytes().startswith(b"\x89PNG")
-
-
-def test_pictures_that_cannot_be_drawn_say_why(sweep: Sweep, tmp_path: Path) -> None:
-    taken = tmp_path / "figures"
-    taken.write_text("a file where the directory should be")
-    with pytest.raises(NotDrawn, match="FileExistsError"):
-        draw_trial(sweep.paths.trial(0), sweep.spec.trial_config(0, {}), taken)

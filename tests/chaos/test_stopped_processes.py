@@ -1,0 +1,67 @@
+"""Row 28: processes that stand still for a while and then go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.chaos.harness import SERIAL, References, Sandbox, assert_all
+
+SHORT, LONG = 8.0, 120.0
+
+
+def _stand_still(pids: list[int], seconds: float) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _stop_each_in_turn(sandbox: Sandbox, references: References, seconds: float) -> None:
+    place = sandbox.probe.hold("backward", 7)
+    driver = sandbox.run()
+    worker = driver.until_held(place)
+    os.kill(worker, signal.SIGSTOP)
+    sandbox.probe.let_go(place)
+    _stand_still([worker], seconds)
+    # The driver while its trial goes on; then all of them, as by a suspended machine.
+    place = sandbox.probe.further("backward", 12)
+    driver.until_held(place)
+    os.kill(driver.pid, signal.SIGSTOP)
+    sandbox.probe.let_go(place)
+    _stand_still([driver.pid], seconds)
+    place = sandbox.probe.further("forward", 12)
+    driver.until_held(place)
+    sandbox.probe.let_go(place)
+    _stand_still([driver.pid, *(p.pid for p in sandbox.processes())], seconds)
+    assert_all(sandbox, references.of(SERIAL), driver.wait())
+
+
+@pytest.mark.fault(28, "SIGSTOP of a trial, of the driver, of everything; SIGCONT")
+def test_row_28_stopped_for_seconds(sandbox: Sandbox, references: References) -> None:
+    _stop_each_in_turn(sandbox, references, SHORT)
+
+
+@pytest.mark.fault(28, "a trial is stopped, its driver is killed, another one takes over")
+def test_row_28_stopped_trial_of_a_dead_driver(sandbox: Sandbox, references: References) -> None:
+    driver, worker = sandbox.run_to("backward", 17)
+    stopped = psutil.Process(worker)
+    stopped.suspend()
+    driver.kill()
+    sandbox.probe.let_go("backward-17")
+    again = sandbox.resume()
+    again.until(lambda: again.token)
+    again.until(lambda: not stopped.is_running())  # it never gets the chance to write again
+    assert_all(sandbox, references.of(SERIAL), again.wait())
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+@pytest.mark.fault(28, "the same for two minutes")
+def test_row_28_stopped_for_minutes(sandbox: Sandbox, references: References) -> None:
+    _stop_each_in_turn(sandbox, references, LONG)

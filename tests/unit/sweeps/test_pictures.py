@@ -1,0 +1,112 @@
+"""Pictures of trials that have ended: real processes draw them, a recorder in memory gets them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from optuna.samplers import RandomSampler
+
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ledger
+from sweeps.pictures import Gallery
+from sweeps.spec import parse_spec
+from tracking.recorder import MemoryRecorder
+from trainable.history import History, Row
+
+SPEC = """
+name: small
+task: digits
+metric: val/loss
+mode: min
+trials: 3
+space: {train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}
+"""
+NAMES = [
+    "figures/grad_norm.png",
+    "figures/learning_rate.png",
+    "figures/train_loss.png",
+    "figures/val_loss.png",
+]
+
+
+class Sweep:
+    """Trials that have ended, with rows on disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = SweepPaths(root, "small")
+        self.paths.directory.mkdir()
+        self.spec = parse_spec(SPEC, "small.yaml")
+        self.ledger = Ledger.create(self.paths.ledger, mode="min", sweep_id="s")
+        self.recorder = MemoryRecorder()
+
+    def add(self, *, rows: int = 4, ended: bool = True) -> int:
+        space = {key: value.to_optuna() for key, value in self.spec.space.items()}
+        number = self.ledger.ask(space, RandomSampler(seed=0)).number
+        metrics = {"train/loss": 1.0, "train/grad_norm": 2.0, "train/lr": 0.1, "val/loss": 1.0}
+        history = History(self.paths.trial(number))
+        history.append(Row(step, 0, metrics | {"epoch": step}) for step in range(1, rows + 1))
+        history.close()
+        if ended:
+            self.ledger.report(number, epoch=1, step=1, value=1.0)
+            self.ledger.finish(number, "complete")
+        return number
+
+    def open(self) -> Gallery:
+        return Gallery(self.spec, self.paths, self.ledger, self.recorder)
+
+    def names(self, number: int) -> list[str]:
+        return sorted(self.recorder.runs[number].artifacts)
+
+    def tag(self, number: int) -> str:
+        return self.recorder.runs[number].tags["figures"]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return Sweep(tmp_path)
+
+
+def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
+    before, broken, running = sweep.add(), sweep.add(), sweep.add(ended=False)
+    (sweep.paths.trial(broken) / "metrics.jsonl").write_text("no rows\n")
+    started = time.monotonic()
+    with sweep.open() as gallery:
+        gallery.finish(timeout=0)
+    assert time.monotonic() - started < 5
+    assert sweep.tag(before) == sweep.tag(broken) == "missing: the sweep did not wait for them"
+    assert gallery.pictures(before) == []
+
+    sweep.recorder.runs.clear()
+    with sweep.open() as gallery:
+        sweep.ledger.finish(running, "pruned")
+        gallery.add(sweep.ledger.trial(running))
+        gallery.finish(timeout=60, first=running)
+    for number in (before, running):
+        assert sweep.names(number) == NAMES
+        assert sweep.tag(number) == "drawn"
+        assert [f"figures/{path.name}" for path in gallery.pictures(number)] == NAMES
+        pictures = sweep.recorder.runs[number].artifacts
+        assert all(content.startswith(b"\x89PNG") for content in pictures.values())
+    assert sweep.tag(broken).startswith("missing: JSONDecodeError")
+    order = list(sweep.recorder.runs)
+    assert order.index(running) < order.index(broken)  # it was told to come first
+
+    sweep.recorder.runs.clear()
+    with sweep.open() as gallery:
+        gallery.finish(timeout=60)
+    assert list(sweep.recorder.runs) == [broken]
+
+
+def test_a_process_that_cannot_draw_tells_why(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "trainable.py").write_text("raise SystemExit('no Matplotlib here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    numbers = [sweep.add(), sweep.add()]
+    with sweep.open() as gallery:
+        gallery.finish(timeout=60)
+    for number in numbers:
+        assert sweep.tag(number) == "missing: the process that draws ended with no Matplotlib here"
