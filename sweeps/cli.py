@@ -130,6 +130,12 @@ def resume(
     grace: Annotated[
         float, typer.Option(help="Seconds for trials to checkpoint after Ctrl-C.")
     ] = 30.0,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes", help="Go on although the task, its code or its data changed."
+        ),
+    ] = False,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
     from sweeps.lock import SweepHeld, read_holder
@@ -142,7 +148,7 @@ def resume(
         spec = with_overrides(view.spec, settings or [])
         if view.concluded and spec == view.spec:
             _end(view.outcome(), view.paths)
-        _run(view.paths, spec, new=False, grace=grace)
+        _run(view.paths, spec, new=False, grace=grace, accept_changes=accept_changes)
 
 
 @app.command(name="list")
@@ -341,11 +347,14 @@ def _view(name: str, root: Path | None) -> SweepView:
     return view
 
 
-def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoReturn:
+def _run(
+    paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float, accept_changes: bool = False
+) -> NoReturn:
     """Check, run, say how it ended and what comes next."""
     from sweeps import display
     from sweeps.layout import LedgerBusy, LedgerError
     from sweeps.lock import LockLost
+    from sweeps.origin import Origin
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
@@ -357,7 +366,7 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
         from sweeps.live import LiveTable, PlainLines
         from sweeps.run import run_sweep  # imports Ray while the child imports torch
 
-        inspection.facts()
+        facts = inspection.facts()
 
         def make_view(finished: int) -> LiveTable | PlainLines:
             spinner.stop()
@@ -369,7 +378,17 @@ def _run(paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float) -> NoRe
 
         try:
             outcome: Outcome = run_sweep(
-                paths, spec, ways, machine, make_view, new=new, grace=grace, say=say, warn=_warn
+                paths,
+                spec,
+                ways,
+                machine,
+                make_view,
+                new=new,
+                origin=Origin(facts.code, facts.data),
+                accept_changes=accept_changes,
+                grace=grace,
+                say=say,
+                warn=_warn,
             )
         except (LedgerError, LockLost, OSError) as error:
             spinner.stop()

@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.layout import LedgerBusy, LedgerError
+from sweeps.origin import Origin
 
 Ending = Literal["complete", "pruned", "failed"]
 
@@ -154,6 +155,18 @@ class Ledger:
     def sweep_id(self) -> str:
         """The sweep's identity, by which tracking finds its runs again."""
         return str(self._study.user_attrs["sweep_id"])
+
+    @property
+    @_storing
+    def origin(self) -> Origin:
+        """What the sweep's trials were run from."""
+        return Origin(**self._study.user_attrs.get("origin", {}))
+
+    @_storing
+    def note_origin(self, origin: Origin) -> None:
+        """Note what trials are run from now on."""
+        if origin != self.origin:
+            self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
 
     @property
     @_storing

@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -37,6 +37,10 @@ class Facts:
     precision: str = ""
     optimizer_bytes: int = 0
     own_loop: bool = False
+    code: dict[str, str] = field(default_factory=dict)
+    """Digests of the task's source files."""
+    data: str | None = None
+    """What identifies the task's data; None where that cannot be known."""
 
     def lines(self) -> list[str]:
         """The facts in sentences."""

@@ -29,13 +29,14 @@ from sweeps.interrupt import Interruption
 from sweeps.layout import LedgerError, SweepExists, SweepPaths, artifact_root, tracking_uri
 from sweeps.ledger import Ledger, TrialRecord, num_trials
 from sweeps.lock import SweepLock
+from sweeps.origin import Origin, check_origin
 from sweeps.orphans import end_orphans, kill_children
 from sweeps.parameters import flatten
 from sweeps.pictures import Gallery
 from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
 from sweeps.results import NO_SUCCESS, NoBest, Outcome, export_trial
-from sweeps.revisions import write_spec
+from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
 from sweeps.spec import SweepSpec
@@ -60,6 +61,8 @@ def run_sweep(
     make_view: ViewFactory,
     *,
     new: bool,
+    origin: Origin | None = None,
+    accept_changes: bool = False,
     grace: float = 30.0,
     say: Callable[[str], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
@@ -72,6 +75,8 @@ def run_sweep(
         plan: Resources per trial and how many at once.
         machine: What Ray may use.
         new: Whether the sweep must not exist yet; otherwise it must.
+        origin: What its trials are run from; None leaves that unknown.
+        accept_changes: Go on although code, data or what values mean has changed.
         grace: Seconds that trials have to checkpoint after the first signal.
         say: Told in a few words what is happening when it takes long.
         warn: Told in a sentence what the user should know and need not act on.
@@ -81,6 +86,7 @@ def run_sweep(
         SweepExists: `new`, and the name is taken.
         LockLost: The lock was taken away from under this driver.
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
+        OriginChanged: Trials before and after could not be compared.
         StrangerInTheWay: A new trial would find files that are not its own.
     """
     lock = SweepLock(paths.lock)
@@ -91,7 +97,7 @@ def run_sweep(
         if lock.previous is not None:
             end_orphans(lock.previous.token)
         engine.configure(token)
-        ledger = _open_ledger(paths, spec, new=new)
+        ledger = _open_ledger(paths, spec, origin or Origin(), new=new, accepted=accept_changes)
         paths.drain.unlink(missing_ok=True)
         recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
         try:
@@ -135,15 +141,22 @@ def run_sweep(
         lock.release()
 
 
-def _open_ledger(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> Ledger:
+def _open_ledger(
+    paths: SweepPaths, spec: SweepSpec, origin: Origin, *, new: bool, accepted: bool
+) -> Ledger:
     """The spec's file is the commit point: a sweep exists once it is there, and its ledger was
     made before.
     """
-    if not new:
-        ledger = Ledger.open(paths.ledger)
-    else:
+    if new:
         _remove_unborn(paths)
         ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id=uuid.uuid4().hex)
+    else:
+        ledger = Ledger.open(paths.ledger)
+        # Where nothing has been trained yet, there is nothing to compare with.
+        accepted = accepted or not any(trial.reports for trial in ledger.trials())
+        before = read_spec(paths.spec).spec
+        check_origin(ledger.origin, origin, before, spec, accepted=accepted)
+    ledger.note_origin(origin)
     write_spec(paths.spec, spec)
     return ledger
 
@@ -167,7 +180,7 @@ def _open_recorder(
         experiment=spec.name,
         sweep_id=ledger.sweep_id,
         outbox=paths.outbox,
-        tags={**provenance(), **tags},
+        tags={**provenance(), **ledger.origin.tags(), **tags},
         params=dict(flatten(spec.model_dump(mode="json"))),
     )
 

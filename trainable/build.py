@@ -116,6 +116,7 @@ class Parts:
 
     Attributes:
         task: What is trained.
+        data: Its samples.
         model: On its device, with its initial weights.
         groups: The optimizer's parameter groups.
         train: Windows to train on.
@@ -125,6 +126,7 @@ class Parts:
     """
 
     task: Task
+    data: Data
     model: nn.Module
     groups: list[dict[str, Any]]
     train: Source
@@ -164,7 +166,7 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
         steps_per_epoch=windows,
         mode=config.mode,
     )
-    return Parts(task, model, groups, train_source, val_source, schedule, precision)
+    return Parts(task, data, model, groups, train_source, val_source, schedule, precision)
 
 
 def find_device(name: str | None) -> torch.device:

@@ -24,18 +24,22 @@ def examine(config: TrialConfig) -> dict[str, Any]:
         TrainingError: It cannot be built; the message says why.
     """
     from trainable.build import build_parts, find_device
+    from trainable.fingerprint import code_digests
     from trainable.optim import bytes_per_parameter
     from trainable.precision import device_name
     from trainable.task import load_loop
 
     if load_loop(config.task.name) is not None:
-        return {"own_loop": True}  # only the loop knows, and asking it would train
+        # only the loop knows, and asking it would train
+        return {"own_loop": True, "code": code_digests(config.task.name)}
     parts = build_parts(config, device=find_device(None))
     parts.train.close()
     parts.val.close()
     optimizer = config.train.optimizer
     num_parameters = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
     return {
+        "code": code_digests(config.task.name),
+        "data": parts.task.fingerprint(parts.data),
         "num_parameters": num_parameters,
         "num_train": parts.train.plan.samples,
         "num_val": parts.val.plan.samples,

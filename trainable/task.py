@@ -106,6 +106,22 @@ class Task:
             metrics["accuracy"] = correct / counted
         return metrics
 
+    def fingerprint(self, data: Data) -> str | None:
+        """Return a text that changes when the data change, or None where that cannot be known.
+
+        A sweep that is resumed with other data is refused. The default is a digest of the samples
+        where both splits are tensors. A task whose data are read sample by sample may return what
+        identifies them: a version, or a digest of file names and lengths.
+
+        Args:
+            data: What `build_data` returned.
+        """
+        from trainable.fingerprint import tensor_digest
+
+        if not isinstance(data.train, tuple) or not isinstance(data.val, tuple):
+            return None
+        return tensor_digest(*data.train, *data.val)
+
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Return the optimizer's parameter groups.
 

@@ -1,0 +1,80 @@
+"""Fingerprints: which files and which samples a task stands on."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainable.fingerprint import code_digests, tensor_digest
+from trainable.task import Data, Task, load_task
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's directory: a task, a module and a package it uses, one it does not, a library."""
+    files = {
+        "fp_task.py": "import fp_parts.model, fp_beside\n",
+        "fp_beside.py": "x = 1\n",
+        "fp_unused.py": "y = 1\n",
+        "fp_parts/__init__.py": "",
+        "fp_parts/model.py": "import fp_installed\n",
+        ".venv/site-packages/fp_installed.py": "z = 1\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / ".venv/site-packages")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("fp_")]:
+        del sys.modules[name]
+
+
+def test_the_code_is_what_the_task_loaded_and_its_author_wrote(project: Path) -> None:
+    importlib.import_module("fp_task")
+    expected = ["fp_beside.py", "fp_parts/__init__.py", "fp_parts/model.py", "fp_task.py"]
+    assert code_digests("fp_task:Any") == {name: _digest(project / name) for name in expected}
+
+
+@pytest.mark.usefixtures("project")
+def test_a_packages_code_lies_in_the_package() -> None:
+    importlib.import_module("fp_task")
+    assert code_digests("fp_parts.model:Any").keys() == {"__init__.py", "model.py"}
+
+
+def test_a_built_in_tasks_code_is_its_file() -> None:
+    load_task("spiral", {})
+    assert code_digests("spiral").keys() == {"spiral.py"}
+
+
+def test_the_digest_of_tensors_tells_values_kinds_and_shapes_apart() -> None:
+    base = torch.arange(6)
+    different = [base, base + 1, base.float(), base.reshape(2, 3), base.flip(0), base[:5]]
+    assert len({tensor_digest(tensor) for tensor in different}) == len(different)
+    assert tensor_digest(base) == tensor_digest(torch.arange(6))
+    assert tensor_digest(base.reshape(2, 3).T) == tensor_digest(base.reshape(2, 3).T.contiguous())
+    assert tensor_digest(base.to(torch.bfloat16)) != tensor_digest(base.to(torch.float16))
+
+
+@pytest.mark.parametrize("name", ["digits", "spiral", "char_lm"])
+def test_built_in_tasks_know_their_data(name: str) -> None:
+    task = load_task(name, {})
+    assert task.fingerprint(task.build_data()) == task.fingerprint(task.build_data())
+    other = load_task(name, {"spiral": {"samples": 40}}.get(name, {"val_fraction": 0.3}))
+    assert task.fingerprint(task.build_data()) != other.fingerprint(other.build_data())
+
+
+def test_a_data_set_that_is_read_sample_by_sample_is_unknown() -> None:
+    samples = torch.utils.data.TensorDataset(torch.zeros(2, 1))
+    assert Task().fingerprint(Data(train=samples, val=(torch.zeros(1),))) is None
