@@ -9,22 +9,25 @@ live here: deciding what to try or when to stop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 
-from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, catch_up
+from sweeps.corrections import catch_up
+from sweeps.curves import recorded
 from sweeps.facts import trial_facts
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger import Ending, Ledger, TrialRecord
 from sweeps.parameters import trial_parameters
-from sweeps.reconcile import missed
+from sweeps.reconcile import STATUSES, missed
 from sweeps.spec import SweepSpec
+from sweeps.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.config import TrialConfig
-from trainable.history import Row
+from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
 
 
@@ -119,7 +122,7 @@ class Bookkeeper(Callback):
                 self._ledger.trial(number),
                 read_outbox(self._paths.outbox),
             )
-            catch_up(missed(known), self._paths, self._ledger, self._recorder)
+            catch_up(missed(known), self._paths, self._spec, self._ledger, self._recorder)
         self._view.started(number, params, attempt)
 
     def on_trial_result(
@@ -140,9 +143,11 @@ class Bookkeeper(Callback):
         self._ledger.report(
             number, epoch=result["epoch"], step=result["step"], value=result[OBJECTIVE]
         )
-        self._recorder.log(number, [Row(*row) for row in result.pop("rows")])
-        if result.get("signals"):
-            self._recorder.tag(number, {"health": "; ".join(result["signals"])})
+        rows = [Row(*row) for row in result.pop("rows")]
+        self._recorder.log(number, recorded(rows, self._spec.tracking.every))
+        if signals := result.get("signals"):
+            self._recorder.tag(number, {"health": "; ".join(signals)})
+            self._ledger.note_signals(number, signals)
         self._view.reported(
             Progress(
                 number, trial.config["params"], result["epoch"], result["step"], result["metrics"]
@@ -159,15 +164,13 @@ class Bookkeeper(Callback):
         number, last = trial.config["number"], trial.last_result
         match last.get("ending"):
             case "finished":
-                self._end(number, "complete", "FINISHED", {})
+                self._end(number, "complete")
             case "failed":
                 self._fail(number, last["reason"], last["traceback"])
             case "interrupted":
                 self._interrupt(number)
             case _:
-                self._end(
-                    number, "pruned", "KILLED", {"stopped_by": self._spec.early_stopping.scheduler}
-                )
+                self._end(number, "pruned")
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -188,21 +191,21 @@ class Bookkeeper(Callback):
         self._view.ended(number, "interrupted", None, None)
 
     def _fail(self, number: int, reason: str, traceback: str) -> None:
-        self._end(
-            number, "failed", "FAILED", {"reason": reason}, reason=reason, traceback=traceback
-        )
+        # What it had trained since its last report is only on disk.
+        rows = read_rows(self._paths.trial(number))
+        self._recorder.log(number, recorded(rows, self._spec.tracking.every, ended=True))
+        self._end(number, "failed", reason=reason, traceback=traceback)
 
     def _end(
         self,
         number: int,
         ending: Ending,
-        status: Any,
-        tags: Mapping[str, str],
         *,
         reason: str | None = None,
         traceback: str | None = None,
     ) -> None:
-        self._recorder.finish(number, status, tags)
+        record = replace(self._ledger.trial(number), state=ending, reason=reason)
+        self._recorder.finish(number, STATUSES[ending], end_tags(record, self._spec))
         self._ledger.finish(number, ending, reason=reason, traceback=traceback)
         self._live.discard(number)
         record = self._ledger.trial(number)

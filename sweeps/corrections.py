@@ -6,9 +6,11 @@ What must not live here: deciding what is wrong (`reconcile`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from optuna.samplers import BaseSampler
 
+from sweeps.curves import recorded
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.parameters import searched, trial_parameters
@@ -25,12 +27,9 @@ from sweeps.reconcile import (
     Told,
 )
 from sweeps.spec import SpecError, SweepSpec
+from sweeps.tags import STOPPED_BY_INTERRUPT, end_tags
 from tracking.recorder import Recorder
 from trainable.history import read_rows
-
-STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
-NOT_STOPPED = {"stopped_by": ""}
-"""What a run that goes on is tagged with: the interruption it was stopped by is over."""
 
 
 class StrangerInTheWay(ValueError):
@@ -68,21 +67,27 @@ def apply(
             case Suggested(number):
                 ledger.complete_parameters(number, space, sampler(number))
             case Ended(number, ending):
-                recorder.finish(number, STATUSES[ending], end_tags(ending, spec))
+                record = replace(ledger.trial(number), state=ending)
+                recorder.finish(number, STATUSES[ending], end_tags(record, spec))
                 ledger.finish(number, ending)
             case Told(number, status):
                 record = ledger.trial(number)
                 recorder.start(number, _parameters(spec, record), {})
-                recorder.log(number, read_rows(paths.trial(number)))
-                recorder.finish(number, status, end_tags(record.state, spec, record.reason))
+                rows = read_rows(paths.trial(number))
+                recorder.log(number, recorded(rows, spec.tracking.every, ended=True))
+                recorder.finish(number, status, end_tags(record, spec))
             case Interrupted(number):
                 recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
             case Reported() | Logged():
-                catch_up([wrong], paths, ledger, recorder)
+                catch_up([wrong], paths, spec, ledger, recorder)
 
 
 def catch_up(
-    corrections: Iterable[Correction], paths: SweepPaths, ledger: Ledger, recorder: Recorder
+    corrections: Iterable[Correction],
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: Ledger,
+    recorder: Recorder,
 ) -> None:
     """Give ledger and tracking what the store has of a trial that goes on."""
     for wrong in corrections:
@@ -90,14 +95,8 @@ def catch_up(
             case Reported(number, report):
                 ledger.report(number, epoch=report.epoch, step=report.step, value=report.value)
             case Logged(number):
-                recorder.log(number, read_rows(paths.trial(number)))
-
-
-def end_tags(state: str, spec: SweepSpec, reason: str | None = None) -> dict[str, str]:
-    """The tags by which a run says why it ended."""
-    if state == "pruned":
-        return {"stopped_by": spec.early_stopping.scheduler}
-    return NOT_STOPPED | ({} if reason is None else {"reason": reason})
+                rows = read_rows(paths.trial(number))
+                recorder.log(number, recorded(rows, spec.tracking.every))
 
 
 def _refuse(wrong: Correction, paths: SweepPaths) -> None:

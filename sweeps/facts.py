@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
+from sweeps.curves import recorded
 from sweeps.layout import SweepPaths
 from sweeps.ledger import TrialRecord
 from sweeps.reconcile import Facts, Report, TrialFacts
@@ -89,7 +90,7 @@ def trial_facts(
         and curve[-1].epoch >= spec.budget.epochs
         and _saved(directory, spec.budget.epochs),
         told=told,
-        unlogged=delivered.lacks(number, rows),
+        unlogged=delivered.lacks(number, recorded(rows, spec.tracking.every)),
     )
 
 

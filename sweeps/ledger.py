@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -63,6 +64,11 @@ class TrialRecord:
     traceback: str | None = None
     step: int = 0
     epoch: int = 0
+    best_step: int | None = None
+    """Where `value` was reported."""
+    best_epoch: int | None = None
+    signals: tuple[str, ...] = ()
+    """What deserved a look when it reported last, in sentences."""
 
     @property
     def finished(self) -> bool:
@@ -241,10 +247,21 @@ class Ledger:
         trial = self._storage.get_trial(self._id(number))
         if epoch in trial.intermediate_values or trial.state.is_finished():
             return
+        progress = {**trial.user_attrs.get("progress", {}), "step": step, "epoch": epoch}
+        before = [v for v in trial.intermediate_values.values() if math.isfinite(v)]
+        # NaN is never best; of equals the earlier stays it.
+        if math.isfinite(value) and all(
+            value < other if self.minimize else value > other for other in before
+        ):
+            progress |= {"best_step": step, "best_epoch": epoch}
+        # The value comes last: what was not told completely is told again.
+        self._storage.set_trial_user_attr(self._id(number), "progress", progress)
         self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
-        self._storage.set_trial_user_attr(
-            self._id(number), "progress", {"step": step, "epoch": epoch}
-        )
+
+    @_storing
+    def note_signals(self, number: int, signals: Sequence[str]) -> None:
+        """Remember what deserves a look in a trial."""
+        self._storage.set_trial_user_attr(self._id(number), "signals", list(signals))
 
     @_storing
     def finish(
@@ -292,6 +309,9 @@ class Ledger:
             traceback=trial.user_attrs.get("traceback"),
             step=progress.get("step", 0),
             epoch=progress.get("epoch", 0),
+            best_step=progress.get("best_step"),
+            best_epoch=progress.get("best_epoch"),
+            signals=tuple(trial.user_attrs.get("signals", ())),
         )
 
 

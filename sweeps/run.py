@@ -23,7 +23,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from sweeps import engine
 from sweeps.callbacks import Bookkeeper, View
-from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, apply
+from sweeps.corrections import apply
 from sweeps.facts import gather
 from sweeps.interrupt import Interruption
 from sweeps.layout import LedgerError, SweepExists, SweepPaths, artifact_root, tracking_uri
@@ -40,6 +40,7 @@ from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
 from sweeps.spec import SweepSpec
+from sweeps.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, best_tags, curve_tags, health_tags
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox_file import OutboxError
 from tracking.provenance import provenance
@@ -101,6 +102,7 @@ def run_sweep(
         paths.drain.unlink(missing_ok=True)
         recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
         try:
+            recorder.artifact(None, paths.spec, paths.spec.name)
             _reconcile(paths, spec, ledger, recorder, warn)
             interruption = Interruption(
                 on_first=lambda: _request_drain(paths.drain),
@@ -180,7 +182,12 @@ def _open_recorder(
         experiment=spec.name,
         sweep_id=ledger.sweep_id,
         outbox=paths.outbox,
-        tags={**provenance(), **ledger.origin.tags(), **tags},
+        tags={
+            **provenance(),
+            **ledger.origin.tags(),
+            **curve_tags(spec.tracking.every),
+            **tags,
+        },
         params=dict(flatten(spec.model_dump(mode="json"))),
     )
 
@@ -280,6 +287,7 @@ def _conclude(
     interruption: Interruption,
 ) -> Outcome:
     best = ledger.best()
+    recorder.tag(None, health_tags(ledger.trials()))
     if interruption.requested:
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
         code = interruption.exit_code
@@ -300,7 +308,7 @@ def _publish_best(
     paths: SweepPaths, best: TrialRecord, recorder: Recorder, gallery: Gallery
 ) -> None:
     """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
-    recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
+    recorder.tag(None, best_tags(best))
     with (
         tempfile.TemporaryDirectory(dir=paths.directory, prefix=".export-") as directory,
         ThreadPoolExecutor() as beside,  # a child process that imports for seconds

@@ -60,7 +60,10 @@ def tensor_digest(*tensors: Tensor) -> str:
 
 def _source(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) and file.endswith(".py") else None
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return None
+    path = Path(file).resolve()
+    return path if path.is_file() else None  # torch has modules that only claim to have one
 
 
 def _lies_below(root: Path, path: Path) -> bool:
