@@ -55,8 +55,8 @@ name: kinds
 task: {{name: kinds_task:Kinds, kind: healthy}}
 metric: val/loss
 mode: min
-trials: 6
-seed: 3
+trials: 4
+seed: 7
 budget: {{epochs: 3}}
 space:
   task.kind: {{choice: [healthy, huge, diverging]}}
@@ -65,7 +65,7 @@ search: {{sampler: random}}
 train: {{batch_size: 5, precision: fp16, layer_norms_every: 6}}
 tracking: {{every: {EVERY}}}
 """
-STEPS, PER_EPOCH, FAILING = 30, 10, 11
+STEPS, FAILING = 30, 11
 
 
 @dataclass
@@ -162,7 +162,7 @@ def test_parameters_as_searched_and_as_resolved(found: Recorded) -> None:
     assert params["train.precision"] == "fp16"
     assert params["budget.epochs"] == "3"
     parent = found.client.get_run(found.parent).data.params
-    assert (parent["tracking.every"], parent["trials"]) == (str(EVERY), "6")
+    assert (parent["tracking.every"], parent["trials"]) == (str(EVERY), "4")
 
 
 def test_ends_and_where_each_trial_was_best(found: Recorded) -> None:
@@ -171,14 +171,10 @@ def test_ends_and_where_each_trial_was_best(found: Recorded) -> None:
         failed = trial["params"]["task.kind"] == "diverging"
         assert run.info.status == ("FAILED" if failed else "FINISHED")
         assert run.data.tags["stopped_by"] == ""
-        reports = {
-            row.step: row.metrics["val/loss"]
-            for row in found.rows(trial)
-            if "val/loss" in row.metrics
-        }
-        best = min(reports, key=lambda step: reports[step])
-        assert run.data.tags["best_step"] == str(best)
-        assert run.data.tags["best_epoch"] == str(best // PER_EPOCH)
+        reports = [row for row in found.rows(trial) if "val/loss" in row.metrics]
+        best = min(reports, key=lambda row: row.metrics["val/loss"])
+        assert run.data.tags["best_step"] == str(best.step)
+        assert run.data.tags["best_epoch"] == str(int(best.metrics["epoch"]))
     trial, run = found.of("diverging")
     assert run.data.tags["reason"].startswith("non_finite")
     assert run.data.tags["reason"] == trial["reason"]
@@ -192,7 +188,7 @@ def test_health_is_told_of_the_trial_and_summed_up_on_the_sweep(found: Recorded)
     told = found.client.get_run(found.parent).data.tags["health"]
     assert f"of {len(found.trials)} trials; " in told
     assert f"trial {trial['number']}: " in told
-    assert run.data.tags["health"] in told.replace(", ", "; ") or "gradient norm" in told
+    assert all(sentence in told for sentence in run.data.tags["health"].split("; "))
 
 
 def test_the_sweeps_run_says_what_was_run_from_what(found: Recorded, tmp_path: Path) -> None:
@@ -212,9 +208,9 @@ def test_the_sweeps_run_says_what_was_run_from_what(found: Recorded, tmp_path: P
 
 
 def test_pictures_and_weights(found: Recorded) -> None:
-    _, run = found.of("huge")
-    assert "figures/grad_norm.png" in found.files(run.info.run_id)  # the histogram with max_norm
-    files = found.files(found.parent)
+    best, files = found.cli.json("best", "kinds"), found.files(found.parent)
+    # Norms as a histogram, with max_norm marked and the share of clipped steps.
+    assert "figures/grad_norm.png" in found.files(best["mlflow_run_id"])
     assert {"best/model.safetensors", "best/config.yaml", "figures/grad_norm.png"} <= set(files)
 
 
