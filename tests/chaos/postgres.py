@@ -18,8 +18,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psycopg2
-
 INSTALL = "apt-get install postgresql"
 _BINARIES = Path("/usr/lib/postgresql")  # where Debian has them, one directory a version
 _UNPRIVILEGED = ("postgres", "nobody")
@@ -93,6 +91,8 @@ class Cluster:
         self.close()
 
     def _connect(self) -> Any:
+        import psycopg2  # of the extra `postgres`: who has no PostgreSQL needs it not
+
         return psycopg2.connect(user=_USER, dbname="postgres", host=str(self._directory))
 
     def _control(self, verb: str, *arguments: str) -> None:
