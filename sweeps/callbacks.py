@@ -15,17 +15,20 @@ from typing import Any, NamedTuple, Protocol
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 
+from sweeps import control
 from sweeps.corrections import catch_up
 from sweeps.curves import recorded
 from sweeps.facts import trial_facts
+from sweeps.failures import Failure, Hopeless, Losses, SameFailures
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
-from sweeps.ledger import Ending, Ledger, TrialRecord
-from sweeps.parameters import trial_parameters
+from sweeps.ledger import ACCUMULATION, SIGNALS, Ending, Ledger, TrialRecord
+from sweeps.parameters import searched, trial_parameters
 from sweeps.reconcile import STATUSES, missed
 from sweeps.spec import SweepSpec
-from sweeps.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags
+from sweeps.tags import BY_THE_USER, NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
+from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
@@ -83,6 +86,21 @@ class Bookkeeper(Callback):
         self._on_step = on_step
         self._on_end = on_end
         self._live: set[int] = set()
+        self._losses = Losses(spec.failures.max_retries)
+        self._given_up: dict[int, Failure] = {}
+        self._failures = SameFailures(spec.failures.same_failure_limit)
+
+    @property
+    def hopeless(self) -> Hopeless | None:
+        """Why more trials would only fail like those before, once that is so."""
+        return self._failures.hopeless
+
+    def end_waiting(self, number: int) -> None:
+        """Let a trial that nobody works on end for good, as the user asked."""
+        record = self._ledger.trial(number)
+        if not record.finished:
+            self._recorder.start(number, searched(record.params), {})
+            self._stopped_by_user(number)
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
@@ -106,6 +124,7 @@ class Bookkeeper(Callback):
         directory.mkdir(parents=True, exist_ok=True)
         config = self._spec.trial_yaml(number, params)
         (directory / TRIAL_CONFIG).write_text(config, encoding="utf-8")
+        self._losses.started(number, self._newest_generation(number))
         attempt = self._ledger.start(number)
         self._live.add(number)
         tags = {"gradsweep.attempts": str(attempt)}
@@ -122,7 +141,7 @@ class Bookkeeper(Callback):
                 self._ledger.trial(number),
                 read_outbox(self._paths.outbox),
             )
-            catch_up(missed(known), self._paths, self._spec, self._ledger, self._recorder)
+            catch_up(missed(known), self._ledger, self._recorder)
         self._view.started(number, params, attempt)
 
     def on_trial_result(
@@ -137,9 +156,11 @@ class Bookkeeper(Callback):
         in its own state.
         """
         del iteration, trials, info
+        number = trial.config["number"]
+        if "accumulation" in result:
+            self._note_accumulation(trial, result["accumulation"])
         if OBJECTIVE not in result:
             return
-        number = trial.config["number"]
         self._ledger.report(
             number, epoch=result["epoch"], step=result["step"], value=result[OBJECTIVE]
         )
@@ -147,7 +168,7 @@ class Bookkeeper(Callback):
         self._recorder.log(number, recorded(rows, self._spec.tracking.every))
         if signals := result.get("signals"):
             self._recorder.tag(number, {"health": "; ".join(signals)})
-            self._ledger.note_signals(number, signals)
+            self._ledger.note(number, SIGNALS, signals)
         self._view.reported(
             Progress(
                 number, trial.config["params"], result["epoch"], result["step"], result["metrics"]
@@ -165,20 +186,38 @@ class Bookkeeper(Callback):
         match last.get("ending"):
             case "finished":
                 self._end(number, "complete")
+                self._failures.passed()
             case "failed":
-                self._fail(number, last["reason"], last["traceback"])
+                self._fail(number, Failure(**last["failure"]))
             case "interrupted":
                 self._interrupt(number)
+            case "stopped" if number in self._given_up:
+                self._fail(number, self._given_up[number])
+            case "stopped":
+                self._stopped_by_user(number)
             case _:
                 self._end(number, "pruned")
+                self._failures.passed()
+
+    def on_trial_recover(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """A worker was lost, and Tune starts another one. One that is lost again and again without
+        coming further only starts to be told that it is over.
+        """
+        del iteration, trials, info
+        number = trial.config["number"]
+        if not self._losses.lost(number, self._newest_generation(number)):
+            self._given_up[number] = self._describe_loss(trial)
+            control.order(self._paths, [number])
+            trial.max_failures = 0  # if it does not even live to hear it
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """A worker was lost more often than allowed."""
+        """A worker was lost that had been given up."""
         del iteration, trials, info
-        error = trial.get_pickled_error()
-        self._fail(trial.config["number"], f"lost: {error}".splitlines()[0], str(error))
+        self._fail(trial.config["number"], self._describe_loss(trial))
 
     def interrupt_live(self) -> None:
         """Record that the trials which had not ended by now were interrupted."""
@@ -186,15 +225,24 @@ class Bookkeeper(Callback):
             self._interrupt(number)
 
     def _interrupt(self, number: int) -> None:
-        self._recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
+        tags = {"stopped_by": "failures"} if self.hopeless else STOPPED_BY_INTERRUPT
+        self._recorder.finish(number, "KILLED", tags)
         self._live.discard(number)
         self._view.ended(number, "interrupted", None, None)
 
-    def _fail(self, number: int, reason: str, traceback: str) -> None:
-        # What it had trained since its last report is only on disk.
+    def _stopped_by_user(self, number: int) -> None:
+        # It may have been stopped between two reports; no later start would deliver the rest.
+        self._log_the_rest(number)
+        self._end(number, "pruned", reason=BY_THE_USER)
+
+    def _fail(self, number: int, failure: Failure) -> None:
+        self._log_the_rest(number)  # as above
+        self._end(number, "failed", reason=failure.reason, traceback=failure.traceback)
+        self._failures.failed(number, failure)
+
+    def _log_the_rest(self, number: int) -> None:
         rows = read_rows(self._paths.trial(number))
         self._recorder.log(number, recorded(rows, self._spec.tracking.every, ended=True))
-        self._end(number, "failed", reason=reason, traceback=traceback)
 
     def _end(
         self,
@@ -211,3 +259,23 @@ class Bookkeeper(Callback):
         record = self._ledger.trial(number)
         self._view.ended(number, ending, record.value, reason)
         self._on_end(record)
+
+    def _describe_loss(self, trial: Trial) -> Failure:
+        number = trial.config["number"]
+        times = self._losses.in_a_row(number)
+        often = f"{times} times in a row" if times > 1 else "once"
+        reason = f"lost: its process ended {often} without a new checkpoint"
+        return Failure("lost", reason, str(trial.get_pickled_error()))
+
+    def _note_accumulation(self, trial: Trial, accumulation: int) -> None:
+        """A trial went on with smaller micro-batches; it does so wherever it goes on next."""
+        train = trial.config["config"]["train"]
+        if train["accumulation"] != accumulation:
+            train["accumulation"] = accumulation
+            number = trial.config["number"]
+            self._ledger.note(number, ACCUMULATION, accumulation)
+            self._recorder.tag(number, {f"gradsweep.{ACCUMULATION}": str(accumulation)})
+
+    def _newest_generation(self, number: int) -> int:
+        saved = CheckpointStore(self._paths.trial(number)).generations()
+        return saved[-1].number if saved else 0

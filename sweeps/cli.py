@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-if TYPE_CHECKING:
-    from sweeps.layout import SweepPaths
-    from sweeps.results import Outcome, SweepView
-    from sweeps.spec import SweepSpec
+from sweeps.exits import HELD, LATE, NO_SUCCESS, WRONG_INPUT
 
-WRONG_INPUT = 2
-HELD = 4
+if TYPE_CHECKING:
+    from sweeps.results import SweepView
+    from sweeps.spec import SweepSpec
 
 app = typer.Typer(
     name="sweep",
@@ -54,6 +52,10 @@ Overrides = Annotated[
         help="Set a key of the spec, such as train.batch_size=32.",
         show_default=False,
     ),
+]
+Grace = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="Time to save and end after Ctrl-C: 30s, 2m, 90."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
@@ -104,22 +106,23 @@ def run(
         str | None,
         typer.Option(help="MLflow address; default: a store below the root.", show_default=False),
     ] = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds for trials to checkpoint after Ctrl-C.")
-    ] = 30.0,
+    grace: Grace = "30s",
 ) -> None:
     """Run a sweep."""
+    from sweeps.attempt import attempt
+    from sweeps.durations import parse_duration
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
     from sweeps.lock import SweepHeld, is_held, read_holder
 
     with _input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
-        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(paths.name, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths.name)
-        _run(paths, spec, new=True, grace=grace)
+        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
+            raise SweepHeld(paths.name, read_holder(paths.lock))
+        seconds = parse_duration(grace, "--grace")
+        raise typer.Exit(attempt(paths, spec, out, err, new=True, grace=seconds))
 
 
 @app.command()
@@ -127,9 +130,7 @@ def resume(
     name: Name,
     settings: Overrides = None,
     root: Root = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds for trials to checkpoint after Ctrl-C.")
-    ] = 30.0,
+    grace: Grace = "30s",
     accept_changes: Annotated[
         bool,
         typer.Option(
@@ -138,6 +139,9 @@ def resume(
     ] = False,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
+    from sweeps import display
+    from sweeps.attempt import attempt
+    from sweeps.durations import parse_duration
     from sweeps.lock import SweepHeld, read_holder
     from sweeps.spec import with_overrides
 
@@ -147,8 +151,57 @@ def resume(
             raise SweepHeld(name, read_holder(view.paths.lock))
         spec = with_overrides(view.spec, settings or [])
         if view.concluded and spec == view.spec:
-            _end(view.outcome(), view.paths)
-        _run(view.paths, spec, new=False, grace=grace, accept_changes=accept_changes)
+            outcome = view.outcome()
+            display.outcome(out, err, outcome, view.paths)
+            raise typer.Exit(outcome.exit_code)
+        seconds = parse_duration(grace, "--grace")
+        code = attempt(
+            view.paths,
+            spec,
+            out,
+            err,
+            new=False,
+            grace=seconds,
+            accept_changes=accept_changes,
+        )
+        raise typer.Exit(code)
+
+
+@app.command()
+def stop(
+    name: Name,
+    trial: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="End this trial alone, for good.", show_default=False),
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Leave at once, as a second Ctrl-C does.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long to wait for it to have happened.")
+    ] = "2m",
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a running sweep from another terminal: trials save their state and end."""
+    from sweeps import control, display
+    from sweeps.durations import parse_duration
+
+    with _input_errors():
+        if now and trial is not None:
+            raise control.NothingToStop(
+                "--now and --trial exclude each other; a trial ends at its next step; "
+                "leave one of them out"
+            )
+        paths, seconds = _view(name, root).paths, parse_duration(timeout, "--timeout")
+        with err.status("asking") as spinner:
+            if trial is None:
+                stopped = control.stop_sweep(paths, now=now, seconds=seconds, say=spinner.update)
+            else:
+                stopped = control.stop_trial(paths, trial, seconds=seconds, say=spinner.update)
+    _show(stopped.as_dict(), as_json, lambda: display.stopped(stopped, paths))
+    if not stopped.done:
+        raise typer.Exit(LATE)
 
 
 @app.command(name="list")
@@ -165,7 +218,9 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
             try:
                 found.append(SweepView(paths).status())
             except (RevisionError, LedgerError) as error:
-                _warn(str(error))  # the others are shown nevertheless
+                display.sentence(
+                    err, str(error), style="yellow"
+                )  # the others are shown nevertheless
     _show(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
 
 
@@ -217,6 +272,7 @@ def show(
         found = {
             **view.trial(record),
             "reports": record.reports,
+            "accumulation": record.accumulation,
             "traceback": record.traceback,
             "directory": str(view.paths.trial(trial)),
         }
@@ -248,7 +304,7 @@ def best(
             found = view.best()
             written = view.export_best(export) if export is not None else []
         except NoBest as error:
-            _fail(str(error), code=3)
+            _fail(str(error), code=NO_SUCCESS)
     _show(found, as_json, lambda: display.best(found, view.spec, written))
 
 
@@ -308,13 +364,14 @@ def train(
 
 @app.command()
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
-    """Examine the machine: versions, GPUs, writable paths, left-overs of dead drivers."""
+    """Examine the machine: versions, GPUs, writable paths; clear away what dead sweeps left."""
     from sweeps import display
-    from sweeps.doctor import examine, left_overs
+    from sweeps.doctor import clear_left_overs, examine, sweeps_off
     from sweeps.layout import resolve_root
 
     where = resolve_root(root)
-    findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), left_overs(where))
+    cleared = [*clear_left_overs(where), *sweeps_off(where)]
+    findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), cleared)
     _show([finding.as_dict() for finding in findings], as_json, lambda: display.findings(findings))
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
@@ -338,74 +395,14 @@ def _load(
 
 
 def _view(name: str, root: Path | None) -> SweepView:
+    from sweeps import display
     from sweeps.layout import SweepPaths, resolve_root
     from sweeps.results import SweepView
 
     view = SweepView(SweepPaths(resolve_root(root), name))
     if view.damage:
-        _warn(view.damage)
+        display.sentence(err, view.damage, style="yellow")
     return view
-
-
-def _run(
-    paths: SweepPaths, spec: SweepSpec, *, new: bool, grace: float, accept_changes: bool = False
-) -> NoReturn:
-    """Check, run, say how it ended and what comes next."""
-    from sweeps import display
-    from sweeps.layout import LedgerBusy, LedgerError
-    from sweeps.lock import LockLost
-    from sweeps.origin import Origin
-    from sweeps.preflight import Inspection
-    from sweeps.resources import Machine, plan
-
-    machine = Machine.probe()
-    ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
-    with err.status("loading the task") as spinner:
-        inspection = Inspection(spec)
-
-        from sweeps.live import LiveTable, PlainLines
-        from sweeps.run import run_sweep  # imports Ray while the child imports torch
-
-        facts = inspection.facts()
-
-        def make_view(finished: int) -> LiveTable | PlainLines:
-            spinner.stop()
-            return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
-
-        def say(what: str) -> None:
-            spinner.update(what)
-            spinner.start()
-
-        try:
-            outcome: Outcome = run_sweep(
-                paths,
-                spec,
-                ways,
-                machine,
-                make_view,
-                new=new,
-                origin=Origin(facts.code, facts.data),
-                accept_changes=accept_changes,
-                grace=grace,
-                say=say,
-                warn=_warn,
-            )
-        except (LedgerError, LockLost, OSError) as error:
-            spinner.stop()
-            _say_cause(str(error))
-            if paths.exists():
-                display.resume(err, paths)
-            by_another = isinstance(error, LedgerBusy | LockLost)
-            raise typer.Exit(HELD if by_another else WRONG_INPUT) from None
-    _end(outcome, paths)
-
-
-def _end(outcome: Outcome, paths: SweepPaths) -> NoReturn:
-    """Say how a sweep ended and what comes next, and leave with its exit code."""
-    from sweeps import display
-
-    display.outcome(out, err, outcome, paths)
-    raise typer.Exit(outcome.exit_code)
 
 
 def _show(found: Any, as_json: bool, render: Any) -> None:
@@ -415,16 +412,10 @@ def _show(found: Any, as_json: bool, render: Any) -> None:
         out.print(render())
 
 
-def _warn(message: str) -> None:
-    err.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def _say_cause(message: str) -> None:
-    err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
-
-
 def _fail(message: str, *, code: int) -> NoReturn:
-    _say_cause(message)
+    from sweeps import display
+
+    display.sentence(err, message, style="red")
     raise typer.Exit(code)
 
 

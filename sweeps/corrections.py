@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from optuna.samplers import BaseSampler
 
-from sweeps.curves import recorded
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.parameters import searched, trial_parameters
@@ -29,7 +28,6 @@ from sweeps.reconcile import (
 from sweeps.spec import SpecError, SweepSpec
 from sweeps.tags import STOPPED_BY_INTERRUPT, end_tags
 from tracking.recorder import Recorder
-from trainable.history import read_rows
 
 
 class StrangerInTheWay(ValueError):
@@ -70,33 +68,25 @@ def apply(
                 record = replace(ledger.trial(number), state=ending)
                 recorder.finish(number, STATUSES[ending], end_tags(record, spec))
                 ledger.finish(number, ending)
-            case Told(number, status):
+            case Told(number, status, rows):
                 record = ledger.trial(number)
                 recorder.start(number, _parameters(spec, record), {})
-                rows = read_rows(paths.trial(number))
-                recorder.log(number, recorded(rows, spec.tracking.every, ended=True))
+                recorder.log(number, rows)
                 recorder.finish(number, status, end_tags(record, spec))
             case Interrupted(number):
                 recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
             case Reported() | Logged():
-                catch_up([wrong], paths, spec, ledger, recorder)
+                catch_up([wrong], ledger, recorder)
 
 
-def catch_up(
-    corrections: Iterable[Correction],
-    paths: SweepPaths,
-    spec: SweepSpec,
-    ledger: Ledger,
-    recorder: Recorder,
-) -> None:
+def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder: Recorder) -> None:
     """Give ledger and tracking what the store has of a trial that goes on."""
     for wrong in corrections:
         match wrong:
             case Reported(number, report):
                 ledger.report(number, epoch=report.epoch, step=report.step, value=report.value)
-            case Logged(number):
-                rows = read_rows(paths.trial(number))
-                recorder.log(number, recorded(rows, spec.tracking.every))
+            case Logged(number, rows):
+                recorder.log(number, rows)
 
 
 def _refuse(wrong: Correction, paths: SweepPaths) -> None:

@@ -6,6 +6,7 @@ What must not live here: finding it (results, doctor), or a running sweep's own 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -19,11 +20,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sweeps.exits import NO_SUCCESS
 from sweeps.layout import SweepPaths, artifact_root, tracking_uri
-from sweeps.results import NO_SUCCESS, STATES, SweepView, format_number
+from sweeps.results import STATES, SweepView, format_number
 from sweeps.spec import SweepSpec
 
 if TYPE_CHECKING:
+    from sweeps.control import Stopped
     from sweeps.doctor import Finding
     from sweeps.results import Outcome
 
@@ -140,6 +143,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         "epoch",
         "step",
         "attempts",
+        "accumulation",
         "reason",
         "mlflow_run_id",
         "directory",
@@ -222,9 +226,14 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             ("try more", f"resume {name} -s trials={result.num_trials * 2}{where}"),
         ):
             out.print(f"{what}: {sweep} {command}", highlight=False, soft_wrap=True)
-    elif result.exit_code == NO_SUCCESS:
-        err.print("no trial succeeded; the reasons:", style="red", highlight=False)
-        err.print(f"{sweep} trials {name}{where}", highlight=False, soft_wrap=True)
+        return
+    if result.exit_code == NO_SUCCESS:
+        cause = result.cause or "no trial succeeded"
+        err.print(f"stopped: {cause}", style="red", markup=False, highlight=False, soft_wrap=True)
+        look = f"trials {name}" if result.failed is None else f"show {name} {result.failed}"
+        err.print(f"read more: {sweep} {look}{where}", highlight=False, soft_wrap=True)
+        err.print("correct it, then continue with:", highlight=False)
+        resume(err, paths, more="" if result.num_left else f" -s trials={2 * result.num_trials}")
     else:
         err.print(
             "interrupted; every trial continues from its last checkpoint with:", highlight=False
@@ -232,10 +241,37 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         resume(err, paths)
 
 
-def resume(err: Console, paths: SweepPaths) -> None:
+def sentence(err: Console, message: str, *, style: str) -> None:
+    """What the user is told, as it stands."""
+    err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def resume(err: Console, paths: SweepPaths, more: str = "") -> None:
     """The command that continues a sweep; the last line of an abnormal end."""
-    line = f"{_command()} resume {paths.name}{_where(paths)}"
+    line = f"{_command()} resume {paths.name}{more}{_where(paths)}"
     err.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def left_at_once(paths: SweepPaths) -> None:
+    """The last lines of a driver that waits for nothing any more."""
+    err = Console(stderr=True)
+    err.show_cursor()  # the live table may have hidden it
+    err.print("\nleft at once; what was saved is whole; continue with:", highlight=False)
+    resume(err, paths)
+
+
+def stopped(result: Stopped, paths: SweepPaths) -> RenderableType:
+    """The lines of `sweep stop`."""
+    lines: list[RenderableType] = [Text(result.message)]
+    if result.trial is None and result.state == "interrupted":
+        lines.append(Text(f"continue with: {_command()} resume {paths.name}{_where(paths)}"))
+    return Group(*lines)
+
+
+def nothing_started(err: Console) -> None:
+    """The last lines when a signal came before the sweep was taken up."""
+    err.print("interrupted before anything was started; start again with:", highlight=False)
+    err.print(f"{_command()} {shlex.join(sys.argv[1:])}", highlight=False, soft_wrap=True)
 
 
 def _where(paths: SweepPaths) -> str:

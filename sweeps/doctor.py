@@ -1,8 +1,8 @@
 """`sweep doctor`: what about this machine would make a sweep fail, and what to do about it.
 
-Every look is bounded, changes nothing, and imports neither torch, Ray nor MLflow. What must not
-live here: printing (the command line), and what only a running sweep can know; such findings are
-handed to `examine`.
+Every look is bounded and imports neither torch, Ray nor MLflow; nothing is changed but what a dead
+driver left behind, which is cleared away. What must not live here: printing (the command line),
+and what only a running sweep can know; such findings are handed to `examine`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from sweeps.layout import list_sweeps
+from sweeps.layout import LedgerError, list_sweeps
 from sweeps.lock import is_held, read_holder
-from sweeps.orphans import find_orphans
+from sweeps.orphans import clean_up_after_the_dead
 from sweeps.problems import redact
 from sweeps.resources import Machine
 
@@ -41,6 +41,7 @@ _PACKAGES = (
 _DISK_WARN, _DISK_FAIL = 5 * _GIB, _GIB // 2
 _MEMORY_WARN = 4 * _GIB
 _SHM_WARN = 2 * _GIB
+_SHOWN = 5  # of what is off in one sweep
 _TIMEOUT = 3.0  # seconds for the tracking server to accept a connection
 
 
@@ -79,20 +80,47 @@ def examine(root: Path, uri: str | None = None, extra: Sequence[Finding] = ()) -
     ]
 
 
-def left_overs(root: Path) -> list[Finding]:
-    """Look for processes that dead drivers of the sweeps below `root` left running."""
+def clear_left_overs(root: Path) -> list[Finding]:
+    """End what dead drivers left running on this machine, of any sweep, and of those below `root`
+    also what left no directory; remove their files. Nobody else's Ray is touched.
+    """
+    known = [
+        holder.token
+        for paths in list_sweeps(root)
+        if (holder := read_holder(paths.lock)) is not None and not is_held(paths.lock)
+    ]
+    drivers, processes = clean_up_after_the_dead(*known)
+    if not drivers:
+        return [Finding("ok", "left-overs", "none of dead drivers")]
+    who = f"{drivers} dead driver{'s' if drivers > 1 else ''}"
+    detail = f"ended {processes} processes of {who} and removed their files"
+    return [Finding("ok", "left-overs", detail)]
+
+
+def sweeps_off(root: Path) -> list[Finding]:
+    """Look for what ledger, store and tracking of the sweeps below `root` disagree about; nothing
+    is changed.
+    """
+    from sweeps.facts import gather
+    from sweeps.reconcile import reconcile
+    from sweeps.results import SweepView
+
     found = []
     for paths in list_sweeps(root):
-        holder = read_holder(paths.lock)
-        if holder is None or is_held(paths.lock):
+        try:
+            view = SweepView(paths)
+            facts = gather(paths, view.spec, view.records, live=view.running)
+        except (ValueError, OSError, LedgerError) as error:
+            found.append(Finding("fail", paths.name, str(error), "put this right, then resume"))
             continue
-        if orphans := find_orphans(holder.token):
+        if off := [str(correction) for correction in reconcile(facts)]:
+            more = f"; and {len(off) - _SHOWN} more" if len(off) > _SHOWN else ""
             found.append(
                 Finding(
                     "warn",
-                    "left-over processes",
-                    f"{len(orphans)} of a dead driver of '{paths.name}' (process {holder.pid})",
-                    f"continuing the sweep ends them: sweep resume {paths.name}",
+                    paths.name,
+                    "; ".join(off[:_SHOWN]) + more,
+                    f"continuing the sweep puts right what can be: sweep resume {paths.name}",
                 )
             )
     return found

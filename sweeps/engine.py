@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
 
-from sweeps.orphans import end_orphans, mark_children, scratch_directory
+from sweeps.interrupt import Interruption
+from sweeps.orphans import (
+    claim_scratch,
+    end_orphans,
+    kill_children,
+    mark_children,
+    scratch_directory,
+)
 from sweeps.resources import Machine
 
 _OBJECT_STORE_BYTES = (
@@ -32,6 +43,9 @@ _SETTINGS = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 
+_alive: dict[str, IO[str]] = {}
+"""What says that this driver lives, by token, while its Ray runs."""
+
 
 def configure(token: str) -> None:
     """Set the environment that Ray and its workers read; must precede the first import of ray.
@@ -44,6 +58,29 @@ def configure(token: str) -> None:
     # A user's task module lies where the command was typed; workers inherit the path.
     path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
+
+
+@contextmanager
+def running(
+    token: str, machine: Machine, *, concurrency: int, interruption: Interruption
+) -> Iterator[None]:
+    """A local Ray for as long as the context is open; none when a signal comes while it starts.
+
+    See `start` for the arguments.
+    """
+    ours = True
+    try:
+        try:
+            ours = start(token, machine, concurrency=concurrency)
+        except SystemExit:  # Ray's own answer to SIGTERM while it starts
+            interruption.drain(signal.SIGTERM)
+        interruption.reinstall()
+        yield
+    finally:
+        if ours and interruption.trials_left <= 0:
+            kill_children(token)  # politeness takes seconds that are no longer there
+        if ours:
+            stop(token)
 
 
 def start(token: str, machine: Machine, *, concurrency: int) -> bool:
@@ -66,6 +103,7 @@ def start(token: str, machine: Machine, *, concurrency: int) -> bool:
 
     if ray.is_initialized():
         return False
+    _alive[token] = claim_scratch(token)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         ray.init(
@@ -87,3 +125,4 @@ def stop(token: str) -> None:
 
     ray.shutdown()
     end_orphans(token)
+    _alive.pop(token).close()

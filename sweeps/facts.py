@@ -83,14 +83,20 @@ def trial_facts(
         for row in rows
         if spec.metric in row.metrics and "epoch" in row.metrics
     )
+    # A trial that goes on reports the rows after its last report itself, or trains them again.
+    last = curve[-1].step if curve else 0
+    kept = rows if record.finished else [row for row in rows if row.step <= last]
+    logged = tuple(recorded(kept, spec.tracking.every, ended=record.finished))
     return TrialFacts(
         record,
         curve,
         trained=bool(curve)
         and curve[-1].epoch >= spec.budget.epochs
         and _saved(directory, spec.budget.epochs),
+        went_on=len(kept) < len(rows),
         told=told,
-        unlogged=delivered.lacks(number, recorded(rows, spec.tracking.every)),
+        rows=logged,
+        unlogged=delivered.lacks(number, logged),
     )
 
 

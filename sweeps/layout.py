@@ -66,9 +66,18 @@ class SweepPaths:
         return self.directory / "lock"
 
     @property
+    def control(self) -> Path:
+        """What is asked of the sweep while it runs; gone when no driver holds it."""
+        return self.directory / "control"
+
+    @property
     def drain(self) -> Path:
         """While this file exists, trials checkpoint at their next step and end."""
-        return self.directory / "control" / "drain"
+        return self.control / "drain"
+
+    def stop(self, number: int) -> Path:
+        """While this file exists, that trial checkpoints at its next step and is over."""
+        return self.control / f"stop-{number:04d}"
 
     @property
     def outbox(self) -> Path:

@@ -12,7 +12,7 @@ import functools
 import math
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -27,6 +27,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sweeps.layout import LedgerBusy, LedgerError
 from sweeps.origin import Origin
 
+SIGNALS = "signals"
+ACCUMULATION = "accumulation"
+"""A trial's note: its micro-batches per step, once they are not those of its configuration."""
 Ending = Literal["complete", "pruned", "failed"]
 
 WAIT_SECONDS = 30.0
@@ -69,6 +72,8 @@ class TrialRecord:
     best_epoch: int | None = None
     signals: tuple[str, ...] = ()
     """What deserved a look when it reported last, in sentences."""
+    accumulation: int | None = None
+    """Micro-batches per step, when the memory did not suffice for those it was configured with."""
 
     @property
     def finished(self) -> bool:
@@ -222,11 +227,16 @@ class Ledger:
         self, number: int, space: Mapping[str, BaseDistribution], sampler: BaseSampler
     ) -> TrialRecord:
         """Suggest what a trial lacks because its driver died between creating it and storing its
-        parameters.
+        parameters. They are those that the driver would have stored.
         """
         self._study.sampler = sampler
         trial = optuna.trial.Trial(self._study, self._id(number))
         for name, distribution in space.items():
+            stored = name in trial.params and not distribution.single()
+            if stored and name not in trial.relative_params:
+                # Drawn once more and thrown away: the sampler's generator is then where it was.
+                frozen = self._storage.get_trial(self._id(number))
+                sampler.sample_independent(self._study, frozen, name, distribution)
             trial._suggest(name, distribution)
         return self.trial(number)
 
@@ -259,9 +269,9 @@ class Ledger:
         self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
 
     @_storing
-    def note_signals(self, number: int, signals: Sequence[str]) -> None:
-        """Remember what deserves a look in a trial."""
-        self._storage.set_trial_user_attr(self._id(number), "signals", list(signals))
+    def note(self, number: int, key: str, value: Any) -> None:
+        """Keep something about a trial that is neither a parameter nor a result."""
+        self._storage.set_trial_user_attr(self._id(number), key, value)
 
     @_storing
     def finish(
@@ -311,7 +321,8 @@ class Ledger:
             epoch=progress.get("epoch", 0),
             best_step=progress.get("best_step"),
             best_epoch=progress.get("best_epoch"),
-            signals=tuple(trial.user_attrs.get("signals", ())),
+            signals=tuple(trial.user_attrs.get(SIGNALS, ())),
+            accumulation=trial.user_attrs.get(ACCUMULATION),
         )
 
 

@@ -32,13 +32,20 @@ class Holder:
     """Unique per driver; every process it starts carries it in its environment."""
 
     def describe(self) -> str:
-        """Say who it is: `process 4711 on gpu-3, since 2026-11-20 17:20:11`."""
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
-        return f"process {self.pid} on {self.host}, since {since}"
+        """Say who it is: `process 4711 on gpu-3`."""
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def since(self) -> str:
+        """When it took the lock, by this machine's clock: `2026-11-20 17:20:11`."""
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
 
 
-class LockLost(Exception):
-    """The lock's file was removed or replaced: another driver may run the sweep by now."""
+class LockLost(BaseException):
+    """The lock's file was removed or replaced: another driver may run the sweep by now.
+
+    No `Exception`: nobody on the way out may take it for an error of a trial, or wait for trials.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(
@@ -53,9 +60,10 @@ class SweepHeld(Exception):
 
     def __init__(self, name: str, holder: Holder | None) -> None:
         who = holder.describe() if holder else "another process"
+        since = f", this one since {holder.since}" if holder else ""
         super().__init__(
-            f"sweep '{name}' is already being run by {who}; only one driver may run a sweep; "
-            f"watch it with: sweep status {name} --watch"
+            f"sweep '{name}' is already being run by {who}; only one driver may run a "
+            f"sweep{since}; watch it with: sweep status {name} --watch"
         )
         self.holder = holder
 

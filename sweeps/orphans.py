@@ -5,19 +5,31 @@ every process below inherits, and in the name of the directory that its Ray writ
 processes overwrite their environment with their title, but all of them keep a log file open there.
 So "the processes of that driver" needs no list of process ids, which could have been reused, and
 never names anyone else's Ray.
+
+The driver holds a lock in that directory for as long as it lives: whoever can take it knows that
+the driver is dead, whatever sweep it ran and wherever that lies, and cleans up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 TOKEN_VARIABLE = "GRADSWEEP_DRIVER"
 _GRACE_SECONDS = 3.0
+_PLACE = Path("/tmp")
+_PREFIX = "gradsweep-"
+_DIGITS = 12
+"""How much of a token stands in the name of its directory."""
+_ALIVE = "driver"
+"""The file in a driver's directory that it holds a lock on."""
 
 
 def scratch_directory(token: str) -> Path:
@@ -26,7 +38,7 @@ def scratch_directory(token: str) -> Path:
     It lies in /tmp whatever TMPDIR says: Ray's sockets below it must stay within the 107
     characters of a Unix socket's address.
     """
-    return Path("/tmp") / f"gradsweep-{token[:12]}"
+    return _PLACE / f"{_PREFIX}{token[:_DIGITS]}"
 
 
 def mark_children(token: str) -> None:
@@ -34,8 +46,52 @@ def mark_children(token: str) -> None:
     os.environ[TOKEN_VARIABLE] = token
 
 
+def claim_scratch(token: str) -> IO[str]:
+    """Make a driver's directory.
+
+    Returns:
+        What says that the driver lives: to be kept open for as long as it does.
+    """
+    # Made aside and renamed: nobody ever sees the directory without a lock held in it.
+    aside = _PLACE / f".{_PREFIX}{token}"
+    aside.mkdir()
+    alive = open(aside / _ALIVE, "w", encoding="utf-8")  # noqa: SIM115  held while the driver lives
+    fcntl.flock(alive, fcntl.LOCK_EX)
+    aside.rename(scratch_directory(token))
+    return alive
+
+
+def dead_drivers() -> Iterator[str]:
+    """The tokens, as far as their directories' names hold them, of this user's drivers that are
+    dead and left something behind.
+    """
+    for directory in sorted(_PLACE.glob(f"{_PREFIX}{'[0-9a-f]' * _DIGITS}")):
+        with contextlib.suppress(OSError):  # not ours, gone meanwhile, or its driver lives
+            with open(directory / _ALIVE, "r+", encoding="utf-8") as alive:
+                fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield directory.name.removeprefix(_PREFIX)
+
+
+def clean_up_after_the_dead(*known: str) -> tuple[int, int]:
+    """End what dead drivers left running, of whatever sweep, and remove their files.
+
+    Args:
+        known: Tokens of drivers that are known to be dead, whose directories may be gone.
+
+    Returns:
+        How many drivers left something, and how many processes.
+    """
+    tokens = {*dead_drivers()}
+    ended = {token: end_orphans(token) for token in tokens | {token[:_DIGITS] for token in known}}
+    return sum(1 for token, count in ended.items() if count or token in tokens), sum(
+        ended.values()
+    )
+
+
 def find_orphans(token: str) -> list[psutil.Process]:
-    """The live processes, other than this one, that carry a driver's token."""
+    """The live processes, other than this one, that carry a driver's token, or its beginning as
+    in the name of its directory.
+    """
     scratch = f"{scratch_directory(token)}{os.sep}"
     found = []
     for process in psutil.process_iter():
@@ -72,7 +128,7 @@ def kill_children(token: str) -> None:
 
 
 def _is_marked(process: psutil.Process, token: str, scratch: str) -> bool:
-    if process.environ().get(TOKEN_VARIABLE) == token:
+    if process.environ().get(TOKEN_VARIABLE, "").startswith(token):
         return True
     return any(file.path.startswith(scratch) for file in process.open_files())
 

@@ -1,6 +1,6 @@
 """Pictures of every trial that has ended, drawn beside the sweep and put on the trial's own run.
 
-A child process of the lowest priority draws one trial after another from the rows on disk; a
+A child process of low priority draws one trial after another from the rows on disk; a
 thread hands it the trials and records what it made. A trial's `figures/` directory is there once
 all of them are recorded: after a crash, what is missing is drawn again. What must not live here:
 how a picture looks (see `trainable.figures`).
@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
+from sweeps.orphans import TOKEN_VARIABLE
 from sweeps.problems import SpecError
 from sweeps.spec import SweepSpec
 from tracking.recorder import Recorder
 
 _DIRECTORY = "figures"
 _NOT_AWAITED = "the sweep did not wait for them"
+_SECONDS_FOR_THE_FIRST = 60.0  # one second on an idle machine
 
 
 class NotDrawn(Exception):
@@ -53,6 +57,7 @@ class Gallery:
         self._news = threading.Condition()  # guards what follows
         self._waiting: dict[int, str] = {}
         self._first: int | None = None
+        self._drawing: int | None = None
         self._closing = self._dropping = False
         self._artist: _Artist | None = None
         self._thread = threading.Thread(target=self._work, name="pictures", daemon=True)
@@ -73,7 +78,7 @@ class Gallery:
             return
         with self._news:
             self._waiting[record.number] = config.model_dump_json()
-            self._news.notify()
+            self._news.notify_all()
 
     def pictures(self, number: int) -> list[Path]:
         """The pictures of a trial; none when they are not drawn."""
@@ -84,12 +89,17 @@ class Gallery:
 
         Args:
             timeout: In seconds.
-            first: The trial whose pictures matter most.
+            first: The trial whose pictures matter most; it is waited for beyond the timeout.
         """
+        deadline = time.monotonic() + timeout
         with self._news:
             self._closing, self._first = True, first
-            self._news.notify()
-        self._thread.join(timeout)
+            self._news.notify_all()
+            self._news.wait_for(
+                lambda: first is None or first not in (*self._waiting, self._drawing),
+                _SECONDS_FOR_THE_FIRST,
+            )
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         self._drop()
 
     def __enter__(self) -> Gallery:
@@ -102,7 +112,7 @@ class Gallery:
         with self._news:
             dropped, self._waiting = list(self._waiting), {}
             self._closing = self._dropping = True
-            self._news.notify()
+            self._news.notify_all()
             if self._artist is not None:
                 self._artist.kill()
         self._thread.join()
@@ -121,6 +131,8 @@ class Gallery:
 
     def _take(self) -> tuple[int, str] | None:
         with self._news:
+            self._drawing = None
+            self._news.notify_all()
             self._news.wait_for(lambda: self._waiting or self._closing)
             if not self._waiting:
                 return None
@@ -128,6 +140,7 @@ class Gallery:
                 self._artist = _Artist()
             number = self._first if self._first in self._waiting else next(iter(self._waiting))
             assert number is not None
+            self._drawing = number
             return number, self._waiting.pop(number)
 
     def _draw(self, number: int, config: str) -> None:
@@ -135,9 +148,12 @@ class Gallery:
         figures = self._figures(number)
         aside = figures.with_name(f".{_DIRECTORY}")
         shutil.rmtree(aside, ignore_errors=True)  # of a driver that died
-        for file in self._artist.draw(config, figures.parent, aside):
-            self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
-        aside.replace(figures)
+        try:
+            for file in self._artist.draw(config, figures.parent, aside):
+                self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
+            aside.replace(figures)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
         self._tell(number, "drawn")
 
     def _tell(self, number: int, text: str) -> None:
@@ -160,7 +176,10 @@ class _Artist:
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             text=True,
-            process_group=0,  # Ctrl-C at the terminal is for the driver
+            # It outlives the driver's Ray, with which all that carries the token is ended, and
+            # Ctrl-C at the terminal, which is for the driver; it ends when its input does.
+            env={k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE},
+            process_group=0,
         )
 
     def draw(self, config: str, directory: Path, target: Path) -> list[Path]:

@@ -78,6 +78,11 @@ class Inspection:
         )
         self._config = spec.trial_config(0, spec.example_params()).model_dump_json()
 
+    def give_up(self) -> None:
+        """End the child without an answer."""
+        self._child.kill()
+        self._child.communicate()
+
     def facts(self) -> Facts:
         """Wait for the answer.
 

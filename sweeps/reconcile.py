@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from sweeps.ledger import Ending, TrialRecord
 from tracking.recorder import Status
+from trainable.history import Row
 
 STATUSES: Mapping[str, Status] = {
     "complete": "FINISHED",
@@ -42,10 +43,14 @@ class TrialFacts:
     """The store has the last epoch, and a sound checkpoint of it."""
     stopped: bool = False
     """The scheduler stops it at its last report."""
+    went_on: bool = False
+    """The store has steps after the last report: the verdict on it was to go on."""
     told: str | None = None
     """The status that tracking was told last; None: it was never told of the trial."""
+    rows: tuple[Row, ...] = ()
+    """The store's rows that tracking must have: those up to the last report, or to the end."""
     unlogged: bool = False
-    """The store's curve has rows that tracking was never given."""
+    """Tracking was never given some of them."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class Logged:
     """Tracking lacks rows that the store has."""
 
     number: int
+    rows: tuple[Row, ...]
 
     def __str__(self) -> str:
         return f"trial {self.number}: tracking lacks part of its curve"
@@ -111,6 +117,7 @@ class Told:
 
     number: int
     status: Status
+    rows: tuple[Row, ...]
 
     def __str__(self) -> str:
         return f"trial {self.number}: tracking does not know that its run is {self.status}"
@@ -173,7 +180,7 @@ def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
     number, known = trial.record.number, trial.record.reports
     yield from (Reported(number, report) for report in trial.curve if report.epoch not in known)
     if trial.unlogged:
-        yield Logged(number)
+        yield Logged(number, trial.rows)
 
 
 def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
@@ -183,7 +190,7 @@ def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
         yield Suggested(number)
     elif trial.trained:
         yield Ended(number, "complete")
-    elif trial.stopped:
+    elif trial.stopped and not trial.went_on:
         yield Ended(number, "pruned")
     elif trial.told == "RUNNING":
         yield Interrupted(number)
@@ -192,6 +199,4 @@ def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
 def _of_finished(trial: TrialFacts) -> Iterator[Correction]:
     status = STATUSES[trial.record.state]
     if trial.told != status:
-        yield Told(trial.record.number, status)
-    elif trial.unlogged:
-        yield Logged(trial.record.number)
+        yield Told(trial.record.number, status, trial.rows)

@@ -13,10 +13,12 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweeps.exits import NO_SUCCESS
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.lock import is_held
@@ -28,10 +30,6 @@ from trainable.checkpoint import CheckpointStore, rank
 STATES = ("waiting", "running", "complete", "pruned", "failed")
 
 
-NO_SUCCESS = 3
-"""Exit code of a sweep in which no trial succeeded."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How running a sweep ended."""
@@ -41,6 +39,12 @@ class Outcome:
     num_trials: int
     pending: int
     """Records that the tracking server has not taken yet."""
+    num_left: int = 0
+    """Trials that have not ended yet, or were not even begun."""
+    cause: str | None = None
+    """Why no trial succeeded, or why the sweep stopped by itself, in one line."""
+    failed: int | None = None
+    """The number of a trial that shows the cause."""
 
 
 class UnknownSweep(ValueError):
@@ -104,7 +108,10 @@ class SweepView:
     def outcome(self) -> Outcome:
         """How a concluded sweep ended."""
         best = self.best_record()
-        return Outcome(0 if best else NO_SUCCESS, best, len(self.records), pending=0)
+        if best is not None:
+            return Outcome(0, best, len(self.records), pending=0)
+        failed, cause = no_success(self.records)
+        return Outcome(NO_SUCCESS, None, len(self.records), pending=0, cause=cause, failed=failed)
 
     def trial_state(self, record: TrialRecord) -> str:
         """A trial's state; one that nobody works on waits."""
@@ -197,6 +204,20 @@ class SweepView:
         return export_trial(self.paths.trial(record.number), directory)
 
 
+def no_success(records: Sequence[TrialRecord]) -> tuple[int | None, str]:
+    """Why no trial succeeded: the last one that failed, by number, and the cause in one line."""
+    failed = [record for record in records if record.state == "failed"]
+    if not failed:
+        return None, "no trial succeeded"
+    count, last = len(failed), failed[-1]
+    who = (
+        f"no trial succeeded, {count} failed; trial {last.number}"
+        if count > 1
+        else "the trial failed"
+    )
+    return last.number, f"{who}: {last.reason}"
+
+
 def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
     """Write a trial's best weights (safetensors) and its resolved configuration.
 
@@ -221,6 +242,7 @@ def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
         capture_output=True,
         text=True,
         check=False,
+        start_new_session=True,  # Ctrl-C is the driver's to answer
     )
     if child.returncode:
         raise NoBest(child.stderr.strip().splitlines()[-1])

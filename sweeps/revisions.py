@@ -86,7 +86,7 @@ def write_spec(path: Path, spec: SweepSpec) -> None:
         RevisionError: There is a file, and no revision in it verifies.
         OSError: It cannot be written.
     """
-    aside = path.with_name(f".{path.name}.new")
+    aside = path.with_name(f".{path.name}.tmp")
     aside.unlink(missing_ok=True)  # of a driver that died while it wrote
     before, what = b"", ""
     if path.exists():

@@ -7,10 +7,8 @@ past; record; publish the best. Ray's own directory is thrown away at the end.
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -21,21 +19,24 @@ from ray import tune
 from ray.tune import TuneError
 from ray.tune.schedulers import TrialScheduler
 
-from sweeps import engine
+from sweeps import control, engine
 from sweeps.callbacks import Bookkeeper, View
 from sweeps.corrections import apply
+from sweeps.departure import EXPORT, listen, remove_scratch
+from sweeps.exits import NO_SUCCESS
 from sweeps.facts import gather
+from sweeps.failures import Hopeless
 from sweeps.interrupt import Interruption
 from sweeps.layout import LedgerError, SweepExists, SweepPaths, artifact_root, tracking_uri
 from sweeps.ledger import Ledger, TrialRecord, num_trials
 from sweeps.lock import SweepLock
 from sweeps.origin import Origin, check_origin
-from sweeps.orphans import end_orphans, kill_children
+from sweeps.orphans import clean_up_after_the_dead
 from sweeps.parameters import flatten
 from sweeps.pictures import Gallery
 from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
-from sweeps.results import NO_SUCCESS, NoBest, Outcome, export_trial
+from sweeps.results import NoBest, Outcome, export_trial, no_success
 from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
@@ -49,6 +50,9 @@ from trainable.ray_adapter import TuneTrial
 
 ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
+
+_DELIVERY_SECONDS = 60.0
+_SILENCE_SECONDS = 10.0
 
 _SECONDS_FOR_PICTURES = 10.0
 """What the end of a sweep waits for pictures of trials, beside the best one's weights."""
@@ -78,7 +82,8 @@ def run_sweep(
         new: Whether the sweep must not exist yet; otherwise it must.
         origin: What its trials are run from; None leaves that unknown.
         accept_changes: Go on although code, data or what values mean has changed.
-        grace: Seconds that trials have to checkpoint after the first signal.
+        grace: Seconds from the first signal until this process has ended; trials have most of
+            them to save their state.
         say: Told in a few words what is happening when it takes long.
         warn: Told in a sentence what the user should know and need not act on.
 
@@ -93,53 +98,55 @@ def run_sweep(
     lock = SweepLock(paths.lock)
     token = lock.acquire().token
     try:
-        if new and paths.exists():
-            raise SweepExists(paths.name)
-        if lock.previous is not None:
-            end_orphans(lock.previous.token)
-        engine.configure(token)
-        ledger = _open_ledger(paths, spec, origin or Origin(), new=new, accepted=accept_changes)
-        paths.drain.unlink(missing_ok=True)
-        recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
-        try:
-            recorder.artifact(None, paths.spec, paths.spec.name)
-            _reconcile(paths, spec, ledger, recorder, warn)
-            interruption = Interruption(
-                on_first=lambda: _request_drain(paths.drain),
-                on_second=lambda: _leave_at_once(token, paths),
+        remove_scratch(paths)  # of an earlier driver, with what it was asked
+        wishes = control.Wishes(paths, token)
+        with listen(paths, lock, token, wishes, grace=grace) as interruption:
+            if new and paths.exists():
+                raise SweepExists(paths.name)
+            clean_up_after_the_dead(*([lock.previous.token] if lock.previous else []))
+            engine.configure(token)
+            ledger = _open_ledger(
+                paths, spec, origin or Origin(), new=new, accepted=accept_changes
             )
-            with interruption, Gallery(spec, paths, ledger, recorder) as gallery:
-                finished = sum(trial.finished for trial in ledger.trials())
-                if finished < spec.trials:
-                    say("starting Ray")
-                    ours = engine.start(token, machine, concurrency=plan.concurrency)
-                    interruption.reinstall()
-                    try:
-                        with make_view(finished) as view:
-                            _tune(
-                                paths,
-                                spec,
-                                plan,
-                                ledger,
-                                recorder,
-                                gallery,
-                                view,
-                                interruption,
-                                grace,
-                                lock,
-                            )
-                    finally:
-                        if ours:
-                            engine.stop(token)
-                    shutil.rmtree(paths.ray, ignore_errors=True)
-                lock.check()
-                say("delivering to the tracking store")
-                return _conclude(paths, ledger, recorder, gallery, interruption)
-        finally:
-            recorder.close(timeout=0.0)
+            recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
+            hopeless = None
+            try:
+                recorder.artifact(None, paths.spec, paths.spec.name)
+                _reconcile(paths, spec, ledger, recorder, warn)
+                with Gallery(spec, paths, ledger, recorder) as gallery:
+                    finished = sum(trial.finished for trial in ledger.trials())
+                    if finished < spec.trials and not interruption.requested:
+                        say("starting Ray")
+                        with engine.running(
+                            token,
+                            machine,
+                            concurrency=plan.concurrency,
+                            interruption=interruption,
+                        ):
+                            if not interruption.requested:
+                                with make_view(finished) as view:
+                                    hopeless = _tune(
+                                        paths,
+                                        spec,
+                                        plan,
+                                        ledger,
+                                        recorder,
+                                        gallery,
+                                        view,
+                                        interruption,
+                                        wishes,
+                                        lock,
+                                    )
+                    lock.check()
+                    say("delivering to the tracking store")
+                    return _conclude(
+                        paths, spec, ledger, recorder, gallery, interruption, hopeless
+                    )
+            finally:
+                recorder.close(timeout=0.0)
     finally:
         if lock.is_ours():  # what lies there is otherwise another driver's
-            paths.drain.unlink(missing_ok=True)
+            remove_scratch(paths)
         lock.release()
 
 
@@ -229,9 +236,12 @@ def _tune(
     gallery: Gallery,
     view: View,
     interruption: Interruption,
-    grace: float,
+    wishes: control.Wishes,
     lock: SweepLock,
-) -> None:
+) -> Hopeless | None:
+    """Run trials until there are no more, or until the sweep is to stop; say why it stopped when
+    that was its own decision.
+    """
     scheduler = _scheduler(spec)
     for trial in ledger.trials():
         if trial.finished:
@@ -245,14 +255,24 @@ def _tune(
         threads=max(1, int(plan.cpu)),
     )
 
-    def look_for_signals() -> None:
+    ended: set[int] = set()  # as the user asked
+
+    def look_around() -> None:
         lock.check()
-        searcher.draining = interruption.requested
-        if interruption.seconds > grace:
+        if bookkeeper.hopeless and not searcher.draining:
+            control.order(paths)
+        searcher.draining = interruption.requested or bookkeeper.hopeless is not None
+        for number in wishes.trials - ended:
+            ended.add(number)
+            if searcher.is_live(number):
+                control.order(paths, [number])
+            else:
+                bookkeeper.end_waiting(number)
+        if interruption.trials_left <= 0:
             raise _GraceExpired
 
     bookkeeper = Bookkeeper(
-        spec, paths, ledger, recorder, view, on_step=look_for_signals, on_end=gallery.add
+        spec, paths, ledger, recorder, view, on_step=look_around, on_end=gallery.add
     )
     tuner = tune.Tuner(
         tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
@@ -263,7 +283,8 @@ def _tune(
             storage_path=str(paths.ray),
             name=f"attempt-{_next_attempt(paths.ray):03d}",
             callbacks=[bookkeeper],
-            failure_config=tune.FailureConfig(max_failures=spec.failures.max_retries),
+            # Tune tries again without end; the bookkeeper knows when a trial comes no further.
+            failure_config=tune.FailureConfig(max_failures=-1),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
             verbose=0,
         ),
@@ -278,30 +299,57 @@ def _tune(
             raise error.__context__ from None
         raise
 
+    return bookkeeper.hopeless
+
 
 def _conclude(
     paths: SweepPaths,
+    spec: SweepSpec,
     ledger: Ledger,
     recorder: MlflowRecorder,
     gallery: Gallery,
     interruption: Interruption,
+    hopeless: Hopeless | None,
 ) -> Outcome:
-    best = ledger.best()
-    recorder.tag(None, health_tags(ledger.trials()))
+    trials, best = ledger.trials(), ledger.best()
+    recorder.tag(None, health_tags(trials))
+    left = spec.trials - sum(trial.finished for trial in trials)
+    failed: int | None = None
+    cause: str | None = None
+    if hopeless:
+        failed, cause = hopeless.numbers[-1], hopeless.cause
+    elif best is None:
+        failed, cause = no_success(trials)
     if interruption.requested:
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
-        code = interruption.exit_code
-    elif best is None:
+    elif cause is not None:
         gallery.finish(_SECONDS_FOR_PICTURES)
-        recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})
-        code = NO_SUCCESS
+        recorder.finish(None, "FAILED", {"reason": cause})
     else:
+        assert best is not None
         _publish_best(paths, best, recorder, gallery)
         recorder.finish(None, "FINISHED", {})
-        code = 0
-    if not interruption.requested:
+    pending = _deliver(recorder, interruption)
+    code = interruption.exit_code or (NO_SUCCESS if cause else 0)
+    if not interruption.requested and not left:
         ledger.conclude()
-    return Outcome(code, best, len(ledger.trials()), recorder.close(timeout=60.0))
+    return Outcome(code, best, len(trials), pending, left, cause, failed)
+
+
+def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
+    """Wait until the tracking server has everything, but not for ever, and after an interruption
+    only as long as there is time; what is left is delivered by the next resume.
+    """
+    started = time.monotonic()
+    while (
+        left := min(started + _DELIVERY_SECONDS - time.monotonic(), interruption.left - 1.0)
+    ) > 0:
+        if not recorder.flush(min(left, 0.2)):
+            break
+        if min(recorder.silence, time.monotonic() - started) > _SILENCE_SECONDS:
+            left = 0.0  # nobody should wait for a server that is not there
+            break
+    return recorder.close(timeout=max(left, 0.0))
 
 
 def _publish_best(
@@ -310,7 +358,7 @@ def _publish_best(
     """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
     recorder.tag(None, best_tags(best))
     with (
-        tempfile.TemporaryDirectory(dir=paths.directory, prefix=".export-") as directory,
+        tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory,
         ThreadPoolExecutor() as beside,  # a child process that imports for seconds
     ):
         weights = beside.submit(export_trial, paths.trial(best.number), Path(directory, "best"))
@@ -324,20 +372,12 @@ def _publish_best(
             recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
 
 
-def _request_drain(drain: Path) -> None:
-    drain.parent.mkdir(exist_ok=True)
-    drain.touch()
-
-
-def _leave_at_once(token: str, paths: SweepPaths) -> None:
-    kill_children(token)
-    print(f"\nleft at once; continue with: sweep resume {paths.name}", file=sys.stderr, flush=True)
-    os._exit(130)
-
-
 def _next_attempt(ray_directory: Path) -> int:
     return 1 + len(list(ray_directory.glob("attempt-*")))
 
 
-class _GraceExpired(Exception):
-    """The trials' time to checkpoint is over."""
+class _GraceExpired(BaseException):
+    """The trials' time to checkpoint is over.
+
+    No `Exception`: on one of those Tune would wait for its actors before it lets go.
+    """

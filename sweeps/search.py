@@ -16,6 +16,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
@@ -50,17 +51,38 @@ def make_sampler(search: SearchConfig, *, seed: int, number: int) -> BaseSampler
                 n_startup_trials=search.startup_trials, seed=trial_seed
             )
         case "qmc":
-            # A low-discrepancy sequence is one sequence: its scrambling must not change from
-            # trial to trial.
             with (
                 warnings.catch_warnings()
             ):  # experimental: its interface may change, which the pinned version bounds
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                return optuna.samplers.QMCSampler(
-                    scramble=True, seed=derive_seed(seed, "sampler") % 2**32
-                )
+                return _NumberedSequence(number, seed=derive_seed(seed, "sampler") % 2**32)
         case "random":
             return optuna.samplers.RandomSampler(seed=trial_seed)
+
+
+class _NumberedSequence(optuna.samplers.QMCSampler):
+    """A low-discrepancy sequence in which a trial's place is its number.
+
+    Optuna counts places in the study: a driver that died between counting and storing would leave
+    a place out. The sequence is one, so its scrambling must not change from trial to trial.
+    """
+
+    def __init__(self, number: int, *, seed: int) -> None:
+        super().__init__(scramble=True, seed=seed)
+        self._number = number
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the space of the sweep's first trial, which is drawn independently itself."""
+        del trial
+        return dict(study.trials[0].distributions) if self._number > 0 else {}
+
+    def _find_sample_id(
+        self, study: optuna.Study, search_space: dict[str, BaseDistribution]
+    ) -> int:
+        del study, search_space
+        return self._number - 1
 
 
 class LedgerSearcher(Searcher):
@@ -98,7 +120,7 @@ class LedgerSearcher(Searcher):
         trials = ledger.trials()
         self._unfinished = [trial for trial in trials if not trial.finished]
         self._next_number = len(trials)
-        self._live: set[str] = set()
+        self._live: dict[str, int] = {}
         self.draining = False
         """Set to end the sweep after the live trials: no further one is handed out."""
 
@@ -124,13 +146,18 @@ class LedgerSearcher(Searcher):
                 continue
             if trial.reports:
                 replay(self._scheduler, trial_id, trial.reports, finished=False)
-            self._live.add(trial_id)
+            self._live[trial_id] = trial.number
+            resolved = config.model_dump(mode="json")
+            if trial.accumulation:
+                resolved["train"]["accumulation"] = trial.accumulation
             return {
                 "number": trial.number,
                 "params": trial.params,
-                "config": config.model_dump(mode="json"),
+                "config": resolved,
                 "directory": str(self._paths.trial(trial.number)),
                 "drain": str(self._paths.drain),
+                "stop": str(self._paths.stop(trial.number)),
+                "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
             }
         return Searcher.FINISHED
@@ -140,7 +167,11 @@ class LedgerSearcher(Searcher):
     ) -> None:
         """A slot is free; what the trial's end means is the bookkeeper's business."""
         del result, error
-        self._live.discard(trial_id)
+        self._live.pop(trial_id, None)
+
+    def is_live(self, number: int) -> bool:
+        """Whether Tune has the trial."""
+        return number in self._live.values()
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
@@ -156,8 +187,10 @@ class LedgerSearcher(Searcher):
         """Nothing was saved."""
 
     def _next_trial(self) -> TrialRecord | None:
-        if self._unfinished:
-            return self._unfinished.pop(0)
+        while self._unfinished:
+            trial = self._unfinished.pop(0)
+            if not self._ledger.trial(trial.number).finished:
+                return trial  # else stopped by the user while it waited
         if self._next_number >= self._spec.trials:
             return None
         self._next_number += 1

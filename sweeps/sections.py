@@ -146,7 +146,14 @@ class FailuresConfig(Section):
     """What happens when a trial dies of something that is not its parameters' fault."""
 
     max_retries: int = Field(default=2, ge=0)
-    """Further attempts of one trial, each from its newest checkpoint."""
+    """How often in a row a trial may lose its process without having committed a checkpoint; each
+    time it goes on from its newest one."""
+    same_failure_limit: int = Field(default=3, ge=0)
+    """The sweep stops when this many trials fail in the same way with none getting through in
+    between; 0: never. Non-finite losses and memory depend on parameters and do not count."""
+    out_of_memory: Literal["fail", "halve_batch"] = "fail"
+    """What a trial does when the memory does not suffice: fail, or take the same steps in twice as
+    many micro-batches of half the size, from its newest checkpoint."""
 
 
 Space = dict[

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sweeps.failures import kind_of
 from sweeps.ledger import TrialRecord
 from sweeps.spec import SweepSpec
 
+BY_THE_USER = "stopped by the user"
+"""The reason of a trial that was pruned so."""
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
 """What a run that goes on is tagged with: the interruption it was stopped by is over."""
@@ -22,8 +25,12 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}
     if record.state == "pruned":
-        return tags | {"stopped_by": spec.early_stopping.scheduler}
-    return tags | NOT_STOPPED | ({} if record.reason is None else {"reason": record.reason})
+        by_user = record.reason == BY_THE_USER
+        return tags | {"stopped_by": "user" if by_user else spec.early_stopping.scheduler}
+    tags |= NOT_STOPPED
+    if record.reason is None:
+        return tags
+    return tags | {"reason": record.reason, "failure.kind": kind_of(record.reason)}
 
 
 def best_tags(best: TrialRecord) -> dict[str, str]:

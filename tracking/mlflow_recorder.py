@@ -25,7 +25,6 @@ from tracking.recorder import Status
 _LINGER_SECONDS = 0.5
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 30.0
-_SILENCE_SECONDS = 10.0
 _SWEEP_ID = re.compile(r"[\w.-]{1,200}")
 
 
@@ -85,9 +84,9 @@ class MlflowRecorder:
         self._tags = _clean_tags(tags)
         self._work = threading.Event()
         self._closing = threading.Event()
+        self._awaited = threading.Event()
         self._ready = threading.Event()
         self._deadline = float("inf")
-        self._closing_since = float("inf")
         self._is_down = False
         self._heard = time.monotonic()  # when the server last did what it was asked
         if announce:
@@ -142,6 +141,11 @@ class MlflowRecorder:
         """How many records wait."""
         return self._outbox.pending
 
+    @property
+    def silence(self) -> float:
+        """For how many seconds the server has done nothing that it was asked; 0 while it does."""
+        return time.monotonic() - self._heard if self._is_down else 0.0
+
     def wait_ready(self, timeout: float) -> bool:
         """Wait until the server was reached and the sweep's run exists; False if it did not."""
         return self._ready.wait(timeout)
@@ -150,25 +154,27 @@ class MlflowRecorder:
         """Wait until nothing is left, for at most `timeout` seconds; returns what still waits."""
         deadline = time.monotonic() + timeout
         self._work.set()
+        self._awaited.set()
         while (
             (left := self._outbox.pending)
             and time.monotonic() < deadline
             and self._thread.is_alive()
         ):
             time.sleep(0.01)
+        if not self._closing.is_set():
+            self._awaited.clear()
         return left
 
     def close(self, timeout: float) -> int:
-        """Deliver for at most `timeout` seconds, then stop; with a server that does not answer,
-        after 10 s: whoever waits for the prompt is told to deliver later.
+        """Deliver for at most `timeout` seconds, then stop.
 
         Returns:
             How many records still wait; `sync` or the next recorder on the outbox delivers them.
         """
-        self._closing_since = min(self._closing_since, time.monotonic())
         deadline = time.monotonic() + max(timeout, 0.0)
         self._deadline = min(self._deadline, deadline)
         self._closing.set()
+        self._awaited.set()
         self._work.set()
         # A request under way cannot be cut off; its thread ends, and closes the file, when the
         # answer is there.
@@ -232,19 +238,17 @@ class MlflowRecorder:
             self._outbox.close()
 
     def _is_over(self) -> bool:
-        if not self._closing.is_set():
-            return False
-        now = time.monotonic()
-        silence = now - max(self._heard, self._closing_since) if self._is_down else 0.0
-        return now >= self._deadline or not self._outbox.pending or silence >= _SILENCE_SECONDS
+        return time.monotonic() >= self._deadline or (
+            self._closing.is_set() and not self._outbox.pending
+        )
 
     def _is_over_between_batches(self) -> bool:
         self._heard = time.monotonic()
         return self._is_over()
 
     def _pause(self, seconds: float) -> None:
-        """Wait, but while closing no longer than makes sense before the deadline."""
-        if not self._closing.wait(seconds):
+        """Wait, but while somebody waits for the delivery no longer than makes sense."""
+        if not self._awaited.wait(seconds):
             return
         time.sleep(max(min(_FIRST_DELAY_SECONDS, self._deadline - time.monotonic()), 0.0))
 

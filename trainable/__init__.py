@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from trainable.build import open_trainer as open_trainer
     from trainable.checkpoint import CheckpointStore as CheckpointStore
     from trainable.config import TrialConfig as TrialConfig
-    from trainable.diagnostics import MEASURED as MEASURED
     from trainable.history import Row as Row
     from trainable.history import read_rows as read_rows
     from trainable.loop import Trainer as Trainer
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from trainable.testing import check_task as check_task
 
 _ROOMS = {
-    "MEASURED": "diagnostics",
     "CheckpointStore": "checkpoint",
     "Context": "own_loop",
     "Data": "task",

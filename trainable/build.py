@@ -24,7 +24,7 @@ from trainable.precision import Precision, resolve_precision
 from trainable.schedule import Schedule
 from trainable.seeding import set_determinism, set_seed
 from trainable.state import TrainState
-from trainable.step import Step
+from trainable.step import Step, known_errors
 from trainable.task import Data, Task, check_data, load_loop, load_task
 
 
@@ -34,6 +34,7 @@ def open_trainer(
     *,
     device: str | None = None,
     threads: int | None = None,
+    memory_share: float = 1.0,
     task: Task | None = None,
     restore: Path | None = None,
     interrupted: Callable[[], bool] = lambda: False,
@@ -51,6 +52,8 @@ def open_trainer(
         directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
         device: Such as `cpu` or `cuda:0`; None takes the first CUDA device, or else the CPU.
         threads: Threads of torch's CPU operations; None leaves them as they are.
+        memory_share: Share of a GPU's memory that the tensors of this process may take; who asks
+            for more runs out of memory instead of its neighbours on that GPU.
         task: Trained instead of the one that the configuration names.
         restore: Start from this generation (possibly another run's) instead of the directory's
             newest.
@@ -59,17 +62,21 @@ def open_trainer(
     Raises:
         ConfigError: The configuration cannot be trained as it is.
         TaskError: The task broke its contract.
+        OutOfMemory: The model or the data does not fit.
         CheckpointError: There are checkpoints, but none that can be used.
     """
     place = find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
+    if place.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(memory_share, place)
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         return OwnLoop(
             function, config, directory, device=place, restore=restore, interrupted=interrupted
         )
-    parts = build_parts(config, device=place, task=task)
+    with known_errors(place):
+        parts = build_parts(config, device=place, task=task)
     train, model, schedule, precision = config.train, parts.model, parts.schedule, parts.precision
     optimizer = build_optimizer(train.optimizer, parts.groups)
     schedule.set_lr(optimizer, 0)

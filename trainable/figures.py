@@ -54,29 +54,31 @@ def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = 
         ValueError: No row has a gradient norm.
     """
     import numpy
-    from matplotlib.ticker import LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     norms = [value for _, value in _series(rows, "train/grad_norm")]
     figure, axes = _axes("Gradient norm before clipping")
     low, high = max(min(norms), 1e-12), max(*norms, 1e-12)
+    edges = 1 + min(40, max(8, 2 * round(len(norms) ** 0.5)))
     if high > 20 * low:  # else a logarithmic axis has hardly a tick to show
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-        bins = numpy.geomspace(low, high * 1.0001, 41)
+        bins = numpy.geomspace(low, high * 1.0001, edges)
     else:
-        bins = numpy.linspace(low, high * 1.0001, 41)
+        bins = numpy.linspace(low, high * 1.0001, edges)
     axes.hist(norms, bins=bins.tolist(), color=_BLUE, alpha=0.85)
     axes.set_xlabel("global L2 norm of one step")
     axes.set_ylabel("steps")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if max_norm is not None:
         later = norms[len(norms) // 2 :]
         share, steady = (sum(n > max_norm for n in part) / len(part) for part in (norms, later))
         axes.axvline(max_norm, color=_ORANGE, linewidth=2, label=f"max_norm = {max_norm:g}")
         axes.plot([], [], " ", label=f"clipped: {share:.1%} of {len(norms):,} steps")
         axes.plot([], [], " ", label=f"clipped: {steady:.1%} in the second half")
-        axes.legend(frameon=False)
+        axes.legend(framealpha=0.8, edgecolor="none")
     return _save(figure, path)
 
 
@@ -109,7 +111,7 @@ def learning_rate(rows: Sequence[Row], scheduled: Sequence[float], path: Path) -
     axes.set_ylabel("learning rate")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    axes.legend(framealpha=0.8, edgecolor="none")
     return _save(figure, path)
 
 
@@ -125,6 +127,8 @@ def curve(rows: Sequence[Row], path: Path, *, metric: str, resumed_at: Iterable[
     Raises:
         ValueError: No row has the metric.
     """
+    from matplotlib.ticker import MaxNLocator
+
     steps, values = zip(*_series(rows, metric), strict=True)
     figure, axes = _axes(metric)
     many = len(steps) >= _SMOOTH_FROM
@@ -154,9 +158,10 @@ def curve(rows: Sequence[Row], path: Path, *, metric: str, resumed_at: Iterable[
     if all(value > 0 for value in values) and max(values) > 100 * min(values):
         axes.set_yscale("log")
     axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(metric)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+        axes.legend(framealpha=0.8, edgecolor="none")
     return _save(figure, path)
 
 
@@ -352,7 +357,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _main() -> None:
-    os.nice(19)  # nobody who trains shall wait for a picture
+    # Who trains goes first; at the lowest priority a busy machine would never draw at all.
+    os.nice(5)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 

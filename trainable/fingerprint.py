@@ -60,10 +60,10 @@ def tensor_digest(*tensors: Tensor) -> str:
 
 def _source(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
+    # Some modules are made up at run time and name a file that there is not.
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
-    path = Path(file).resolve()
-    return path if path.is_file() else None  # torch has modules that only claim to have one
+    return Path(file).resolve() if Path(file).is_file() else None
 
 
 def _lies_below(root: Path, path: Path) -> bool:

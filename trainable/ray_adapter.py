@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,13 @@ from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainable.config import TrialConfig
-from trainable.errors import CheckpointError, TrainingError
+from trainable.errors import CheckpointError, OutOfMemory, TrainingError
+from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 
 OBJECTIVE = "objective"
 """The result key that carries the value of the trial's metric, whatever the metric is called."""
 
-Ending = Literal["finished", "failed", "interrupted"]
+Ending = Literal["finished", "failed", "interrupted", "stopped"]
 
 _POINTER = "pointer.json"
 
@@ -37,8 +39,10 @@ class TuneTrial(tune.Trainable):
     """One trial as a Ray actor.
 
     Its Tune configuration is a dict of: `number`, the trial's number; `directory`, where its
-    files live; `config`, a dumped `TrialConfig`; `threads`, CPU threads to use; `drain`, a
-    file whose existence asks the trial to checkpoint and end at its next step.
+    files live; `config`, a dumped `TrialConfig`; `threads`, CPU threads to use; `drain` and
+    `stop`, files whose existence asks the trial to checkpoint and end at its next step, to be
+    continued or for good; `halve_batch`, whether it goes on with smaller micro-batches when the
+    memory does not suffice.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -50,38 +54,37 @@ class TuneTrial(tune.Trainable):
         self._metric = config["config"]["metric"]
         self._log = open(self._directory / "trial.log", "a", encoding="utf-8")  # noqa: SIM115  closed in cleanup
         self._trainer: Any = None
+        self._events: Iterator[Any] = iter(())
         self._checkpoint: Any = None
-        self._failure: dict[str, Any] | None = None
+        self._failure: dict[str, str] | None = None
+        self._drain, self._stop = config["drain"], config["stop"]
+        self._threads, self._halve_batch = config["threads"], config["halve_batch"]
+        self._halved = False
         with self._reporting_failures(), self._logged():
-            from trainable.build import (
-                open_trainer,
-            )  # imports torch: seconds that only workers pay
-
-            drain = Path(config["drain"])
-            self._trainer = open_trainer(
-                TrialConfig.model_validate(config["config"]),
-                self._directory,
-                threads=config["threads"],
-                interrupted=drain.exists,
-            )
-            self._events: Iterator[Any] = self._trainer.events()
+            self._config = TrialConfig.model_validate(config["config"])
+            if not self._is_asked_to_end():
+                self._open()
 
     def step(self) -> dict[str, Any]:
         """Train up to the next report.
 
         Returns:
             `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of the report; at the end
-            also `ending`, and for a failed one `reason` and `traceback`.
+            also `ending`, and for a failed one `failure`: `kind`, `reason`, `traceback`, `place`.
+            `accumulation`, once it is no longer what the trial was given.
         """
-        report = None
-        with self._reporting_failures(), self._logged():
-            if self._failure is None:
-                report = next(self._events, None)
+        report = self._next_report()
+        while self._is_out_of_memory() and self._split_batch():
+            report = self._next_report()
+        result: dict[str, Any] = {}
+        if self._halved:
+            result["accumulation"] = self._config.train.accumulation
         if self._failure is not None:
-            return self._failure
+            return result | {"ending": "failed", "failure": self._failure, DONE: True}
         if report is None:
-            return {"ending": "interrupted", DONE: True}
-        result = {
+            stopped = os.path.exists(self._stop)
+            return result | {"ending": "stopped" if stopped else "interrupted", DONE: True}
+        result |= {
             OBJECTIVE: report.metrics[self._metric],
             "epoch": report.epoch,
             "step": report.step,
@@ -124,21 +127,79 @@ class TuneTrial(tune.Trainable):
             self._trainer = None
         self._log.close()
 
+    def _open(self) -> None:
+        from trainable.build import open_trainer  # imports torch: seconds that only workers pay
+
+        self._trainer = open_trainer(
+            self._config,
+            self._directory,
+            threads=self._threads,
+            memory_share=self._gpu_share(),
+            interrupted=self._is_asked_to_end,
+        )
+        self._events = self._trainer.events()
+
+    def _is_asked_to_end(self) -> bool:
+        # after every step: a call of pathlib's would take as long again as the system's
+        return os.path.exists(self._drain) or os.path.exists(self._stop)
+
+    def _next_report(self) -> Any:
+        with self._reporting_failures(), self._logged():
+            if self._failure is None:
+                return next(self._events, None)
+        return None
+
+    def _is_out_of_memory(self) -> bool:
+        return self._failure is not None and self._failure["kind"] == OutOfMemory.kind
+
+    def _split_batch(self) -> bool:
+        """Open the run again with smaller micro-batches; False when that is not to be done, or
+        cannot be: not below one sample, nor in a loop that is not ours.
+        """
+        from trainable.loop import Trainer
+
+        accumulation = finer_accumulation(self._config.train)
+        if not (self._halve_batch and accumulation and isinstance(self._trainer, Trainer)):
+            return False
+        train = self._config.train.model_copy(update={"accumulation": accumulation})
+        self._config = self._config.model_copy(update={"train": train})
+        self._failure, self._halved = None, True
+        with self._reporting_failures(), self._logged():
+            self._trainer.close()
+            self._trainer, self._events = None, iter(())
+            release_memory()
+            self._open()
+            print(
+                f"out of memory: goes on from step {self._trainer.resumed_at} with {accumulation} "
+                f"micro-batches of {train.micro_batch_size} samples"
+            )
+        return True
+
+    def _gpu_share(self) -> float:
+        """The share of its GPU that this trial was given; 1 where it has all of it, or none."""
+        resources = self.trial_resources
+        share = resources.required_resources.get("GPU", 0.0) if resources is not None else 0.0
+        return share if 0 < share < 1 else 1.0
+
     @contextlib.contextmanager
     def _reporting_failures(self) -> Iterator[None]:
         try:
             yield
-        except (
-            Exception
-        ) as error:  # whatever the user's code raises is this trial's end, told by its next result
-            kind = error.kind if isinstance(error, TrainingError) else "error"
+        # Whatever the user's code raises is this trial's end, told by its next result; also when
+        # it means to end the process, which is not its own.
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TrainingError):
+                kind = error.kind
+            else:
+                kind = OutOfMemory.kind if is_out_of_memory(error) else "error"
+            where = traceback.extract_tb(error.__traceback__)[-1]
             self._failure = {
-                "ending": "failed",
+                "kind": kind,
                 "reason": f"{kind}: {error}"
                 if kind != "error"
                 else f"{type(error).__name__}: {error}",
                 "traceback": traceback.format_exc(),
-                DONE: True,
+                "place": f"{where.filename}:{where.lineno}",
             }
             print(self._failure["traceback"], file=self._log, flush=True)
 

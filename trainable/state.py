@@ -2,8 +2,7 @@
 
 Model, optimizer, schedule, loss scale, counters, position in the data, best value, and the random
 generators of torch (CPU and every CUDA device), NumPy and Python. Only types that
-`torch.load(weights_only=True)` accepts. What must not live
-here: files (see `checkpoint.py`).
+`torch.load(weights_only=True)` accepts. What must not live here: files (see `checkpoint.py`).
 """
 
 from __future__ import annotations

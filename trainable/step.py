@@ -20,6 +20,7 @@ from trainable.errors import (
     OutOfMemory,
     TaskError,
 )
+from trainable.memory import is_out_of_memory
 from trainable.optim import Clipper, Scalar
 from trainable.precision import Precision, device_name
 from trainable.schedule import Schedule
@@ -54,10 +55,9 @@ class Step:
 
     A non-finite loss never changes a parameter. On the CPU, and under fp16, it raises at once. On
     other accelerators the fused optimizer is told on the device not to update (from that step on),
-    and whoever fetches the values next
-    raises: see `raise_if_not_finite`. The same holds for a finite loss with a non-finite gradient,
-        except under fp16,
-    where it means an overflow: the step is skipped and the scale halved.
+    and whoever fetches the values next raises: see `raise_if_not_finite`. The same holds for a
+    finite loss with a non-finite gradient, except under fp16, where it means an overflow: the step
+    is skipped and the scale halved.
 
     Args:
         task: Gives the loss.
@@ -125,7 +125,7 @@ class Step:
             if isinstance(weight, (int, float))
             else weight
         )
-        return torch.where(on_device == 0, 1.0, on_device)
+        return on_device + (on_device == 0)
 
     def _gradients(self) -> list[Tensor]:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -172,14 +172,14 @@ def known_errors(device: torch.device) -> Iterator[None]:
     """Turn what torch raises for reasons we know into errors that say what to do."""
     try:
         yield
-    except torch.OutOfMemoryError as problem:
-        where = device_name(device)
-        raise OutOfMemory(
-            f"the memory of {where} did not suffice ({problem}); raise train.accumulation (the "
-            "same batch in smaller "
-            "parts), lower train.batch_size, or give each trial a larger share of the device"
-        ) from problem
-    except RuntimeError as problem:
+    except (RuntimeError, MemoryError) as problem:
+        if is_out_of_memory(problem):
+            where = device_name(device)
+            raise OutOfMemory(
+                f"the memory of {where} did not suffice ({problem}); raise train.accumulation "
+                "(the same batch in smaller parts), lower train.batch_size, or give each trial a "
+                "larger share of the device"
+            ) from problem
         if "does not have a deterministic implementation" not in str(problem):
             raise
         raise ConfigError(

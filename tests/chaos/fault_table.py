@@ -54,6 +54,7 @@ ROWS = {
     33: "power loss: writes that were not synced are gone",
     34: "three faults, one after the other",
 }
+_PROPERTY = "fault"
 _MARK = re.compile(r"@pytest\.mark\.fault\(\s*(\d+),.*?\ndef (test_\w+)\(", re.DOTALL)
 
 
@@ -70,7 +71,6 @@ class FaultTable:
     """A pytest plugin: gathers how the tests of each row ended, and prints the table."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, int] = {}
         self.ended: dict[int, list[str]] = defaultdict(list)
         self.seconds: dict[int, float] = defaultdict(float)
 
@@ -89,12 +89,13 @@ class FaultTable:
                         f"{item.nodeid} is marked as fault {row}; rows are 1 to {len(ROWS)} and "
                         f"its name must begin with test_row_{row:02d}_"
                     )
-                self._rows[item.nodeid] = row
+                item.user_properties.append((_PROPERTY, row))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Remember how a test ended; a failed set-up or teardown is a failed test."""
-        row = self._rows.get(report.nodeid)
-        if row is None:
+        # With several processes, tests are collected in others than the one with the table.
+        row = dict(report.user_properties).get(_PROPERTY)
+        if not isinstance(row, int):
             return
         self.seconds[row] += report.duration
         if report.failed:

@@ -123,7 +123,9 @@ def assert_states(
 def assert_points(
     found: Outcome, reference: Outcome, *, only: Collection[int] | None = None
 ) -> None:
-    """U2: every point is in the tracking store exactly once, with the reference's value."""
+    """U2: every point is in the tracking store exactly once, with the reference's value; and so is
+    every row in the trial's own file.
+    """
     problems = []
     for number in _numbers(reference, only):
         wanted, there = reference.history(number), found.history(number)
@@ -140,6 +142,8 @@ def assert_points(
                     f"U2: trial {number} {key} step {step}: {_point(value)}, "
                     f"the reference has {_point(expected)}"
                 )
+        curves = reference.curves.get(number), found.curves.get(number)
+        problems += [f"U2: trial {number} metrics.jsonl{d}" for d in differences(*curves)]
     assert not problems, _listed("U2: points in the tracking store", problems)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sweeps.ledger import Ledger
 from tests.chaos.probe_task import KINDS
+from tests.chaos.runs import curve
 from tests.chaos.sandbox import Sandbox
 from tests.chaos.tracking_service import Run, read_store
 from trainable.checkpoint import CheckpointStore
@@ -27,7 +28,8 @@ class Outcome:
     Attributes:
         trials: What `sweep trials --json` says.
         status: What `sweep status --json` says.
-        states: The newest saved state of each trial, without what was measured.
+        states: The newest saved state of each trial, without measured metrics.
+        curves: Steps and metrics of each trial's file, without what was measured.
         runs: Each trial's runs; None holds those of the sweep itself.
         passes: How many passes of each kind were executed, whatever became of them.
         seconds: How long the driver ran that brought it to its end.
@@ -36,6 +38,7 @@ class Outcome:
     trials: list[dict[str, Any]]
     status: dict[str, Any]
     states: dict[int, dict[str, Any]]
+    curves: dict[int, list[tuple[int, dict[str, float]]]]
     runs: dict[int | None, list[Run]]
     passes: dict[str, int]
     seconds: float
@@ -56,6 +59,7 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
         trials,
         sandbox.cli.json("status", sandbox.paths.name),
         {trial["number"]: read_state(sandbox, trial["number"]) for trial in trials},
+        {trial["number"]: curve(sandbox.paths.trial(trial["number"])) for trial in trials},
         read_runs(sandbox),
         {kind: sandbox.probe.count(kind) for kind in KINDS},
         seconds,
@@ -63,7 +67,7 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
 
 
 def read_state(sandbox: Sandbox, number: int) -> dict[str, Any]:
-    """The newest saved state of a trial, without what was measured; empty without one."""
+    """The newest saved state of a trial, without measured metrics; empty when there is none."""
     store = CheckpointStore(sandbox.paths.trial(number))
     newest = store.newest()
     return _without_measured(store.load(newest)) if newest is not None else {}

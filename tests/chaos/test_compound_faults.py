@@ -152,7 +152,6 @@ def test_row_34_compound_faults(sandbox: Sandbox, references: References, seed: 
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
 @pytest.mark.fault(34, f"three faults one after the other, {CASES} times")
 @pytest.mark.parametrize("seed", range(SEED + SLICE, SEED + CASES))
 def test_row_34_compound_faults_many(sandbox: Sandbox, references: References, seed: int) -> None:

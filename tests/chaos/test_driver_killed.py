@@ -11,6 +11,8 @@ import pytest
 from tests.chaos.cases import SEED
 from tests.chaos.harness import PARALLEL, SERIAL, Outcome, References, Sandbox, assert_all
 from tests.chaos.probe_task import KINDS
+from tests.integration.commandline import wait_until
+from trainable.checkpoint import CheckpointStore
 
 SWEEPS, KILLS_OF_EACH = 10, 5
 
@@ -54,7 +56,6 @@ def test_row_06_driver_killed(sandbox: Sandbox, references: References) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
 @pytest.mark.fault(6, f"kill -9 of the driver at {SWEEPS * KILLS_OF_EACH} random points")
 @pytest.mark.parametrize("seed", range(SEED, SEED + SWEEPS))
 def test_row_06_driver_killed_at_random_points(
@@ -64,6 +65,25 @@ def test_row_06_driver_killed_at_random_points(
     for _ in range(KILLS_OF_EACH):
         kind = draw.choice(["time", "time", *KINDS])
         _kill_driver(sandbox, reference, draw, kind, draw.random())
+    assert_all(sandbox, reference, sandbox.go_on())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(6, "kill -9 of the driver before it hears of an epoch that is saved")
+@pytest.mark.parametrize("epoch", [4, 5, 10], ids=["stopped early", "goes on", "the last"])
+def test_row_06_driver_killed_before_it_heard(
+    sandbox: Sandbox, references: References, epoch: int
+) -> None:
+    reference = references.of(SERIAL)
+    assert [t["epoch"] for t in reference.trials] == [3, 1, 3, 3]  # what the numbers stand for
+    driver, _ = sandbox.run_to("validation", epoch)
+    driver.send(signal.SIGSTOP)
+    sandbox.probe.let_go(f"validation-{epoch}")
+    number, of_trial = {4: (1, 1), 5: (2, 1), 10: (3, 3)}[epoch]
+    store = CheckpointStore(sandbox.paths.trial(number))
+    wait_until(lambda: [g for g in store.generations() if g.epoch == of_trial])
+    driver.send(signal.SIGKILL)
+    driver.wait()
     assert_all(sandbox, reference, sandbox.go_on())
 
 

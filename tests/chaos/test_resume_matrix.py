@@ -2,7 +2,7 @@
 
 Each case trains to the end; then again up to the kill, and from there with fresh objects. Equal
 must be: parameters, buffers, optimizer, schedule, scaler, counters, every random generator, the
-samples each step saw (augmentation included), and every logged metric but `trainable.MEASURED`.
+samples each step saw (augmentation included), and every logged metric that was not measured.
 `tests/integration/test_resume_exit.py` does the same with processes that really die.
 """
 

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all
+from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_ended
 
 SHORT, LONG = 8.0, 120.0
 
@@ -61,7 +61,27 @@ def test_row_28_stopped_trial_of_a_dead_driver(sandbox: Sandbox, references: Ref
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
 @pytest.mark.fault(28, "the same for two minutes")
 def test_row_28_stopped_for_minutes(sandbox: Sandbox, references: References) -> None:
     _stop_each_in_turn(sandbox, references, LONG)
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(28, "a driver and its trial wake up after another took over")
+def test_row_28_fenced(sandbox: Sandbox, references: References) -> None:
+    stale, _ = sandbox.run_to("backward", 47)  # in the third trial, right before a checkpoint
+    asleep = sandbox.processes()
+    for process in asleep:
+        process.suspend()
+    # As on a file system that drops the locks of a host it no longer hears of.
+    sandbox.paths.lock.unlink()
+    place = sandbox.probe.further("backward", 5)
+    driver = sandbox.resume()
+    driver.until_held(place)
+    for process in asleep:
+        process.resume()
+    sandbox.probe.let_go("backward-47")
+    assert_ended(stale.wait(), 4, "the lock .* was removed or replaced")
+    sandbox.probe.let_go(place)
+    found = assert_all(sandbox, references.of(SERIAL), driver.wait())
+    assert [trial["attempts"] for trial in found.trials] == [1, 1, 2, 1]

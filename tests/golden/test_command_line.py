@@ -17,7 +17,7 @@ from sweeps.spec import load_spec
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
 COMMANDS = (
-    "init check run resume list status trials show best ui train doctor".split()  # noqa: SIM905
+    "init check run resume stop list status trials show best ui train doctor".split()  # noqa: SIM905
 )
 
 

@@ -1,10 +1,12 @@
 """Training on a CUDA device: parity with fp32, overflow, stopping, resuming across devices.
 
-Needs torch, NumPy, pydantic and pytest only.
+Needs torch, NumPy, pydantic and pytest only. That the tests themselves are sound is shown where
+there is no GPU: `tests/unit/trainable/test_gpu_tests.py` runs them with `DEVICE` set to `cpu`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 
@@ -14,7 +16,7 @@ from torch import nn
 
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.errors import NonFiniteLoss
+from trainable.errors import NonFiniteLoss, OutOfMemory
 from trainable.precision import resolve_precision
 from trainable.task import Data, Task
 
@@ -22,6 +24,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
+
+DEVICE = "cuda:0"
 
 
 class Blobs(Task):
@@ -64,15 +68,15 @@ def _config(*, epochs=3, every="1 epoch", **train):
     )
 
 
-def _train(config, directory, task=None, device="cuda:0"):
-    with open_trainer(config, directory, device=device, task=task or Blobs()) as trainer:
+def _train(config, directory, task=None, device=None):
+    with open_trainer(config, directory, device=device or DEVICE, task=task or Blobs()) as trainer:
         return list(trainer.events()), trainer
 
 
 @pytest.mark.seeds("S2")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_trains_as_fp32_does(tmp_path, precision):
-    if precision == "bf16" and resolve_precision("auto", torch.device("cuda")) != "bf16":
+    if precision == "bf16" and resolve_precision("auto", torch.device(DEVICE)) == "fp16":
         pytest.skip("this GPU does not compute in bf16")
     task = {"dropout": 0.0}
     full, _ = _train(_config(precision="fp32"), tmp_path / "full", Blobs(**task))
@@ -86,12 +90,12 @@ def test_mixed_precision_trains_as_fp32_does(tmp_path, precision):
 @pytest.mark.seeds("S3")
 def test_fp16_overflow_skips_and_recovers(tmp_path):
     config = _config(precision="fp16")
-    with open_trainer(config, tmp_path, device="cuda:0", task=Blobs()) as trainer:
+    with open_trainer(config, tmp_path, device=DEVICE, task=Blobs()) as trainer:
         scaler = trainer.precision.scaler
-        scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**40})
+        scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**24})
         reports = list(trainer.events())
     skipped = reports[-1].metrics["num_skipped_steps"]
-    assert skipped > 0
+    assert 0 < skipped < 20
     assert reports[-1].step == 30 - skipped
     assert math.isfinite(reports[-1].metrics["val/loss"])
 
@@ -99,26 +103,22 @@ def test_fp16_overflow_skips_and_recovers(tmp_path):
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "adafactor"])
 def test_non_finite_loss_changes_no_parameter(tmp_path, optimizer):
     """The loss of step 4 (micro-batch 7) is NaN; nobody looks before the end of the epoch."""
-    config = _config(precision="fp32", optimizer={"name": optimizer, "lr": 0.01}, every="1 step")
-    clean = open_trainer(config, tmp_path / "clean", device="cuda:0", task=Blobs())
-    seen = []
-    original = clean._step.__call__
-
-    def follow(window, step):
-        outcome = original(window, step)
-        if step == 3:
-            seen.append([p.detach().clone() for p in clean.model.parameters()])
-        return outcome
-
-    clean._step = _Following(clean._step, follow)
-    next(clean.events())
-    clean.close()
     config = _config(precision="fp32", optimizer={"name": optimizer, "lr": 0.01})
-    task = Blobs(poison_step=7)
-    poisoned = open_trainer(config, tmp_path / "bad", device="cuda:0", task=task)
-    with pytest.raises(NonFiniteLoss, match="at step 4"):
+    seen = []
+    with open_trainer(config, tmp_path / "clean", device=DEVICE, task=Blobs()) as clean:
+        inner = clean._step
+
+        def follow(window, step):
+            outcome = inner(window, step)
+            if step == 3:
+                seen.append([p.detach().clone() for p in clean.model.parameters()])
+            return outcome
+
+        clean._step = _Following(inner, follow)
+        next(clean.events())
+    poisoned = open_trainer(config, tmp_path / "bad", device=DEVICE, task=Blobs(poison_step=7))
+    with poisoned, pytest.raises(NonFiniteLoss, match="at step 4"):
         list(poisoned.events())
-    poisoned.close()
     for expected, found in zip(seen[0], poisoned.model.parameters(), strict=True):
         assert torch.equal(expected, found.detach())
 
@@ -143,7 +143,7 @@ def test_resume_is_exact_on_the_same_device(tmp_path):
     first = open_trainer(
         config,
         tmp_path / "cut",
-        device="cuda:0",
+        device=DEVICE,
         task=Blobs(),
         interrupted=lambda: next(steps) > 12,
     )
@@ -155,8 +155,9 @@ def test_resume_is_exact_on_the_same_device(tmp_path):
 
 
 @pytest.mark.seeds("S18")
-@pytest.mark.parametrize(("first", "second"), [("cuda:0", "cpu"), ("cpu", "cuda:0")])
-def test_run_moves_to_another_kind_of_device(tmp_path, first, second):
+@pytest.mark.parametrize("direction", ["to the CPU", "from the CPU"])
+def test_run_moves_to_another_kind_of_device(tmp_path, direction):
+    first, second = (DEVICE, "cpu") if direction == "to the CPU" else ("cpu", DEVICE)
     config = _config(precision="fp32", clip={"max_norm": None})
     straight, _ = _train(config, tmp_path / "straight", Blobs(dropout=0.0), device=first)
     steps = iter(range(1, 100))
@@ -181,22 +182,61 @@ def test_run_moves_to_another_kind_of_device(tmp_path, first, second):
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
 def test_optimizers_are_fused(tmp_path, optimizer):
     config = _config(optimizer={"name": optimizer, "lr": 0.01})
-    with open_trainer(config, tmp_path, device="cuda:0", task=Blobs()) as trainer:
+    with open_trainer(config, tmp_path, device=DEVICE, task=Blobs()) as trainer:
         assert all(group["fused"] for group in trainer._step.optimizer.param_groups)
 
 
 @pytest.mark.seeds("S14")
-def test_no_device_synchronisation_between_reports(tmp_path):
-    config = _config(precision="fp32", epochs=2, every="100 epochs")
-    with open_trainer(config, tmp_path, device="cuda:0", task=Blobs()) as trainer:
-        windows = list(trainer._train.windows(0))
-        trainer._take_step(windows[0])  # kernels and workspaces are made on first use
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_no_device_synchronisation_between_reports(tmp_path, precision):
+    if precision == "bf16" and resolve_precision("auto", torch.device(DEVICE)) == "fp16":
+        pytest.skip("this GPU does not compute in bf16")
+    config = _config(precision=precision, epochs=2, every="100 epochs", layer_norms_every=2)
+    with open_trainer(config, tmp_path, device=DEVICE, task=Blobs()) as trainer:
+        # The order of the samples goes to the device when the first window is made.
+        windows = trainer._train.windows(0)
+        trainer._take_step(next(windows))  # kernels and workspaces are made on first use
+        with _synchronisation_is_an_error():
+            for window in windows:
+                trainer._take_step(window)
+        assert trainer.state.progress.step == 10
+
+
+@contextlib.contextmanager
+def _synchronisation_is_an_error():
+    with warnings.catch_warnings():
+        # torch says, when it is switched on, that this mode is a prototype.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")
         torch.cuda.set_sync_debug_mode("error")
-        try:
-            with warnings.catch_warnings():
-                # torch says once that this mode is a prototype.
-                warnings.simplefilter("ignore", UserWarning)
-                for window in windows[1:]:
-                    trainer._take_step(window)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_sync_debug_mode_sees_what_it_is_trusted_with():
+    value = torch.ones(1, device=DEVICE)
+    with (
+        _synchronisation_is_an_error(),
+        pytest.raises(RuntimeError, match="synchronizing CUDA operation"),
+    ):
+        value.item()
+
+
+def test_memory_of_the_tensors_is_told_and_capped(tmp_path):
+    """A model that would take half of the device, in a process that may take a hundredth."""
+    mebibytes = torch.cuda.get_device_properties(DEVICE).total_memory / 2**20
+
+    class Large(Blobs):
+        def build_model(self):
+            return nn.Linear(16, int(mebibytes / 2 * 2**20 / 4 / 17), device=DEVICE)
+
+    try:
+        with pytest.raises(OutOfMemory, match="larger share of the device"):
+            open_trainer(
+                _config(), tmp_path / "large", device=DEVICE, memory_share=0.01, task=Large()
+            )
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+    reports, _ = _train(_config(), tmp_path / "small")
+    assert 0 < reports[-1].metrics["memory/gpu_mb"] < 100

@@ -124,8 +124,8 @@ def test_sigterm_drains_with_its_own_exit_code_and_a_second_driver_is_refused(
     second = cli("resume", "small", timeout=30)
     assert second.returncode == 4
     assert re.fullmatch(
-        rf"sweep 'small' is already being run by process {driver.pid} on \S+, since \S+ \S+; "
-        r"only one driver may run a sweep; "
+        rf"sweep 'small' is already being run by process {driver.pid} on \S+; "
+        r"only one driver may run a sweep, this one since [\d-]+ [\d:]+; "
         r"watch it with: sweep status small --watch\n",
         second.stderr,
     )

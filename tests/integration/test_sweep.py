@@ -175,6 +175,16 @@ def test_parameters_are_recorded_as_searched_and_as_resolved(
         assert params["task.name"] == "digits"
 
 
+def test_each_trial_holds_its_own_pictures(
+    client: MlflowClient, children: dict[int, Run], module_cli: CommandLine
+) -> None:
+    best = module_cli.json("best", "small")["number"]
+    assert children[best].data.tags["figures"] == "drawn"
+    for run in children.values():  # on a busy machine the others are not waited for
+        drawn = client.list_artifacts(run.info.run_id, "figures")
+        assert len(drawn) == (4 if run.data.tags["figures"] == "drawn" else 0)
+
+
 def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
     client: MlflowClient, parent: Run, tmp_path: Path, module_cli: CommandLine
 ) -> None:

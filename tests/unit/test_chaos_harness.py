@@ -36,7 +36,8 @@ def _outcome() -> Outcome:
         None: [Run("sweep", "FINISHED")],
     }
     states = {n: {"model": {"weight": torch.tensor([1.0, n])}} for n in range(2)}
-    return Outcome(trials, {}, states, runs, passes={}, seconds=1.0)
+    curves = {n: [(1, {"val/loss": 0.5}), (2, {"val/loss": float("nan")})] for n in range(2)}
+    return Outcome(trials, {}, states, curves, runs, passes={}, seconds=1.0)
 
 
 def _assert_u1_to_u3(found: Outcome, reference: Outcome) -> None:
@@ -59,6 +60,10 @@ def _twice_with_another_value(found: Outcome) -> None:
 
 def _missing(found: Outcome) -> None:
     del found.runs[0][0].points["val/loss", 1, 0.5]
+
+
+def _row_twice(found: Outcome) -> None:
+    found.curves[0].append(found.curves[0][0])
 
 
 def _lost(found: Outcome) -> None:
@@ -88,6 +93,7 @@ def _other_parameters(found: Outcome) -> None:
         (_twice, r"U2: trial 1 val/loss step 1: 2 times"),
         (_twice_with_another_value, r"U2: trial 1 val/loss step 1: 2 times"),
         (_missing, r"U2: trial 0 val/loss step 1: missing, the reference has 0.5"),
+        (_row_twice, r"U2: trial 0 metrics.jsonl: 2 entries are not 3"),
         (_lost, r"U3: trials \[0\] are there, must be \[0, 1\]"),
         (_second_run, r"U3: trial 0 has 2 runs"),
         (_untruthful, r"U3: trial 1 is pruned, its run says FINISHED"),
@@ -113,11 +119,10 @@ def test_an_end_without_the_command_that_continues_is_found() -> None:
 
 def test_table_tells_the_worst_end_of_a_row() -> None:
     table = FaultTable()
-    table._rows = {"a": 6, "b": 6, "c": 7}
-    for name, outcome in [("a", "passed"), ("b", "failed"), ("c", "passed")]:
+    for row, outcome in [(6, "passed"), (6, "failed"), (7, "passed"), (None, "failed")]:
         table.pytest_runtest_logreport(
             SimpleNamespace(  # type: ignore[arg-type]
-                nodeid=name,
+                user_properties=[("fault", row)] if row else [],
                 when="call",
                 duration=1.5,
                 outcome=outcome,

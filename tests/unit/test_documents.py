@@ -9,6 +9,7 @@ import pytest
 
 from sweeps.cli import app
 from sweeps.spec import parse_spec
+from tests.chaos.fault_table import ROWS, find_tests
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / f"{n}.md" for n in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")]
@@ -52,3 +53,19 @@ def test_spec_in_the_readme_is_valid() -> None:
 )
 def test_every_example_is_valid(example: Path) -> None:
     parse_spec(example.read_text(encoding="utf-8"), example.name)
+
+
+def test_table_of_what_survives_what_is_that_of_the_fault_matrix() -> None:
+    """Each kind of fault stands in it once, with a test of that kind or the words that there is
+    none.
+    """
+    section = README.partition("## What survives what")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", section, re.MULTILINE)
+    assert [int(row) for row, _ in lines] == list(ROWS)
+    tests = find_tests(ROOT / "tests")
+    for row, shown in lines:
+        there = set(tests.get(int(row), []))
+        named = set(re.findall(r"`(test_row_\w+)`", shown))
+        assert named <= there, f"row {row}: {named - there} are no tests of that fault"
+        assert bool(named) != shown.startswith("not yet"), f"row {row}: {shown}"
+        assert bool(named) == bool(there), f"row {row} has the tests {sorted(there)}"

@@ -102,7 +102,11 @@ def test_a_sweep_says_which_trials_deserve_a_look() -> None:
             {"stopped_by": "", "best_step": "30", "best_epoch": "2"},
         ),
         (_record(0, "pruned"), {"stopped_by": "asha"}),
-        (_record(0, "failed", reason="oom: no"), {"stopped_by": "", "reason": "oom: no"}),
+        (_record(0, "pruned", reason="stopped by the user"), {"stopped_by": "user"}),
+        (
+            _record(0, "failed", reason="oom: no"),
+            {"stopped_by": "", "reason": "oom: no", "failure.kind": "oom"},
+        ),
     ],
 )
 def test_a_trial_says_why_it_ended(record: TrialRecord, tags: dict[str, str]) -> None:

@@ -9,10 +9,16 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from optuna.samplers import RandomSampler
 
 from sweeps import doctor
-from sweeps.doctor import Finding, examine, probe_writable
+from sweeps.doctor import Finding, examine, probe_writable, sweeps_off
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ledger
+from sweeps.lock import SweepLock
 from sweeps.resources import Gpu, Machine
+from sweeps.revisions import write_spec
+from sweeps.spec import parse_spec
 
 GIB = 1024**3
 Usage = namedtuple("Usage", ["total", "used", "free"])
@@ -113,3 +119,25 @@ def test_a_tracking_server_that_does_not(tmp_path: Path) -> None:
     assert "--offline" in found.remedy
     assert _named(examine(tmp_path, "http://host:port"), "tracking").level == "fail"
     assert _named(examine(tmp_path, "sqlite:///x.db"), "tracking").level == "ok"
+
+
+def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path, "quad")
+    paths.directory.mkdir()
+    spec = parse_spec("{name: quad, task: digits, metric: val/loss, mode: min, trials: 2}", "quad")
+    write_spec(paths.spec, spec)
+    ledger = Ledger.create(paths.ledger, mode="min", sweep_id="s")
+    assert sweeps_off(tmp_path) == []
+    ledger.finish(ledger.ask({}, RandomSampler()).number, "pruned")
+    [found] = sweeps_off(tmp_path)
+    assert (found.level, found.what) == ("warn", "quad")
+    assert found.detail == "trial 0: tracking does not know that its run is KILLED"
+    assert found.remedy.endswith("sweep resume quad")
+    lock = SweepLock(paths.lock)
+    lock.acquire()
+    assert sweeps_off(tmp_path) == [], "a live driver is not second-guessed"
+    lock.release()
+    paths.spec.write_bytes(b"")
+    [found] = sweeps_off(tmp_path)
+    assert found.level == "fail"
+    assert "holds no revision" in found.detail

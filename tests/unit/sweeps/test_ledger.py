@@ -13,7 +13,7 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
 from sweeps.layout import LedgerBusy, LedgerError
-from sweeps.ledger import Ledger, TrialRecord, num_trials
+from sweeps.ledger import SIGNALS, Ledger, TrialRecord, num_trials
 
 SPACE = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -73,8 +73,8 @@ def test_where_it_was_best_is_known_and_of_equals_the_earlier(ledger: Ledger) ->
 def test_signals_are_the_last_that_were_noted(ledger: Ledger) -> None:
     number = _ask(ledger)
     assert ledger.trial(number).signals == ()
-    ledger.note_signals(number, ["memory grew"])
-    ledger.note_signals(number, ["memory grew", "loss jumped"])
+    ledger.note(number, SIGNALS, ["memory grew"])
+    ledger.note(number, SIGNALS, ["memory grew", "loss jumped"])
     assert ledger.trial(number).signals == ("memory grew", "loss jumped")
 
 

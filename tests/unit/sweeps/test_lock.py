@@ -48,8 +48,9 @@ def test_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
                 SweepLock(path).acquire()
             assert re.fullmatch(
                 rf"sweep 'digits' is already being run by process {child.pid} "
-                rf"on {re.escape(socket.gethostname())}, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d; "
-                "only one driver may run a sweep; watch it with: sweep status digits --watch",
+                rf"on {re.escape(socket.gethostname())}; only one driver may run a sweep, "
+                r"this one since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; "
+                "watch it with: sweep status digits --watch",
                 str(refused.value),
             )
         finally:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 
 import psutil
 import pytest
 
 from sweeps.orphans import (
     TOKEN_VARIABLE,
+    clean_up_after_the_dead,
     end_orphans,
     find_orphans,
     kill_children,
@@ -70,3 +72,58 @@ def test_this_process_is_never_an_orphan(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(TOKEN_VARIABLE, "")
     mark_children("me")
     assert find_orphans("me") == []
+
+
+_DRIVER = """
+import sys, time
+from sweeps.orphans import claim_scratch
+alive = claim_scratch(sys.argv[1])
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_only_what_a_dead_driver_left_is_cleared() -> None:
+    tokens = [uuid.uuid4().hex for _ in range(2)]
+    drivers = [
+        subprocess.Popen([sys.executable, "-c", _DRIVER, token], stdout=subprocess.PIPE, text=True)
+        for token in tokens
+    ]
+    for driver in drivers:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "up\n"
+    dead, living = map(scratch_directory, tokens)
+    code = f"log = open({str(dead / 'worker.log')!r}, 'w');" + _SLEEP
+    try:
+        with _start(code, "") as worker:
+            clean_up_after_the_dead()
+            assert dead.exists()
+            assert worker.poll() is None
+            drivers[0].kill()
+            drivers[0].wait()
+            assert clean_up_after_the_dead() == (1, 1)
+            assert not psutil.pid_exists(worker.pid)
+        assert not dead.exists()
+        assert living.exists()
+        assert drivers[1].poll() is None
+    finally:
+        for driver, token in zip(drivers, tokens, strict=True):
+            driver.kill()
+            driver.communicate()
+            end_orphans(token)
+
+
+def test_a_driver_that_is_known_to_be_dead_needs_no_directory() -> None:
+    with _start(_SLEEP, "0123456789ab-and-more") as child:
+        assert clean_up_after_the_dead("0123456789ab-and-more") == (1, 1)
+        assert not psutil.pid_exists(child.pid)
+
+
+def test_a_directory_that_is_not_a_drivers_stays() -> None:
+    stranger = scratch_directory("0123456789abcdef")
+    stranger.mkdir()
+    try:
+        clean_up_after_the_dead()
+        assert stranger.exists()
+    finally:
+        stranger.rmdir()

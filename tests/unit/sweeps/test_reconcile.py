@@ -51,6 +51,7 @@ early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
 """
 PARAMS = {"train.optimizer.lr": 0.01}
 OPEN = TrialRecord(0, "running", PARAMS, {1: 0.5}, 0.5)
+ROWS = (Row(10, 0, {"val/loss": 0.5}),)
 CURVE = (Report(1, 10, 0.5), Report(2, 20, 0.4))
 
 
@@ -84,8 +85,8 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
             TrialFacts(OPEN, CURVE), [Reported(0, CURVE[1])], id="the ledger lacks a report"
         ),
         pytest.param(
-            TrialFacts(OPEN, CURVE, told="RUNNING", unlogged=True),
-            [Reported(0, CURVE[1]), Logged(0), Interrupted(0)],
+            TrialFacts(OPEN, CURVE, told="RUNNING", rows=ROWS, unlogged=True),
+            [Reported(0, CURVE[1]), Logged(0, ROWS), Interrupted(0)],
             id="killed between store and ledger",
         ),
         pytest.param(
@@ -99,6 +100,11 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
             id="killed between a report and the verdict on it",
         ),
         pytest.param(
+            TrialFacts(OPEN, CURVE[:1], stopped=True, went_on=True, told="RUNNING"),
+            [Interrupted(0)],
+            id="killed after the verdict, which was to go on",
+        ),
+        pytest.param(
             TrialFacts(replace(OPEN, params={}, reports={})),
             [Suggested(0)],
             id="killed while parameters were stored",
@@ -108,15 +114,17 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
         ),
         pytest.param(
             TrialFacts(replace(OPEN, state="complete"), told="RUNNING"),
-            [Told(0, "FINISHED")],
+            [Told(0, "FINISHED", ())],
             id="complete and not told",
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, state="pruned")), [Told(0, "KILLED")], id="the outbox is lost"
+            TrialFacts(replace(OPEN, state="pruned"), rows=ROWS),
+            [Told(0, "KILLED", ROWS)],
+            id="the outbox is lost",
         ),
         pytest.param(
             TrialFacts(replace(OPEN, state="failed"), told="RUNNING"),
-            [Told(0, "FAILED")],
+            [Told(0, "FAILED", ())],
             id="failed and not told",
         ),
     ],

@@ -72,7 +72,7 @@ def test_a_driver_that_died_while_it_wrote_leaves_the_old_file(
     path: Path, first: SweepSpec, second: SweepSpec
 ) -> None:
     write_spec(path, first)
-    aside = path.with_name(".sweep.yaml.new")
+    aside = path.with_name(".sweep.yaml.tmp")
     aside.write_bytes(b"half")
     assert read_spec(path) == (first, 1, None)
     write_spec(path, second)

@@ -12,7 +12,9 @@ import io
 import pytest
 import torch
 
+from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
+from trainable.errors import TaskError
 from trainable.seeding import set_seed
 from trainable.state import TrainState
 
@@ -90,3 +92,26 @@ def test_generators_of_gpus_are_seeded(monkeypatch):
     generators = Generators(monkeypatch)
     set_seed(5)
     assert generators.seeds == [5]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_memory_is_capped_on_a_gpu_before_anything_is_put_there(
+    tmp_path, configure, toy, monkeypatch, device
+):
+    class Capped(Exception):
+        pass
+
+    caps = []
+
+    def cap(share, place):
+        caps.append((share, str(place)))
+        raise Capped
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device != "cpu")
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", cap)
+    task, built = toy(), []
+    monkeypatch.setattr(toy, "build_model", lambda self: built.append(self))
+    with pytest.raises((Capped, TaskError)):
+        open_trainer(configure(), tmp_path, device=device, task=task, memory_share=0.25)
+    assert caps == ([] if device == "cpu" else [(0.25, "cuda:0")])
+    assert built == ([task] if device == "cpu" else [])

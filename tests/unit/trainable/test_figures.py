@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -84,6 +85,24 @@ def test_curve_is_one_line_across_the_interruption(tmp_path, drawn):
     assert mark.get_label() == "interrupted; resumed after step 2"
 
 
+def test_several_interruptions_are_marked_and_counted(tmp_path, drawn):
+    figures.curve(
+        _rows(val__loss=[4.0, 3.0, 2.0]), tmp_path / "c.png", metric="val/loss", resumed_at=[1, 2]
+    )
+    _, *marks = drawn[0].axes[0].lines
+    assert [list(mark.get_xdata()) for mark in marks] == [[1, 1], [2, 2]]
+    assert _labels(drawn[0].axes[0]) == ["interrupted and resumed 2 times"]
+
+
+def test_median_of_a_long_run_is_taken_at_some_hundred_places(tmp_path, drawn):
+    values = [1.0 + step % 2 for step in range(100_000)]
+    figures.curve(_rows(train__loss=values), tmp_path / "c.png", metric="train/loss")
+    each, median = drawn[0].axes[0].lines
+    assert len(each.get_xdata()) == 100_000
+    assert len(median.get_xdata()) == 400
+    assert set(median.get_ydata()) <= {1.0, 1.5, 2.0}
+
+
 def test_nothing_to_draw_is_said(tmp_path):
     with pytest.raises(ValueError, match="no row has 'val/f1'"):
         figures.curve(_rows(val__loss=[1.0]), tmp_path / "c.png", metric="val/f1")
@@ -152,6 +171,7 @@ def test_pictures_of_the_rows_alone_need_no_task_and_no_model(tmp_path, drawn):
     config = _config("spiral", train={"schedule": {"name": "onecycle", "warmup": 0.3}})
     with open_trainer(config, tmp_path / "run", device="cpu") as trainer:
         list(trainer.events())
+    (tmp_path / "run" / "resumed.json").write_text("[3]")
     gone = _config("no_such_module:Task", train=config.train.model_dump(mode="json"))
     written = figures.draw_rows(gone, tmp_path / "run", tmp_path / "figures")
     assert [path.name for path in written] == [
@@ -161,6 +181,7 @@ def test_pictures_of_the_rows_alone_need_no_task_and_no_model(tmp_path, drawn):
         "val_loss.png",
     ]
     assert _labels(drawn[1].axes[0])[-1] == "applied: as scheduled at each step"
+    assert _labels(drawn[3].axes[0])[-1] == "interrupted; resumed after step 3"
 
 
 def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
@@ -177,15 +198,30 @@ def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
     assert _labels(drawn[1].axes[0])[-1] == "applied: as scheduled at each step"
 
 
-def test_matplotlib_is_imported_only_to_draw_and_without_its_global_state(tmp_path):
+def test_program_answers_each_request_without_torch_and_without_global_state(tmp_path):
+    history = History(tmp_path)
+    history.append([Row(1, 0, {"train/grad_norm": 1.0, "train/lr": 0.1, "epoch": 1.0})])
+    history.close()
+    config = _config("no_such_module:Task").model_dump(mode="json")
+    sound = {"config": config, "directory": str(tmp_path), "target": str(tmp_path / "a")}
+    blocked = sound | {"target": str(tmp_path / "metrics.jsonl")}
     script = (
-        "import pathlib, sys, trainable.figures as f; from trainable.history import Row\n"
+        "import sys, trainable.figures as f\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "f.curve([Row(1, 0, {'a': 1.0})], pathlib.Path(sys.argv[1]), metric='a')\n"
-        "assert 'matplotlib.pyplot' not in sys.modules\n"
-        "assert 'torch' not in sys.modules"
+        "f._main()\n"
+        "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.png")], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input="".join(json.dumps(request) + "\n" for request in (sound, blocked, sound)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    one, refused, other = map(json.loads, done.stdout.splitlines())
+    names = [str(tmp_path / "a" / name) for name in ("grad_norm.png", "learning_rate.png")]
+    assert one == other == {"written": names}
+    assert refused["refused"].startswith("FileExistsError")
 
 
 def test_train_command_draws(tmp_path, capsys):

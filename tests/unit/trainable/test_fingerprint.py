@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -45,6 +46,17 @@ def test_the_code_is_what_the_task_loaded_and_its_author_wrote(project: Path) ->
     importlib.import_module("fp_task")
     expected = ["fp_beside.py", "fp_parts/__init__.py", "fp_parts/model.py", "fp_task.py"]
     assert code_digests("fp_task:Any") == {name: _digest(project / name) for name in expected}
+
+
+def test_a_module_that_was_made_up_names_no_file(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    importlib.import_module("fp_task")
+    made_up = ModuleType("fp_made_up")
+    made_up.__file__ = "_classes.py"  # as torch.classes does
+    sys.modules["fp_made_up"] = made_up
+    assert "_classes.py" not in code_digests("fp_task:Any")
 
 
 @pytest.mark.usefixtures("project")

@@ -177,6 +177,26 @@ def test_non_finite_loss_keeps_the_curve_up_to_it(tmp_path, opened, configure, t
     assert trainer.store.newest().step == 4
 
 
+@pytest.mark.seeds("S2")
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_forced_precision_is_computed_in_training_and_evaluation(
+    tmp_path, opened, configure, toy, precision, dtype
+):
+    seen = set()
+
+    def loss(self, model, batch):
+        seen.add((model.training, model(batch[0]).dtype))
+        return toy.loss(self, model, batch)
+
+    trainer = opened(configure(epochs=1, precision=precision), tmp_path, _task(toy, loss=loss))
+    list(trainer.events())
+    assert seen == {(True, dtype), (False, dtype)}
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+
+
 def test_fp16_that_never_recovers_ends(tmp_path, opened, configure, toy):
     class Broken(torch.autograd.Function):
         @staticmethod

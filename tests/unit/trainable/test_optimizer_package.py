@@ -56,6 +56,7 @@ def test_lamb_scales_the_adam_update_by_the_norm_of_the_weight():
     assert torch.allclose(one, expected, atol=1e-5)
 
 
+@pytest.mark.seeds("S8")
 @pytest.mark.parametrize(
     ("name", "betas", "eps"), [("lion", (0.9, 0.99), None), ("lamb", (0.9, 0.999), 1e-6)]
 )

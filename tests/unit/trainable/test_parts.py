@@ -103,6 +103,22 @@ def test_optimizers_of_torch(name, options, kind):
     assert not torch.equal(before, model.weight)
 
 
+@pytest.mark.seeds("S8")
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"name": "sgd"}, {"momentum": 0, "nesterov": False}),
+        ({"name": "adam"}, {"betas": (0.9, 0.999), "eps": 1e-8}),
+        ({"name": "adamw"}, {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
+    ],
+)
+def test_defaults_are_the_documented_ones_and_kernels_are_fused(config, expected):
+    optimizer = build_optimizer(OptimizerConfig(**config), decay_groups(nn.Linear(3, 2)))
+    group = optimizer.param_groups[0]
+    assert {key: group[key] for key in expected} == expected
+    assert group["fused"]
+
+
 @pytest.mark.parametrize("name", ["lamb", "lion"])
 def test_optimizer_of_a_missing_package_says_what_to_install(monkeypatch, name):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)

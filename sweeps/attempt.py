@@ -1,0 +1,91 @@
+"""One attempt at a sweep, as `sweep run` and `sweep resume` make it: check, run, say how it ended.
+
+What must not live here: options and arguments (`cli`), the run itself (`run`).
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from sweeps import display
+from sweeps.exits import HELD, WRONG_INPUT
+from sweeps.interrupt import Left, leaving
+from sweeps.layout import LedgerBusy, LedgerError, SweepPaths
+from sweeps.lock import LockLost
+from sweeps.origin import Origin
+from sweeps.preflight import Inspection
+from sweeps.resources import Machine, plan
+from sweeps.spec import SweepSpec
+
+
+def attempt(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    out: Console,
+    err: Console,
+    *,
+    new: bool,
+    grace: float,
+    accept_changes: bool = False,
+) -> int:
+    """Run a sweep to its end or until it is interrupted, and say what comes next.
+
+    Args:
+        out: Where the sweep is shown.
+        err: Where everything else is said.
+        new: Whether the sweep must not exist yet; otherwise it must.
+        grace: Seconds from the first signal until the process has ended.
+        accept_changes: Go on although code, data or what values mean has changed.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: One of its subclasses: the user can put it right, and nothing was created.
+        SweepHeld: Another driver holds it.
+    """
+    machine = Machine.probe()
+    ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
+    inspection: Inspection | None = None
+    try:
+        with leaving(), err.status("loading the task") as spinner:
+            inspection = Inspection(spec)
+
+            from sweeps.live import LiveTable, PlainLines
+            from sweeps.run import run_sweep  # imports Ray while the child imports torch
+
+            facts = inspection.facts()
+
+            def make_view(finished: int) -> LiveTable | PlainLines:
+                spinner.stop()
+                return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
+
+            def say(what: str) -> None:
+                spinner.update(what)
+                spinner.start()
+
+            outcome = run_sweep(
+                paths,
+                spec,
+                ways,
+                machine,
+                make_view,
+                new=new,
+                origin=Origin(facts.code, facts.data),
+                accept_changes=accept_changes,
+                grace=grace,
+                say=say,
+                warn=lambda message: display.sentence(err, message, style="yellow"),
+            )
+    except Left as left:
+        if inspection is not None:
+            inspection.give_up()
+        display.nothing_started(err)
+        return left.exit_code
+    except (LedgerError, LockLost, OSError) as error:
+        display.sentence(err, str(error), style="red")
+        if paths.exists():
+            display.resume(err, paths)
+        return HELD if isinstance(error, LedgerBusy | LockLost) else WRONG_INPUT
+    display.outcome(out, err, outcome, paths)
+    return outcome.exit_code

@@ -1,0 +1,12 @@
+"""Exit codes of the command line; scripts depend on them. Interruptions add 128 + the signal."""
+
+from __future__ import annotations
+
+LATE = 1
+"""What was asked for has not happened in time."""
+WRONG_INPUT = 2
+"""The user can put it right; nothing was half-created."""
+NO_SUCCESS = 3
+"""No trial succeeded, or the sweep stopped because trial after trial failed in the same way."""
+HELD = 4
+"""Another process holds what is needed."""

@@ -1,0 +1,124 @@
+"""Policy: which failures are tried again, and when more trials would only fail in the same way.
+
+Decides from what it is told. What must not live here: Ray, files, or writing anything down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Whether a loss diverges or the memory suffices depends on the parameters: that some trials fail
+# so is a result of the search and no reason to end it.
+_PARAMETERS_DOING = {"non_finite", "oom"}
+
+
+_KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost"}
+
+
+def kind_of(reason: str) -> str:
+    """The kind of failure that a reason begins with; `error` for what the task's code raised."""
+    kind = reason.partition(":")[0]
+    return kind if kind in _KINDS else "error"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one trial failed.
+
+    Attributes:
+        kind: The short word of `trainable.errors`; `error` for what the task's code raised, `lost`
+            for a process that died.
+        reason: In one line, for people.
+        traceback: Where it was raised.
+        place: File and line where it was raised; empty when nothing was.
+    """
+
+    kind: str
+    reason: str
+    traceback: str
+    place: str = ""
+
+    @property
+    def way(self) -> tuple[str, str]:
+        """What two trials that failed in the same way share: the exception's type and its place,
+        or else the reason.
+        """
+        return (self.reason.partition(":")[0], self.place) if self.place else (self.kind, "")
+
+
+@dataclass(frozen=True)
+class Hopeless:
+    """Why a sweep stopped by itself: these trials failed in the same way, the last one so."""
+
+    numbers: tuple[int, ...]
+    failure: Failure
+
+    @property
+    def cause(self) -> str:
+        """In one line."""
+        *others, last = map(str, self.numbers)
+        who = f"trials {', '.join(others)} and {last}" if others else f"trial {last}"
+        alike = " in the same way" if others else ""
+        where = f" ({self.failure.place})" if self.failure.place else ""
+        return f"{who} failed{alike}: {self.failure.reason}{where}"
+
+
+class SameFailures:
+    """Notices that trial after trial fails in the same way.
+
+    Args:
+        limit: How many in a row are too many; 0 for no limit.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._numbers: dict[tuple[str, str], list[int]] = {}
+        self.hopeless: Hopeless | None = None
+
+    def failed(self, number: int, failure: Failure) -> None:
+        """A trial failed."""
+        if failure.kind in _PARAMETERS_DOING:
+            return
+        numbers = self._numbers.setdefault(failure.way, [])
+        numbers.append(number)
+        if len(numbers) == self._limit and self.hopeless is None:
+            self.hopeless = Hopeless(tuple(numbers), failure)
+
+    def passed(self) -> None:
+        """A trial got through: what failed before it is not wrong for all."""
+        self._numbers.clear()
+
+
+class Losses:
+    """Counts how often in a row a trial lost its process without having come further.
+
+    A trial that commits a checkpoint between two losses may lose as many processes as it likes:
+    every one brings it closer to its end.
+
+    Args:
+        allowed: Losses in a row after which a trial is still tried again.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed = allowed
+        self._in_a_row: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
+
+    def started(self, number: int, newest: int) -> None:
+        """A trial begins, or begins again, at the checkpoint generation `newest`; 0: none."""
+        self._newest.setdefault(number, newest)
+
+    def lost(self, number: int, newest: int) -> bool:
+        """A trial lost its process after it had committed generation `newest`.
+
+        Returns:
+            Whether it is tried again.
+        """
+        further = newest > self._newest.get(number, 0)
+        self._newest[number] = newest
+        self._in_a_row[number] = 0 if further else self._in_a_row.get(number, 0) + 1
+        return self._in_a_row[number] <= self._allowed
+
+    def in_a_row(self, number: int) -> int:
+        """How often in a row it was lost by now."""
+        return self._in_a_row.get(number, 0)

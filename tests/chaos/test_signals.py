@@ -1,0 +1,217 @@
+"""Rows 7 to 10: the driver is asked to end by signals, in every phase of its life."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sweeps.orphans import scratch_directory
+from tests.chaos.harness import (
+    PARALLEL,
+    SERIAL,
+    Driver,
+    References,
+    Sandbox,
+    assert_all,
+    assert_no_residue,
+    assert_says_how_to_go_on,
+)
+from tests.chaos.outcome import read_outcome
+from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES
+from tests.integration.commandline import wait_until
+
+_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+_GRACE = 30.0
+_AT_ONCE = 2.0
+_EARLY = re.compile(r"interrupted before anything was started")
+
+_SLOW_SAVE = '''
+"""The probe's task, whose state takes long to be copied when a test wants it to."""
+
+import os
+import time
+from pathlib import Path
+
+from torch import nn
+
+import probe_task
+
+
+class _Slow(nn.Module):
+    def get_extra_state(self):
+        directory = Path(os.environ[probe_task.VARIABLE])
+        (directory / "saves").touch()
+        while (directory / "slow").exists():
+            time.sleep(0.01)
+        return {}
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Probe(probe_task.Probe):
+    def build_model(self):
+        model = super().build_model()
+        model.add_module("slow", _Slow())
+        model.slow.forward = lambda x: x
+        return model
+'''
+
+
+def _wait(driver: Driver, condition: Callable[[], object]) -> None:
+    driver.until(condition, seconds=120)
+
+
+def _in_preflight(driver: Driver) -> bool:
+    children = psutil.Process(driver.pid).children()
+    return any("trainable.preflight" in " ".join(child.cmdline()) for child in children)
+
+
+def _starting_ray(driver: Driver) -> bool:
+    return driver.token is not None and scratch_directory(driver.token).exists()
+
+
+def _raylet_runs(driver: Driver) -> bool:
+    below = psutil.Process(driver.pid).children(recursive=True)
+    return any("raylet" in child.name() for child in below)
+
+
+def _no_more_trials(driver: Driver) -> bool:
+    return "(4/4 trials)" in driver.text
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(7, "Ctrl-C in the middle of a step, at the keyboard: to the whole group")
+def test_row_07_ctrl_c(sandbox: Sandbox, references: References) -> None:
+    driver, _ = sandbox.run_to("backward", 38)
+    os.killpg(driver.pid, signal.SIGINT)
+    started = time.monotonic()
+    _wait(driver, sandbox.paths.drain.exists)
+    sandbox.probe.let_go("backward-38")
+    assert_says_how_to_go_on(driver.wait(), 130, "stopping: trials save at their next step")
+    assert time.monotonic() - started < _GRACE
+    assert_no_residue(sandbox)
+    newest = sandbox.cli.json("trials", "chaos")[1]["checkpoint"]
+    assert newest.endswith("00000004"), f"not saved at the step it was at: {newest}"
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(8, "Ctrl-C twice, where no trial comes to its next step")
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
+def test_row_08_twice(sandbox: Sandbox, references: References, second: signal.Signals) -> None:
+    driver, _ = sandbox.run_to("backward", 38)
+    driver.send(signal.SIGINT)
+    _wait(driver, sandbox.paths.drain.exists)
+    started = time.monotonic()
+    driver.send(second)
+    ended = driver.wait(20)
+    assert time.monotonic() - started < _AT_ONCE
+    assert_says_how_to_go_on(ended, 130, "left at once; what was saved is whole")
+    wait_until(lambda: not sandbox.processes(), seconds=10)
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(9, "SIGTERM while two trials are trained")
+@pytest.mark.parametrize("sandbox", [PARALLEL], indirect=True, ids=["parallel"])
+def test_row_09_sigterm(sandbox: Sandbox, references: References) -> None:
+    sandbox.probe.pace(0.02)
+    driver = sandbox.run()
+    _wait(driver, lambda: sandbox.probe.count("backward") > 20)
+    driver.send(signal.SIGTERM)
+    ended = driver.wait(_GRACE)
+    assert_says_how_to_go_on(ended, 143)
+    assert_no_residue(sandbox)
+    sandbox.probe.pace(0)
+    assert_all(sandbox, references.of(PARALLEL), sandbox.go_on())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(10, "SIGTERM with 3 s of grace, while a state takes longer to be saved")
+def test_row_10_grace_shorter_than_a_save(tmp_path: Path) -> None:
+    spec = SERIAL.replace("probe_task:", "slow_task:").replace("trials: 4", "trials: 1")
+    sandboxes = [Sandbox(tmp_path / name, spec) for name in ("reference", "sweep")]
+    try:
+        for sandbox in sandboxes:
+            sandbox.cli.write("slow_task.py", _SLOW_SAVE)
+        assert sandboxes[0].run().wait().code == 0
+        sandbox, reference = sandboxes[1], read_outcome(sandboxes[0])
+        place = sandbox.probe.hold("forward", 2 * MICRO_BATCHES * INTERVAL)
+        driver = sandbox.run("--grace", "3s")
+        driver.until_held(place)
+        driver.until(lambda: _newest(sandbox) == INTERVAL)
+        slow, saves = sandbox.probe.directory / "slow", sandbox.probe.directory / "saves"
+        slow.touch()
+        saves.unlink()
+        sandbox.probe.let_go(place)
+        driver.until(saves.exists)
+        started = time.monotonic()
+        driver.send(signal.SIGTERM)
+        ended = driver.wait(20)
+        assert time.monotonic() - started < 3.0 + _AT_ONCE
+        assert_says_how_to_go_on(ended, 143)
+        assert _newest(sandbox) == INTERVAL
+        slow.unlink()
+        assert_all(sandbox, reference, sandbox.go_on())
+    finally:
+        for sandbox in sandboxes:
+            sandbox.close()
+
+
+def _newest(sandbox: Sandbox) -> int:
+    """How many steps the first trial's newest checkpoint holds; 0 without one."""
+    found = sorted((sandbox.paths.trial(0) / "checkpoints").glob("step-*"))
+    return int(found[-1].name.partition("-")[2]) if found else 0
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(7, "signals while the task is loaded, Ray starts, results are delivered")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "phase",
+    [_in_preflight, _starting_ray, _raylet_runs, _no_more_trials],
+    ids=lambda p: p.__name__,
+)
+def test_row_07_phases(
+    sandbox: Sandbox,
+    references: References,
+    phase: Callable[[Driver], bool],
+    number: signal.Signals,
+) -> None:
+    driver = sandbox.run()
+    _wait(driver, lambda: driver.running and phase(driver))
+    driver.send(number)
+    ended = driver.wait(_GRACE)
+    if sandbox.paths.exists():
+        assert_says_how_to_go_on(ended, _CODES[number])
+    else:
+        assert ended.code == _CODES[number], ended.text
+        assert _EARLY.search(ended.text), ended.text
+        assert ended.last_line == "sweep run chaos.yaml"
+        assert not sandbox.paths.root.exists()
+    assert_no_residue(sandbox)
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(8, "two signals while Ray starts")
+def test_row_08_twice_while_ray_starts(sandbox: Sandbox, references: References) -> None:
+    driver = sandbox.run()
+    _wait(driver, lambda: driver.running and _starting_ray(driver))
+    driver.send(signal.SIGTERM)
+    _wait(driver, sandbox.paths.drain.exists)
+    started = time.monotonic()
+    driver.send(signal.SIGTERM)
+    ended = driver.wait(20)
+    assert time.monotonic() - started < _AT_ONCE
+    assert_says_how_to_go_on(ended, 143, "left at once")
+    wait_until(lambda: not sandbox.processes(), seconds=10)
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())

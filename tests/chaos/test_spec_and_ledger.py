@@ -1,0 +1,151 @@
+"""Rows 15, 16, 26 and 30: what a sweep is written down in, damaged, locked or changed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sqlite3
+from collections.abc import Callable
+
+import pytest
+
+from sweeps.ledger import WAIT_SECONDS, Ledger
+from sweeps.revisions import read_spec, write_spec
+from sweeps.spec import with_overrides
+from tests.chaos.cases import SEED
+from tests.chaos.harness import (
+    SERIAL,
+    References,
+    Sandbox,
+    Template,
+    assert_all,
+    assert_ended,
+    assert_says_how_to_go_on,
+)
+
+_NO_REVISION = "sweep.yaml holds no revision of the spec that is whole"
+
+
+def _flip(content: bytes) -> bytes:
+    draw = random.Random(SEED)
+    changed = bytearray(content)
+    changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def _cut(content: bytes) -> bytes:
+    return content[: random.Random(SEED).randrange(1, len(content))]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "truncated": _cut,
+    "flipped": _flip,
+}
+
+
+@pytest.mark.fault(15, "the spec's file empty, truncated, with a flipped bit")
+def test_row_15_spec_damaged(references: References, interrupted: Template) -> None:
+    sandbox = interrupted.fresh()
+    whole, ledger = sandbox.paths.spec.read_bytes(), sandbox.paths.ledger.read_bytes()
+    for damage in DAMAGES.values():
+        sandbox.paths.spec.write_bytes(damage(whole))
+        damaged = sandbox.paths.spec.read_bytes()
+        assert_ended(sandbox.resume().wait(), 2, _NO_REVISION)
+        assert_ended(sandbox.run().wait(), 2, "sweep 'chaos' exists already")
+        assert sandbox.paths.spec.read_bytes() == damaged
+        assert sandbox.paths.ledger.read_bytes() == ledger
+    sandbox.paths.spec.unlink()
+    assert_ended(sandbox.run().wait(), 2, r"sweep\.yaml is gone, but .* holds trials")
+    assert sandbox.paths.ledger.read_bytes() == ledger
+    sandbox.paths.spec.write_bytes(whole)
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(15, "the newest revision of the spec's file damaged")
+def test_row_15_newest_revision_damaged(references: References, interrupted: Template) -> None:
+    sandbox = interrupted.fresh()
+    first = read_spec(sandbox.paths.spec).spec
+    whole = sandbox.paths.spec.read_bytes()
+    write_spec(sandbox.paths.spec, with_overrides(first, ["trials=6"]))
+    appended = sandbox.paths.spec.read_bytes()[len(whole) :]
+    sandbox.paths.spec.write_bytes(whole + appended[: len(appended) // 2])
+    ended = sandbox.go_on()
+    assert "what follows revision 1 cannot be used" in ended.text
+    assert_all(sandbox, references.of(SERIAL), ended)
+
+
+@pytest.mark.fault(16, "the ledger damaged: cut, a page zeroed, empty")
+def test_row_16_ledger_damaged(references: References, interrupted: Template) -> None:
+    sandbox = interrupted.fresh()
+    path = sandbox.paths.ledger
+    completed = [t for t in Ledger.open(path).trials() if t.finished]
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], bytes(4096) + whole[4096:], b""):
+        path.write_bytes(damaged)
+        assert_ended(
+            sandbox.resume().wait(), 2, rf"{path.name} is not a readable ledger: .*backup"
+        )
+        assert path.read_bytes() == damaged
+    path.write_bytes(whole)
+    assert [t for t in Ledger.open(path).trials() if t.finished] == completed
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(16, "another process holds the ledger while trials train")
+def test_row_16_ledger_locked(references: References, sandbox: Sandbox) -> None:
+    driver, _ = sandbox.run_to("forward", 20)
+    with contextlib.closing(sqlite3.connect(sandbox.paths.ledger, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        sandbox.probe.let_go("forward-20")
+        ended = driver.wait(3 * WAIT_SECONDS)
+        assert_says_how_to_go_on(ended, 4, r"another process has held the ledger .* for 30 s")
+        other.execute("ROLLBACK")
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(16, "another process holds the ledger for a while")
+def test_row_16_ledger_locked_for_a_while(references: References, sandbox: Sandbox) -> None:
+    driver, _ = sandbox.run_to("forward", 20)
+    with contextlib.closing(sqlite3.connect(sandbox.paths.ledger, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        sandbox.probe.let_go("forward-20")
+        place = sandbox.probe.further("validation", 1)
+        driver.until_held(place)
+        sandbox.probe.let_go(place)
+        other.execute("ROLLBACK")
+    assert_all(sandbox, references.of(SERIAL), driver.wait())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(26, "the data set changed before a resume")
+def test_row_26_data_changed(references: References, interrupted: Template) -> None:
+    sandbox = interrupted.fresh()
+    task = sandbox.directory / "probe_task.py"
+    before = task.read_text()
+    task.write_text(before.replace("manual_seed(5)", "manual_seed(6)"))
+    difference = (
+        r"data [0-9a-f]{12} -> [0-9a-f]{12}; trials before and after could not be compared"
+    )
+    assert_ended(sandbox.resume().wait(), 2, difference)
+    task.write_text(before)
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.fault(30, "code or configuration changed before a resume")
+def test_row_30_changed_before_resume(references: References, interrupted: Template) -> None:
+    sandbox = interrupted.fresh()
+    task, spec = sandbox.directory / "probe_task.py", sandbox.paths.spec.read_bytes()
+    before = task.read_text()
+    task.write_text(before + "\n# changed\n")
+    changed = r"probe_task\.py [0-9a-f]{12} -> [0-9a-f]{12}; .* --accept-changes"
+    assert_ended(sandbox.resume().wait(), 2, changed)
+    task.write_text(before)
+    assert_ended(sandbox.resume("-s", "seed=8").wait(), 2, r"seed 7 -> 8; .* --accept-changes")
+    assert_ended(sandbox.resume("-s", "mode=max").wait(), 2, "mode is min .* cannot become max")
+    assert sandbox.paths.spec.read_bytes() == spec
+    task.write_text(before + "\n# changed\n")
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on("--accept-changes"))

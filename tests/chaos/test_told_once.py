@@ -1,0 +1,52 @@
+"""Row 3: the driver dies between two of the places in which one thing is written down.
+
+Where it dies is told by the environment variable `CHAOS_DIE` to `hooks/sitecustomize.py`, which
+the driver's Python loads when it starts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness import SERIAL, References, Sandbox, assert_all
+
+# In the order of one report and of one trial's end; numbers that fall into the second trial.
+PLACES = {
+    "commit and report": "sweeps.ledger:Ledger.report:4",
+    "report and outbox": "tracking.outbox:Outbox.append_rows:4",
+    "outbox and acknowledgement of the report": "tracking.outbox:Outbox.append_rows:-4",
+    "the end in the outbox and in the ledger": "sweeps.ledger:Ledger.finish:2",
+    "send and acknowledgement": "tracking.outbox:Outbox.delivered:3",
+    "claim and send": "tracking.outbox:Outbox.claim:-3",
+    "run created and remembered": "tracking.outbox:Outbox.adopt:2",
+    "trial created and its parameters": "optuna.storages:RDBStorage.set_trial_param:3",
+}
+"""`module:Class.method:N`: killed before the N-th call; `-N`: after it."""
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(3, "kill -9 between commit, report, outbox, send and acknowledgement")
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+def test_row_03_killed_between(tmp_path: Path, references: References, place: str) -> None:
+    _killed_at(place, tmp_path, references)
+
+
+@pytest.mark.fault(3, "kill -9 between the ledger and the outbox")
+def test_row_03_killed_between_report_and_outbox(tmp_path: Path, references: References) -> None:
+    _killed_at(PLACES["report and outbox"], tmp_path, references)
+
+
+def _killed_at(place: str, tmp_path: Path, references: References) -> None:
+    hooks = Path(__file__).with_name("hooks")
+    environment = {"PYTHONPATH": str(hooks), "CHAOS_DIE": place}
+    sandbox = Sandbox(tmp_path / "sweep", SERIAL, environment)
+    try:
+        driver = sandbox.run()
+        ended = driver.wait()
+        assert ended.code == -9, f"it was not killed at {place}:\n{ended.text}"
+        del sandbox.cli.environment["CHAOS_DIE"]
+        assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    finally:
+        sandbox.close()

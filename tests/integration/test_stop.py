@@ -1,0 +1,104 @@
+"""`sweep stop` from another terminal: a trial that is trained, one that waits, the sweep."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
+from trainable.history import read_rows
+
+EPOCHS = 40
+LONG = (
+    SMALL.replace("model: mlp, width: 32", "model: cnn, width: 64")
+    .replace("epochs: 4", f"epochs: {EPOCHS}")
+    .replace("scheduler: asha", "scheduler: none")
+    + "train: {batch_size: 256}\nconcurrency: 2\n"
+)
+
+
+def _wait_for(cli: CommandLine, driver: subprocess.Popen[str], number: int, rows: int) -> None:
+    directory = cli.root / f"small/trials/{number:04d}"
+    wait_until(lambda: driver.poll() is not None or len(read_rows(directory)) >= rows)
+    assert driver.poll() is None, driver.communicate()
+
+
+def _runs(cli: CommandLine) -> dict[str | None, Run]:
+    client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id])
+    runs = {run.data.tags.get("gradsweep.trial"): run for run in found}
+    assert len(runs) == len(found)
+    return runs
+
+
+def _stop(cli: CommandLine, *arguments: str) -> tuple[int, dict[str, Any]]:
+    done = cli("stop", "small", *arguments, "--json")
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> None:
+    cli.write("small.yaml", LONG)
+    driver = cli.start("run", "small.yaml")
+    for number in (0, 1):
+        _wait_for(cli, driver, number, rows=7)
+    token = cli.token("small")
+
+    refused = cli("stop", "small", "--trial", "7")
+    assert refused.returncode == 2
+    assert "has no trial 7; its trials are 0 to 1" in refused.stderr
+
+    code, stopped = _stop(cli, "--trial", "0")
+    assert (code, stopped["done"], stopped["state"]) == (0, True, "pruned")
+    first = cli.json("trials", "small")[0]
+    assert (first["state"], first["reason"]) == ("pruned", "stopped by the user")
+    assert first["value"] is not None
+    assert 1 <= first["epoch"] < EPOCHS
+    again = cli("stop", "small", "--trial", "0")
+    assert again.returncode == 2
+    assert "is pruned already" in again.stderr
+
+    _wait_for(cli, driver, 2, rows=1)  # the sweep went on
+    code, stopped = _stop(cli)
+    assert (code, stopped["done"], stopped["state"]) == (0, True, "interrupted")
+    printed, _ = driver.communicate(timeout=20)
+    assert driver.returncode == 130, printed
+    assert printed.splitlines()[-1] == "sweep resume small"
+    assert no_process_of(token)
+    assert not (cli.root / "small/control").exists()
+    nothing = cli("stop", "small")
+    assert nothing.returncode == 2
+    assert "nobody is running it" in nothing.stderr
+
+    # One trial at a time now: the other one that was interrupted waits, and is stopped there.
+    driver = cli.start("resume", "small", "-s", "concurrency=1", "-s", "trials=3")
+    wait_until(lambda: driver.poll() is not None or "running" in _states(cli))
+    code, stopped = _stop(cli, "--trial", "2")
+    assert (code, stopped["state"]) == (0, "pruned")
+    assert _states(cli) == ["pruned", "running", "pruned"]
+    driver.send_signal(signal.SIGINT)
+    driver.communicate(timeout=60)
+    assert driver.returncode == 130
+
+    runs = _runs(cli)
+    assert {key: run.info.status for key, run in runs.items()} == dict.fromkeys(runs, "KILLED")
+    assert {key: run.data.tags["stopped_by"] for key, run in runs.items()} == {
+        **dict.fromkeys(("0", "2"), "user"),
+        **dict.fromkeys(("1", None), "interrupt"),
+    }
+    client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
+    rows = read_rows(cli.root / "small/trials/0000")
+    losses = client.get_metric_history(runs["0"].info.run_id, "train/loss")
+    assert sorted((m.step, m.value) for m in losses) == [
+        (row.step, row.metrics["train/loss"]) for row in rows
+    ]
+
+
+def _states(cli: CommandLine) -> list[str]:
+    return [trial["state"] for trial in cli.json("trials", "small")]

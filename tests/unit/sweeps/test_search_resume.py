@@ -1,0 +1,208 @@
+"""Search over a driver's death: in serial mode, whatever is suggested after it is what one driver
+would have suggested, and the scheduler stands where it would have stood.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.storages import RDBStorage
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+from sqlalchemy import Engine, event
+
+from sweeps.corrections import apply
+from sweeps.facts import gather
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ledger
+from sweeps.reconcile import reconcile
+from sweeps.schedulers import make_scheduler, replay, stopped_trials
+from sweeps.search import LedgerSearcher, make_sampler
+from sweeps.spec import SweepSpec, parse_spec
+from tracking.recorder import NullRecorder
+
+SPEC = """
+name: quad
+task: digits
+metric: val/loss
+mode: min
+trials: 9
+seed: 3
+budget: {epochs: 4}
+space:
+  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
+  train.clip.max_norm: {loguniform: [0.1, 10]}
+  train.schedule.warmup: {uniform: [0.0, 0.3]}
+search: {sampler: SAMPLER, startup_trials: 3}
+early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
+"""
+BEFORE = 7  # trials in the ledger that every case starts from
+WRITES = (
+    "create_new_trial",
+    "set_trial_param",
+    "set_trial_system_attr",
+    "set_trial_intermediate_value",
+    "set_trial_user_attr",
+    "set_trial_state_values",
+)
+
+
+class Died(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+def _loss(params: dict[str, Any], epoch: int) -> float:
+    distance = (params["train.optimizer.lr"] - 0.01) ** 2 + params["train.clip.max_norm"] / 100
+    return float(distance + params["train.schedule.warmup"] + 1 / epoch)
+
+
+class Driver:
+    """A serial sweep: one trial at a time, whose every report the scheduler judges."""
+
+    def __init__(self, paths: SweepPaths, spec: SweepSpec) -> None:
+        new = not paths.ledger.exists()
+        self.ledger = (
+            Ledger.create(paths.ledger, mode="min", sweep_id="s")
+            if new
+            else Ledger.open(paths.ledger)
+        )
+        self.spec = spec
+
+        def judge(reports: Any, unfinished: Any) -> frozenset[int]:
+            return stopped_trials(self._scheduler(), reports, unfinished)
+
+        apply(
+            reconcile(gather(paths, spec, self.ledger.trials(), live=False, judge=judge)),
+            paths, spec, self.ledger, NullRecorder(),
+            sampler=lambda n: make_sampler(spec.search, seed=spec.seed, number=n),
+        )  # fmt: skip
+        self.scheduler = self._scheduler()
+        for trial in self.ledger.trials():
+            if trial.finished:
+                replay(self.scheduler, str(trial.number), trial.reports, finished=True)
+        self.searcher = LedgerSearcher(
+            self.ledger, spec, paths, self.scheduler, concurrency=1, threads=1
+        )
+
+    def run(self) -> None:
+        for turn in itertools.count():
+            trial: Any = _Named(f"turn-{turn}")
+            config = self.searcher.suggest(trial.trial_id)
+            if config == Searcher.FINISHED:
+                return
+            self.scheduler.on_trial_add(None, trial)
+            self._train(trial, config["number"], config["params"])
+            self.searcher.on_trial_complete(trial.trial_id)
+
+    def rungs(self) -> list[tuple[int, list[float]]]:
+        """The milestones of the one bracket, each with what was recorded there."""
+        brackets = self.scheduler._brackets  # type: ignore[attr-defined]
+        assert len(brackets) == 1
+        return [(milestone, sorted(seen.values())) for milestone, seen in brackets[0]._rungs]
+
+    def _train(self, trial: Any, number: int, params: dict[str, Any]) -> None:
+        known = self.ledger.trial(number).reports
+        for epoch in range(1 + max(known, default=0), self.spec.budget.epochs + 1):
+            value = _loss(params, epoch)
+            verdict = self.scheduler.on_trial_result(
+                None, trial, {"epoch": epoch, "objective": value}
+            )
+            self.ledger.report(number, epoch=epoch, step=epoch, value=value)
+            if verdict == TrialScheduler.STOP:
+                self.ledger.finish(number, "pruned")
+                return
+        self.ledger.finish(number, "complete")
+
+    def _scheduler(self) -> TrialScheduler:
+        epochs = self.spec.budget.epochs
+        return make_scheduler(self.spec.early_stopping, epochs=epochs, mode="min")
+
+
+class _Named:
+    def __init__(self, trial_id: str) -> None:
+        self.trial_id = trial_id
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Here a process dies and no power fails: nothing needs to be synced."""
+
+    def hasten(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", hasten)
+    yield
+    event.remove(Engine, "connect", hasten)
+
+
+@pytest.fixture(params=["tpe", "cmaes", "random", "qmc", "gp"], scope="module")
+def sweep(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SweepSpec, Path, Path]:
+    """A spec, a ledger of its first trials, and the ledger that one driver would have written."""
+    root = tmp_path_factory.mktemp(request.param)
+    spec = parse_spec(SPEC.replace("SAMPLER", request.param), "quad.yaml")
+    once, begun = SweepPaths(root / "once", "quad"), SweepPaths(root / "begun", "quad")
+    for paths in (once, begun):
+        paths.directory.mkdir(parents=True)
+    Driver(begun, spec.model_copy(update={"trials": BEFORE})).run()
+    shutil.copy(begun.ledger, once.ledger)
+    Driver(once, spec).run()
+    return spec, begun.ledger, once.ledger
+
+
+def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
+    """Let the process die right after its write number `at`; returns what disarms it."""
+    left = at
+
+    def wrap(name: str) -> None:
+        real = getattr(RDBStorage, name)
+
+        def write(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            done = real(*args, **kwargs)
+            left -= 1
+            if left == 0:
+                raise Died
+            return done
+
+        monkeypatch.setattr(RDBStorage, name, write)
+
+    for name in WRITES:
+        wrap(name)
+    return monkeypatch.undo
+
+
+def _points(sampler: str) -> Iterator[int]:
+    # Every write of a trial (about seven); of the slow sampler three, which end in its parameters.
+    yield from range(2, 5) if sampler == "gp" else range(1, 9)
+
+
+def test_suggestions_and_rungs_after_death_at_any_write_are_those_of_one_driver(
+    sweep: tuple[SweepSpec, Path, Path], tmp_path: Path
+) -> None:
+    spec, begun, once = sweep
+    expected = [(t.state, t.params, t.reports) for t in Ledger.open(once).trials()]
+    paths = SweepPaths(tmp_path, "quad")
+    paths.directory.mkdir()
+    shutil.copy(once, paths.ledger)
+    rungs = Driver(paths, spec).rungs()
+    assert len(expected) == spec.trials
+    assert sum(len(recorded) for _, recorded in rungs) > spec.trials
+    for point in _points(spec.search.sampler):
+        shutil.copy(begun, paths.ledger)
+        with pytest.MonkeyPatch.context() as patched:
+            disarm = _killing(patched, point)
+            with pytest.raises(Died):
+                Driver(paths, spec).run()
+            disarm()
+        resumed = Driver(paths, spec)
+        resumed.run()
+        found = [(t.state, t.params, t.reports) for t in resumed.ledger.trials()]
+        assert found == expected, f"died after write {point}"
+        assert resumed.rungs() == rungs, f"died after write {point}"
