@@ -85,7 +85,7 @@ def _run(recorder: Recorder) -> _Trial:
     assert child.returncode == 0
     recorder.finish(0, "FINISHED", {})
     if isinstance(recorder, MlflowRecorder):
-        recorder.close(60.0)
+        recorder.close(0.0 if recorder.silence else 60.0)
     return measured
 
 

@@ -21,7 +21,7 @@ from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
 
 RUNS, KEYS, ROWS_A_REPORT = 16, 3, 100
-_APPENDED_REPORTS, _DELIVERED_REPORTS = 160, 80
+_APPENDED_REPORTS, _DELIVERED_REPORTS = 160, 160
 _LOGGED_SINGLY = 200
 _PATIENCE = 600.0
 
