@@ -9,19 +9,15 @@ live here: deciding what to try or when to stop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 
 from sweeps import control
-from sweeps.corrections import (
-    BY_THE_USER,
-    NOT_STOPPED,
-    STOPPED_BY_INTERRUPT,
-    catch_up,
-    end_tags,
-)
+from sweeps.corrections import catch_up
+from sweeps.curves import recorded
 from sweeps.facts import trial_facts
 from sweeps.failures import (
     NOT_THE_TRIALS_DOING,
@@ -31,10 +27,11 @@ from sweeps.failures import (
     SameFailures,
 )
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
-from sweeps.ledger import ACCUMULATION, Ending, Ledger, TrialRecord
+from sweeps.ledger import ACCUMULATION, SIGNALS, Ending, Ledger, TrialRecord
 from sweeps.parameters import searched, trial_parameters
 from sweeps.reconcile import STATUSES, missed
 from sweeps.spec import SweepSpec
+from sweeps.tags import BY_THE_USER, NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.checkpoint import CheckpointStore
@@ -173,9 +170,11 @@ class Bookkeeper(Callback):
         self._ledger.report(
             number, epoch=result["epoch"], step=result["step"], value=result[OBJECTIVE]
         )
-        self._recorder.log(number, [Row(*row) for row in result.pop("rows")])
-        if result.get("signals"):
-            self._recorder.tag(number, {"health": "; ".join(result["signals"])})
+        rows = [Row(*row) for row in result.pop("rows")]
+        self._recorder.log(number, recorded(rows, self._spec.tracking.every))
+        if signals := result.get("signals"):
+            self._recorder.tag(number, {"health": "; ".join(signals)})
+            self._ledger.note(number, SIGNALS, signals)
         self._view.reported(
             Progress(
                 number, trial.config["params"], result["epoch"], result["step"], result["metrics"]
@@ -242,13 +241,17 @@ class Bookkeeper(Callback):
 
     def _stopped_by_user(self, number: int) -> None:
         # It may have been stopped between two reports; no later start would deliver the rest.
-        self._recorder.log(number, read_rows(self._paths.trial(number)))
+        self._log_the_rest(number)
         self._end(number, "pruned", reason=BY_THE_USER)
 
     def _fail(self, number: int, failure: Failure) -> None:
-        self._recorder.log(number, read_rows(self._paths.trial(number)))  # as above
+        self._log_the_rest(number)  # as above
         self._end(number, "failed", reason=failure.reason, traceback=failure.traceback)
         self._failures.failed(number, failure)
+
+    def _log_the_rest(self, number: int) -> None:
+        rows = read_rows(self._paths.trial(number))
+        self._recorder.log(number, recorded(rows, self._spec.tracking.every, ended=True))
 
     def _end(
         self,
@@ -258,8 +261,8 @@ class Bookkeeper(Callback):
         reason: str | None = None,
         traceback: str | None = None,
     ) -> None:
-        tags = end_tags(ending, self._spec, reason)
-        self._recorder.finish(number, STATUSES[ending], tags)
+        record = replace(self._ledger.trial(number), state=ending, reason=reason)
+        self._recorder.finish(number, STATUSES[ending], end_tags(record, self._spec))
         self._ledger.finish(number, ending, reason=reason, traceback=traceback)
         self._live.discard(number)
         record = self._ledger.trial(number)

@@ -6,10 +6,10 @@ What must not live here: deciding what is wrong (`reconcile`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from optuna.samplers import BaseSampler
 
-from sweeps.failures import kind_of
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.parameters import searched, trial_parameters
@@ -26,13 +26,8 @@ from sweeps.reconcile import (
     Told,
 )
 from sweeps.spec import SpecError, SweepSpec
+from sweeps.tags import STOPPED_BY_INTERRUPT, end_tags
 from tracking.recorder import Recorder
-
-STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
-BY_THE_USER = "stopped by the user"
-"""The reason of a trial that was pruned so."""
-NOT_STOPPED = {"stopped_by": ""}
-"""What a run that goes on is tagged with: the interruption it was stopped by is over."""
 
 
 class StrangerInTheWay(ValueError):
@@ -70,13 +65,14 @@ def apply(
             case Suggested(number):
                 ledger.complete_parameters(number, space, sampler(number))
             case Ended(number, ending):
-                recorder.finish(number, STATUSES[ending], end_tags(ending, spec))
+                record = replace(ledger.trial(number), state=ending)
+                recorder.finish(number, STATUSES[ending], end_tags(record, spec))
                 ledger.finish(number, ending)
             case Told(number, status, rows):
                 record = ledger.trial(number)
                 recorder.start(number, _parameters(spec, record), {})
                 recorder.log(number, rows)
-                recorder.finish(number, status, end_tags(record.state, spec, record.reason))
+                recorder.finish(number, status, end_tags(record, spec))
             case Interrupted(number):
                 recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
             case Reported() | Logged():
@@ -91,16 +87,6 @@ def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder:
                 ledger.report(number, epoch=report.epoch, step=report.step, value=report.value)
             case Logged(number, rows):
                 recorder.log(number, rows)
-
-
-def end_tags(state: str, spec: SweepSpec, reason: str | None = None) -> dict[str, str]:
-    """The tags by which a run says why it ended."""
-    if state == "pruned":
-        by = "user" if reason == BY_THE_USER else spec.early_stopping.scheduler
-        return {"stopped_by": by}
-    if reason is None:
-        return NOT_STOPPED
-    return NOT_STOPPED | {"reason": reason, "failure.kind": kind_of(reason)}
 
 
 def _refuse(wrong: Correction, paths: SweepPaths) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
+from sweeps.curves import recorded
 from sweeps.layout import SweepPaths
 from sweeps.ledger_view import TrialRecord
 from sweeps.reconcile import Facts, Report, TrialFacts
@@ -85,6 +86,7 @@ def trial_facts(
     # A trial that goes on reports the rows after its last report itself, or trains them again.
     last = curve[-1].step if curve else 0
     kept = rows if record.finished else [row for row in rows if row.step <= last]
+    logged = tuple(recorded(kept, spec.tracking.every, ended=record.finished))
     return TrialFacts(
         record,
         curve,
@@ -93,8 +95,8 @@ def trial_facts(
         and _saved(directory, spec.budget.epochs),
         went_on=len(kept) < len(rows),
         told=told,
-        rows=tuple(kept),
-        unlogged=delivered.lacks(number, kept),
+        rows=logged,
+        unlogged=delivered.lacks(number, logged),
     )
 
 

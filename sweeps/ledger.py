@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,10 +24,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps import ledger_file
 from sweeps.layout import LedgerError
-from sweeps.ledger_view import ACCUMULATION, Ending, TrialRecord, best_report, leader, noted
+from sweeps.ledger_view import (
+    ACCUMULATION,
+    SIGNALS,
+    Ending,
+    TrialRecord,
+    best_report,
+    leader,
+    noted,
+)
 from sweeps.origin import Origin
 
-__all__ = ["ACCUMULATION", "Ending", "Ledger", "LedgerError", "TrialRecord"]
+__all__ = ["ACCUMULATION", "SIGNALS", "Ending", "Ledger", "LedgerError", "TrialRecord"]
 
 
 _STUDY = "sweep"
@@ -224,10 +233,16 @@ class Ledger:
         trial = self._storage.get_trial(self._id(number))
         if epoch in trial.intermediate_values or trial.state.is_finished():
             return
+        progress = {**trial.user_attrs.get("progress", {}), "step": step, "epoch": epoch}
+        before = [v for v in trial.intermediate_values.values() if math.isfinite(v)]
+        # NaN is never best; of equals the earlier stays it.
+        if math.isfinite(value) and all(
+            value < other if self.minimize else value > other for other in before
+        ):
+            progress |= {"best_step": step, "best_epoch": epoch}
+        # The value comes last: what was not told completely is told again.
+        self._storage.set_trial_user_attr(self._id(number), "progress", progress)
         self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
-        self._storage.set_trial_user_attr(
-            self._id(number), "progress", {"step": step, "epoch": epoch}
-        )
 
     @_storing
     def note(self, number: int, key: str, value: Any) -> None:

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar
 from sweeps.layout import LedgerError
 from sweeps.ledger_file import reading
 
+SIGNALS = "signals"
+"""A trial's note: what deserved a look when it reported last."""
 ACCUMULATION = "accumulation"
 """A trial's note: its micro-batches per step, once they are not those of its configuration."""
 Ending = Literal["complete", "pruned", "failed"]
@@ -61,6 +63,11 @@ class TrialSummary:
     traceback: str | None = None
     step: int = 0
     epoch: int = 0
+    best_step: int | None = None
+    """Where `value` was reported."""
+    best_epoch: int | None = None
+    signals: tuple[str, ...] = ()
+    """What deserved a look when it reported last, in sentences."""
     accumulation: int | None = None
     """Micro-batches per step, when the memory did not suffice for those it was configured with."""
 
@@ -107,6 +114,9 @@ def noted(attributes: Mapping[str, Any]) -> dict[str, Any]:
         "traceback": attributes.get("traceback"),
         "step": progress.get("step", 0),
         "epoch": progress.get("epoch", 0),
+        "best_step": progress.get("best_step"),
+        "best_epoch": progress.get("best_epoch"),
+        "signals": tuple(attributes.get(SIGNALS, ())),
         "accumulation": attributes.get(ACCUMULATION),
     }
 

@@ -21,7 +21,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from sweeps import control, engine
 from sweeps.callbacks import Bookkeeper, View
-from sweeps.corrections import NOT_STOPPED, STOPPED_BY_INTERRUPT, apply
+from sweeps.corrections import apply
 from sweeps.departure import EXPORT, listen, remove_scratch
 from sweeps.exits import NO_SUCCESS
 from sweeps.facts import gather
@@ -42,6 +42,7 @@ from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
 from sweeps.spec import SweepSpec
+from sweeps.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, best_tags, curve_tags, health_tags
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox_file import OutboxError
 from tracking.provenance import provenance
@@ -53,6 +54,7 @@ ViewFactory = Callable[[int], AbstractContextManager[View]]
 
 _DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
+_SILENCE_SECONDS = 10.0
 
 _SECONDS_FOR_PICTURES = 10.0
 """What the end of a sweep waits for pictures of trials, beside the best one's weights."""
@@ -115,6 +117,7 @@ def run_sweep(
             )
             hopeless = None
             try:
+                recorder.artifact(None, paths.spec, paths.spec.name)
                 _reconcile(paths, spec, ledger, recorder, warn)
                 with Gallery(spec, paths, ledger, recorder) as gallery:
                     finished = sum(trial.finished for trial in ledger.trials())
@@ -192,7 +195,12 @@ def _open_recorder(
         experiment=spec.name,
         sweep_id=ledger.sweep_id,
         outbox=paths.outbox,
-        tags={**provenance(), **ledger.origin.tags(), **tags},
+        tags={
+            **provenance(),
+            **ledger.origin.tags(),
+            **curve_tags(spec.tracking.every),
+            **tags,
+        },
         params=dict(flatten(spec.model_dump(mode="json"))),
         offline=offline,
     )
@@ -311,6 +319,7 @@ def _conclude(
     hopeless: Hopeless | None,
 ) -> Outcome:
     trials, best = ledger.trials(), ledger.best()
+    recorder.tag(None, health_tags(trials))
     left = spec.trials - sum(trial.finished for trial in trials)
     failed: int | None = None
     cause: str | None = None
@@ -339,13 +348,16 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
     """Wait until the tracking server has everything, but not for ever, and after an interruption
     only as long as there is time; what is left is delivered by the next resume.
     """
-    left = _DELIVERY_SECONDS
-    deadline = time.monotonic() + left
-    while left > 0 and recorder.flush(min(left, 0.2)):
+    started = time.monotonic()
+    deadline = started + _DELIVERY_SECONDS
+    while (left := deadline - time.monotonic()) > 0 and recorder.flush(min(left, 0.2)):
+        now = time.monotonic()
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
-            deadline = min(deadline, time.monotonic() + soon)
-        left = deadline - time.monotonic()
+            deadline = min(deadline, now + soon)
+        if min(recorder.silence, now - started) > _SILENCE_SECONDS:
+            deadline = now  # nobody should wait for a server that is not there
+    left = deadline - time.monotonic()
     return recorder.close(timeout=max(left, 0.0))
 
 
@@ -358,7 +370,7 @@ def _publish_best(
     gallery: Gallery,
 ) -> None:
     """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""
-    recorder.tag(None, {"best_trial": str(best.number), "best_value": repr(best.value)})
+    recorder.tag(None, best_tags(best))
     origin = {**provenance(), **ledger.origin.tags()}
     with (
         tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory,

@@ -125,6 +125,8 @@ class TrackingConfig(Section):
 
     uri: str | None = Field(default=None, min_length=1)
     """The tracking server, without credentials; null: a store in the root directory."""
+    every: int = Field(default=1, ge=1)
+    """Steps between two recorded points of a curve; the first and each epoch's last stay."""
 
     @field_validator("uri")
     @classmethod

@@ -86,8 +86,11 @@ class MlflowRecorder:
         self._tags = _clean_tags(tags)
         self._work = threading.Event()
         self._closing = threading.Event()
+        self._awaited = threading.Event()
         self._ready = threading.Event()
         self._deadline = float("inf")
+        self._is_down = False
+        self._heard = time.monotonic()  # when the server last did what it was asked
         if announce:
             self._start(SWEEP, params, tags)
         self._thread: threading.Thread | None = None
@@ -142,6 +145,11 @@ class MlflowRecorder:
         """How many records wait."""
         return self._outbox.pending
 
+    @property
+    def silence(self) -> float:
+        """For how many seconds the server has done nothing that it was asked; 0 while it does."""
+        return time.monotonic() - self._heard if self._is_down else 0.0
+
     def wait_ready(self, timeout: float) -> bool:
         """Wait until the server was reached and the sweep's run exists; False if it did not."""
         return self._ready.wait(timeout)
@@ -150,6 +158,7 @@ class MlflowRecorder:
         """Wait until nothing is left, for at most `timeout` seconds; returns what still waits."""
         deadline = time.monotonic() + timeout
         self._work.set()
+        self._awaited.set()
         while (
             (left := self._outbox.pending)
             and time.monotonic() < deadline
@@ -157,6 +166,8 @@ class MlflowRecorder:
             and self._thread.is_alive()
         ):
             time.sleep(0.01)
+        if not self._closing.is_set():
+            self._awaited.clear()
         return left
 
     def close(self, timeout: float) -> int:
@@ -168,6 +179,7 @@ class MlflowRecorder:
         deadline = time.monotonic() + max(timeout, 0.0)
         self._deadline = min(self._deadline, deadline)
         self._closing.set()
+        self._awaited.set()
         self._work.set()
         if self._thread is None:
             self._outbox.close()
@@ -182,7 +194,6 @@ class MlflowRecorder:
     def _run(self) -> None:
         delay = _FIRST_DELAY_SECONDS
         delivery: Delivery | None = None
-        is_down = False
         try:
             while not self._is_over():
                 try:
@@ -201,14 +212,14 @@ class MlflowRecorder:
                         )
                     delivery.connect()
                     self._work.clear()
-                    delivery.drain(self._is_over)
+                    delivery.drain(self._is_over_between_batches)
                 except Exception as error:
                     # Whatever went wrong between here and the server's disk, the records are safe
                     # in the outbox and the sweep goes on: the only right thing is to try again
                     # later.
                     if delivery is not None:
                         delivery.disconnect()
-                    level = logging.DEBUG if is_down else logging.WARNING
+                    level = logging.DEBUG if self._is_down else logging.WARNING
                     logger.log(
                         level,
                         "%d records wait, the tracking server does not answer (%s: %s)",
@@ -216,13 +227,13 @@ class MlflowRecorder:
                         type(error).__name__,
                         redact(str(error)).strip().split("\n")[0][:300],
                     )
-                    is_down = True
+                    self._is_down = True
                     self._pause(delay)
                     delay = min(2 * delay, _MAX_DELAY_SECONDS)
                     continue
-                if is_down:
+                if self._is_down:
                     logger.info("the tracking server answers again")
-                is_down, delay = False, _FIRST_DELAY_SECONDS
+                self._is_down, delay = False, _FIRST_DELAY_SECONDS
                 if self.parent_run_id is not None:
                     self._ready.set()
                 if self._closing.is_set():
@@ -239,9 +250,13 @@ class MlflowRecorder:
             self._closing.is_set() and not self._outbox.pending
         )
 
+    def _is_over_between_batches(self) -> bool:
+        self._heard = time.monotonic()
+        return self._is_over()
+
     def _pause(self, seconds: float) -> None:
-        """Wait, but while closing no longer than makes sense before the deadline."""
-        if not self._closing.wait(seconds):
+        """Wait, but while somebody waits for the delivery no longer than makes sense."""
+        if not self._awaited.wait(seconds):
             return
         time.sleep(max(min(_FIRST_DELAY_SECONDS, self._deadline - time.monotonic()), 0.0))
 

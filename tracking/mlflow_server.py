@@ -30,6 +30,8 @@ _PAGE = 1000
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE"})
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    # At each run's end mlflow would print an address, also where a command's output is JSON.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     # mlflow would repeat a request by itself whose answer was lost. Repeating is delivery's task,
     # which looks first what the first request did; and a thread inside mlflow's back-off, two

@@ -24,6 +24,9 @@ ROWS = {
     "step": ("tests.bench.steps:steps", "P3: a step / a bare loop, MLP, CNN, transformer"),
     "compile": ("tests.bench.compiled:compiled", "train.compile: first step, and those after it"),
     "recovery": ("tests.bench.recovery:recovery", "P7: steps executed under ten kills / useful"),
+    "append": ("tests.bench.tracking:append", "P5: queueing a point / raw SQLite"),
+    "deliver": ("tests.bench.tracking:deliver", "P5: a point in MLflow / log_batch, log_metric"),
+    "tracked": ("tests.bench.tracked:trial", "P6: a trial with tracking / without"),
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
 }
 

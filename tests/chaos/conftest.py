@@ -12,6 +12,9 @@ import pytest
 
 from tests.chaos.faults import Faults, compile_shim
 from tests.chaos.harness import SERIAL, References, Sandbox, Template
+from tests.chaos.postgres import INSTALL, Cluster, find_binaries
+from tests.chaos.scripted_proxy import Proxy
+from tests.chaos.tracking_service import Service
 
 _SECONDS = 900  # several drivers, each with its own imports, on a machine that may be busy
 
@@ -64,3 +67,38 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def faults(shim: Path, tmp_path: Path) -> Faults:
     """Faults of everything below `tmp_path / "runs"`, where sweeps lie by default."""
     return Faults(shim, tmp_path, tmp_path / "runs")
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A real tracking server on SQLite; it takes a quarter of a minute to come up."""
+    directory = tmp_path_factory.mktemp("service")
+    with Service(f"sqlite:///{directory}/mlflow.db", directory) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A PostgreSQL of these tests' own."""
+    binaries = find_binaries()
+    if binaries is None:
+        assert not os.environ.get("CI"), f"PostgreSQL is missing: {INSTALL}"
+        pytest.skip(f"PostgreSQL is not installed; get it with: {INSTALL}")
+    with Cluster(binaries) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def service_on_postgres(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    """A real tracking server on PostgreSQL."""
+    with Service(cluster.uri, tmp_path_factory.mktemp("service-on-postgres")) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(service: Service) -> Iterator[Proxy]:
+    """A scripted proxy before the tracking server on SQLite."""
+    with Proxy(service.url) as made:
+        yield made

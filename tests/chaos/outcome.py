@@ -7,36 +7,18 @@ What must not live here: what of it must be true (see `harness.py`).
 from __future__ import annotations
 
 import hashlib
-import sqlite3
-from collections import Counter
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from sweeps.ledger import Ledger
 from tests.chaos.probe_task import KINDS
 from tests.chaos.runs import curve
 from tests.chaos.sandbox import Sandbox
+from tests.chaos.tracking_service import Run, read_store
 from trainable.checkpoint import CheckpointStore
 from trainable.diagnostics import MEASURED
-
-
-@dataclass
-class Run:
-    """One run in the tracking store.
-
-    Attributes:
-        run_id: Its id there.
-        status: As MLflow spells it.
-        tags: All of them.
-        points: How often each (key, step, value) is there.
-    """
-
-    run_id: str
-    status: str
-    tags: dict[str, str] = field(default_factory=dict)
-    points: Counter[tuple[str, int, float]] = field(default_factory=Counter)
 
 
 @dataclass
@@ -92,23 +74,18 @@ def read_state(sandbox: Sandbox, number: int) -> dict[str, Any]:
 
 
 def read_runs(sandbox: Sandbox) -> dict[int | None, list[Run]]:
-    """Every run of the tracking store, deleted ones included, straight from its tables."""
-    path = sandbox.cli.root / "mlflow.db"
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-        runs = {
-            run_id: Run(run_id, status if stage == "active" else stage)
-            for run_id, status, stage in db.execute(
-                "SELECT run_uuid, status, lifecycle_stage FROM runs"
-            )
-        }
-        for run_id, key, value in db.execute("SELECT run_uuid, key, value FROM tags"):
-            runs[run_id].tags[key] = value
-        rows = db.execute("SELECT run_uuid, key, step, value, is_nan FROM metrics")
-        for run_id, key, step, value, is_nan in rows:
-            if key not in MEASURED:
-                runs[run_id].points[key, step, float("nan") if is_nan else value] += 1
+    """Every run of the sweep in the tracking store, without what was measured.
+
+    A store of the sandbox's own holds nothing else, so that runs which lost their tags count too.
+    """
+    if sandbox.store is None:
+        runs = read_store(f"sqlite:///{sandbox.cli.root / 'mlflow.db'}")
+    else:
+        runs = read_store(sandbox.store, Ledger.open(sandbox.paths.ledger).sweep_id)
     found: dict[int | None, list[Run]] = {}
-    for run in runs.values():
+    for run in runs:
+        for point in [point for point in run.points if point[0] in MEASURED]:
+            del run.points[point]
         number = run.tags.get("gradsweep.trial")
         found.setdefault(None if number is None else int(number), []).append(run)
     return found

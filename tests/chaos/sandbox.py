@@ -210,14 +210,21 @@ class Sandbox:
         directory: Made when missing; belongs to the sandbox.
         spec: The sweep's spec; its name is `chaos`.
         environment: Further variables of every command.
+        store: The tracking server's database, shared with others; None: the root's own store.
     """
 
     def __init__(
-        self, directory: Path, spec: str = SERIAL, environment: dict[str, str] | None = None
+        self,
+        directory: Path,
+        spec: str = SERIAL,
+        environment: dict[str, str] | None = None,
+        *,
+        store: str | None = None,
     ) -> None:
         directory.mkdir(exist_ok=True)
         self.directory = directory
         self.spec = spec
+        self.store = store
         self.cli = CommandLine(directory)
         self.paths = SweepPaths(self.cli.root, NAME)
         self.probe = ProbeDirectory(directory / "probe")

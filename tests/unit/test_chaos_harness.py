@@ -19,7 +19,8 @@ from tests.chaos.harness import (
     assert_states,
     assert_trials,
 )
-from tests.chaos.outcome import Outcome, Run
+from tests.chaos.outcome import Outcome
+from tests.chaos.tracking_service import Run
 
 
 def _outcome() -> Outcome:
@@ -30,8 +31,8 @@ def _outcome() -> Outcome:
     ]
     points = [("val/loss", 1, 0.5), ("val/loss", 2, float("nan"))]
     runs: dict[int | None, list[Run]] = {
-        0: [Run("run-0", "FINISHED", {}, Counter(points))],
-        1: [Run("run-1", "KILLED", {"stopped_by": "asha"}, Counter(points))],
+        0: [Run("run-0", "FINISHED", points=Counter(points))],
+        1: [Run("run-1", "KILLED", {}, {"stopped_by": "asha"}, Counter(points))],
         None: [Run("sweep", "FINISHED")],
     }
     states = {n: {"model": {"weight": torch.tensor([1.0, n])}} for n in range(2)}

@@ -13,7 +13,7 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
 from sweeps.layout import LedgerBusy, LedgerError
-from sweeps.ledger import Ledger, TrialRecord
+from sweeps.ledger import SIGNALS, Ledger, TrialRecord
 from sweeps.ledger_file import num_trials
 from sweeps.ledger_view import LedgerView, TrialSummary
 
@@ -60,6 +60,24 @@ def test_value_is_the_best_report_and_a_repeated_epoch_stays_as_first_told(ledge
     ledger.finish(number, "complete")
     assert ledger.trial(number).state == "complete"
     assert ledger.best() == ledger.trial(number)
+
+
+def test_where_it_was_best_is_known_and_of_equals_the_earlier(ledger: Ledger) -> None:
+    number = _ask(ledger)
+    assert ledger.trial(number).best_step is None
+    for epoch, value in enumerate([0.9, 0.5, 0.7, 0.5], start=1):
+        ledger.report(number, epoch=epoch, step=10 * epoch, value=value)
+    record = ledger.trial(number)
+    assert (record.best_epoch, record.best_step) == (2, 20)
+    assert (record.epoch, record.step, record.value) == (4, 40, 0.5)
+
+
+def test_signals_are_the_last_that_were_noted(ledger: Ledger) -> None:
+    number = _ask(ledger)
+    assert ledger.trial(number).signals == ()
+    ledger.note(number, SIGNALS, ["memory grew"])
+    ledger.note(number, SIGNALS, ["memory grew", "loss jumped"])
+    assert ledger.trial(number).signals == ("memory grew", "loss jumped")
 
 
 def test_pruned_keeps_its_intermediate_values_and_is_never_the_best(ledger: Ledger) -> None:

@@ -177,3 +177,23 @@ def test_a_damaged_outbox_is_told(
     recorder = recorder_on(tmp_path / "outbox", lambda: server)
     assert recorder.close(10) == 0
     assert "outbox.db.damaged-" in caplog.text
+
+
+def test_a_silent_server_is_known_and_asked_more_often_while_somebody_waits(
+    tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_recorder, "_MAX_DELAY_SECONDS", 3600.0)
+    is_down = True
+
+    def flaky(_place: str) -> None:
+        if is_down:
+            raise ConnectionResetError
+
+    server.fault = flaky
+    recorder = recorder_on(tmp_path / "outbox", lambda: server)
+    assert recorder.flush(0.3) == 1
+    assert 0.1 < recorder.silence < 60
+    is_down = False
+    assert recorder.flush(60) == 0
+    assert recorder.close(60) == 0
+    assert recorder.silence == 0.0

@@ -1,0 +1,258 @@
+"""Rows 17 to 20: whole sweeps through the command line, before a tracking server with bad days.
+
+What is compared is a sweep that nothing happened to. `test_delivery_faults.py` has single
+requests.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sweeps.ledger import Ledger
+from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_ended
+from tests.chaos.postgres import Cluster
+from tests.chaos.scripted_proxy import Proxy, answer, commit_and_drop, late, pass_on, reset
+from tests.chaos.tracking_service import Run, Service, read_store
+from tracking.mlflow_recorder import MlflowRecorder, sync
+
+pytestmark = pytest.mark.integration
+PATIENCE = 120.0
+
+
+@pytest.fixture
+def sandbox(service: Service, tmp_path: Path) -> Iterator[Sandbox]:
+    """A directory for the serial sweep, recorded by the server on SQLite."""
+    made = Sandbox(tmp_path / "sweep", SERIAL, store=service.store)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def foreign(service: Service) -> Iterator[Callable[[], bool]]:
+    """A run of somebody else's in the same experiment; tells whether it is as it was."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=service.url)
+    found = client.get_experiment_by_name("chaos")
+    experiment = found.experiment_id if found else client.create_experiment("chaos")
+    # What a careless query could take for ours: a trial's number, and a run that still goes on.
+    run_id = client.create_run(
+        experiment, tags={"gradsweep.trial": "0", "gradsweep.sweep_id": uuid.uuid4().hex}
+    ).info.run_id
+    client.log_metric(run_id, "val/loss", 0.5, step=5)
+    client.log_param(run_id, "seed", "theirs")
+
+    def look() -> Run:
+        return next(run for run in read_store(service.store) if run.run_id == run_id)
+
+    before = look()
+    yield lambda: look() == before
+    client.delete_run(run_id)
+
+
+@pytest.mark.fault(17, "the server is down in the middle of the sweep")
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.chaos)])
+def test_row_17_down_in_the_middle(
+    references: References,
+    sandbox: Sandbox,
+    proxy: Proxy,
+    foreign: Callable[[], bool],
+    seconds: int,
+) -> None:
+    driver, _ = sandbox.run_to("forward", 10, "--tracking-uri", proxy.url)
+    driver.until(lambda: sandbox.cli.json("status", "chaos")["outbox_pending"] == 0)
+    proxy.down()
+    down_at, asked = time.monotonic(), len(proxy.seen)
+    sandbox.probe.pace(seconds / 50)  # so that training has not ended when the server is back
+    sandbox.probe.let_go("forward-10")
+    # The training goes on: two trials begin and end, and what they say waits in the outbox.
+    driver.until(lambda: sandbox.probe.count() > 70 and time.monotonic() - down_at > seconds)
+    status = sandbox.cli.json("status", "chaos")
+    assert status["trials"]["complete"] + status["trials"]["pruned"] >= 2
+    assert status["outbox_pending"] > 5
+    assert len(proxy.seen) == asked
+    proxy.up()
+    sandbox.probe.pace(0)
+    ended = driver.wait()
+    assert_all(sandbox, references.of(SERIAL), ended)
+    assert foreign()
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(6, "the power goes off under thinned curves, beside somebody else's runs")
+def test_row_06_thinned_curves_are_the_same_after_a_resume(
+    references: References,
+    service: Service,
+    foreign: Callable[[], bool],
+    tmp_path: Path,
+) -> None:
+    thinned = SERIAL + "tracking: {every: 4}\n"
+    sandbox = Sandbox(tmp_path / "sweep", thinned, store=service.store)
+    try:
+        driver, _ = sandbox.run_to("backward", 48, "--tracking-uri", service.url)
+        driver.power_off()
+        found = assert_all(sandbox, references.of(thinned), sandbox.go_on())
+        steps = {step for key, step in found.history(0) if key == "train/loss"}
+        assert steps == {1, 4, 5, 8, 10, 12, 15}
+        assert foreign()
+    finally:
+        sandbox.close()
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(17, "the server itself is killed and started again")
+def test_row_17_server_killed_and_started_again(
+    references: References, sandbox: Sandbox, service: Service
+) -> None:
+    driver, _ = sandbox.run_to("forward", 40, "--tracking-uri", service.url)
+    service.kill()
+    sandbox.probe.let_go("forward-40")
+    driver.until(lambda: sandbox.cli.json("status", "chaos")["outbox_pending"] > 5)
+    service.start()
+    assert_ended(driver.wait(), 0)
+    # A server takes long to come up: the sweep may have ended before, and left records waiting.
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.fault(17, "the server accepts and never answers")
+def test_row_17_no_verb_waits_for_the_server(
+    service: Service, proxy: Proxy, tmp_path: Path
+) -> None:
+    hung = threading.Event()
+    proxy.otherwise(lambda exchange: (hung.wait(), exchange.reset())[1])
+    sweep_id = uuid.uuid4().hex
+    recorder = _recorder(proxy, sweep_id, tmp_path)
+    for trial in range(3):
+        recorder.start(trial, {"lr": trial}, {})
+        for step in range(1, 101):
+            recorder.log(trial, [_Line(step, step, {"train/loss": 1 / step})])
+        recorder.finish(trial, "FINISHED", {})
+    recorder.finish(None, "FINISHED", {})
+    # All verbs have returned, and no request has: the event is not set.
+    assert recorder.pending() == 1 + 3 * 102 + 1
+    proxy.otherwise(answer(500))
+    hung.set()
+    assert recorder.close(0.0) == 308
+    assert read_store(service.store, sweep_id) == []
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(18, "a whole sweep, and every kind of fault")
+def test_row_18_sweep_meets_every_fault(
+    references: References, sandbox: Sandbox, proxy: Proxy
+) -> None:
+    proxy.script("experiments/create", commit_and_drop)
+    proxy.script("runs/create", commit_and_drop, answer(500), reset, late(5.0))
+    each = [commit_and_drop, answer(500), answer(429, Retry_After="1"), reset, late(5.0)]
+    proxy.script("runs/log-batch", *each, *each)
+    proxy.script("runs/update", *each)
+    proxy.script("mlflow-artifacts", *each)
+    ended = sandbox.run("--tracking-uri", proxy.url).wait()
+    assert "runs/log-batch" not in proxy.unused
+    assert_all(sandbox, references.of(SERIAL), ended)
+
+
+@pytest.mark.fault(19, "down all run, then delivered")
+def test_row_19_sync_delivers_and_a_second_adds_nothing(
+    service: Service, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.down()
+    sweep_id = uuid.uuid4().hex
+    recorder = _recorder(proxy, sweep_id, tmp_path)
+    for trial in range(3):
+        recorder.start(trial, {"lr": trial}, {})
+        recorder.log(trial, [_Line(s, s, {"train/loss": 1 / s}) for s in range(1, 1501)])
+        recorder.finish(trial, "FINISHED", {})
+    recorder.finish(None, "FINISHED", {})
+    assert recorder.close(0.0) > 0
+    assert _sync(proxy, sweep_id, tmp_path, timeout=1.0) > 0
+    proxy.up()
+    assert _sync(proxy, sweep_id, tmp_path) == 0
+    once, asked = read_store(service.store, sweep_id), len(proxy.seen)
+    assert len(once) == 4
+    for run in once:
+        assert run.status == "FINISHED"
+        if "gradsweep.trial" in run.tags:
+            assert dict(run.points) == {("train/loss", s, 1 / s): 1 for s in range(1, 1501)}
+    assert _sync(proxy, sweep_id, tmp_path) == 0
+    assert (read_store(service.store, sweep_id), len(proxy.seen)) == (once, asked)
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(19, "down all run, then delivered by a resume")
+def test_row_19_sweep_without_a_server(
+    references: References, sandbox: Sandbox, service: Service, proxy: Proxy
+) -> None:
+    # Whether it is there may be asked; after that it does nothing.
+    asked = ("/version", "experiments/search")
+    proxy.otherwise(
+        lambda exchange: (pass_on if any(p in exchange.path for p in asked) else reset)(exchange)
+    )
+    ended = sandbox.run("--tracking-uri", proxy.url).wait()
+    assert_ended(ended, 0, "records wait in the outbox")
+    assert _runs(service, sandbox) == []
+    proxy.otherwise(pass_on)
+    found = assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert found.status["outbox_pending"] == 0
+    once = _runs(service, sandbox)
+    assert_ended(sandbox.go_on(), 0)
+    assert _runs(service, sandbox) == once
+
+
+@pytest.mark.fault(20, "PostgreSQL restarts in the middle of a batch")
+def test_row_20_recorder_before_a_restart(
+    service_on_postgres: Service, cluster: Cluster, tmp_path: Path
+) -> None:
+    sweep_id = uuid.uuid4().hex
+    with Proxy(service_on_postgres.url) as proxy:
+        recorder = _recorder(proxy, sweep_id, tmp_path)
+        recorder.start(0, {"lr": 1}, {})
+        assert recorder.flush(PATIENCE) == 0
+        recorder.log(0, [_Line(s, s, {"train/loss": 1 / s}) for s in range(1, 2501)])
+        cluster.restart_while_writing("metrics")
+        recorder.finish(0, "FINISHED", {})
+        recorder.finish(None, "FINISHED", {})
+        assert recorder.close(PATIENCE) == 0
+    runs = read_store(cluster.uri, sweep_id)
+    assert [run.status for run in runs] == ["FINISHED"] * 2
+    (run,) = [run for run in runs if "gradsweep.trial" in run.tags]
+    assert dict(run.points) == {("train/loss", s, 1 / s): 1 for s in range(1, 2501)}
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(20, "PostgreSQL restarts in the middle of a sweep's write")
+def test_row_20_sweep_before_a_restart(
+    references: References, service_on_postgres: Service, cluster: Cluster, tmp_path: Path
+) -> None:
+    sandbox = Sandbox(tmp_path / "sweep", SERIAL, store=cluster.uri)
+    try:
+        driver, _ = sandbox.run_to("forward", 10, "--tracking-uri", service_on_postgres.url)
+        sandbox.probe.let_go("forward-10")
+        cluster.restart_while_writing("metrics")
+        assert_all(sandbox, references.of(SERIAL), driver.wait())
+    finally:
+        sandbox.close()
+
+
+class _Line:
+    def __init__(self, step: int, timestamp_ms: int, metrics: dict[str, float]) -> None:
+        self.step, self.timestamp_ms, self.metrics = step, timestamp_ms, metrics
+
+
+def _recorder(proxy: Proxy, sweep_id: str, directory: Path) -> MlflowRecorder:
+    outbox = directory / "outbox"
+    return MlflowRecorder(proxy.url, None, sweep_id, sweep_id, outbox, {}, {"trials": 3})
+
+
+def _sync(proxy: Proxy, sweep_id: str, directory: Path, timeout: float = PATIENCE) -> int:
+    return sync(proxy.url, None, sweep_id, sweep_id, directory / "outbox", timeout=timeout)
+
+
+def _runs(service: Service, sandbox: Sandbox) -> list[Run]:
+    return read_store(service.store, Ledger.open(sandbox.paths.ledger).sweep_id)
