@@ -11,6 +11,7 @@ from sweeps.ledger import Ending, Ledger
 from sweeps.results import SweepView
 from sweeps.revisions import write_spec
 from sweeps.spec import parse_spec
+from trainable.files import LocalFiles
 from trainable.history import History, Row
 
 SPEC = """
@@ -58,8 +59,11 @@ class MadeSweep:
 
     def log(self, number: int, *rows: Row) -> None:
         """Write a trial's rows."""
-        self.paths.trial(number).mkdir(parents=True, exist_ok=True)
-        history = History(self.paths.trial(number))
+        directory = self.paths.trial(number)
+        directory.mkdir(parents=True, exist_ok=True)
+        files = LocalFiles.of(directory)
+        files.open()
+        history = History(directory, files, step=0)
         history.append(rows)
         history.close()
 

@@ -406,7 +406,9 @@ def test_export_without_a_model_says_what_to_yield(tmp_path):
 
 
 def test_preflight_does_not_start_the_loop():
-    assert examine(_config(die_in=0)) == {"own_loop": True}
+    found = examine(_config(die_in=0))
+    assert found["own_loop"] is True
+    assert list(found["code"]) == ["ownloops.py"]
 
 
 @pytest.mark.parametrize(
