@@ -27,6 +27,7 @@ def attempt(
     new: bool,
     grace: float,
     accept_changes: bool = False,
+    offline: bool = False,
 ) -> int:
     """Run a sweep to its end or until it is interrupted, and say what comes next.
 
@@ -36,6 +37,7 @@ def attempt(
         new: Whether the sweep must not exist yet; otherwise it must.
         grace: Seconds from the first signal until the process has ended.
         accept_changes: Go on although code, data or what values mean has changed.
+        offline: Ask no tracking server: everything stays in the outbox.
 
     Returns:
         The exit code.
@@ -55,6 +57,11 @@ def attempt(
             from sweeps.run import run_sweep  # imports Ray while the child imports torch
 
             facts = inspection.facts()
+            if new and spec.tracking.uri is not None and not offline:
+                from tracking.probe import probe
+
+                spinner.update("asking the tracking server")
+                probe(spec.tracking.uri)
 
             def make_view(finished: int) -> LiveTable | PlainLines:
                 spinner.stop()
@@ -74,6 +81,7 @@ def attempt(
                 origin=Origin(facts.code, facts.data),
                 accept_changes=accept_changes,
                 grace=grace,
+                offline=offline,
                 say=say,
                 warn=lambda message: display.sentence(err, message, style="yellow"),
             )

@@ -6,21 +6,30 @@ ray nor mlflow. What must not live here: anything that a Python caller could not
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from sweeps.exits import HELD, LATE, NO_SUCCESS, WRONG_INPUT
+from sweeps import look
+from sweeps.console import (
+    AsJson,
+    File,
+    Grace,
+    Name,
+    Offline,
+    Overrides,
+    Root,
+    err,
+    input_errors,
+    out,
+    show_found,
+    view_of,
+)
+from sweeps.exits import LATE
 
 if TYPE_CHECKING:
-    from sweeps.results import SweepView
     from sweeps.spec import SweepSpec
 
 app = typer.Typer(
@@ -31,33 +40,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-# A pipe has no width: tables are then as wide as what they hold.
-out = Console(width=None if sys.stdout.isatty() else 500)
-err = Console(stderr=True)
-
-Root = Annotated[
-    Path | None,
-    typer.Option(
-        "--root", help="Where sweeps live; default: $SWEEP_ROOT, or ./runs.", show_default=False
-    ),
-]
-File = Annotated[Path, typer.Argument(help="The sweep's YAML file.", show_default=False)]
-Name = Annotated[str, typer.Argument(help="The sweep's name.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-s",
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set a key of the spec, such as train.batch_size=32.",
-        show_default=False,
-    ),
-]
-Grace = Annotated[
-    str,
-    typer.Option(metavar="DURATION", help="Time to save and end after Ctrl-C: 30s, 2m, 90."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 @app.command()
@@ -69,7 +51,7 @@ def init(
     """Write a starter spec and a task module to edit."""
     from sweeps.starter import write_starter
 
-    with _input_errors():
+    with input_errors():
         written = write_starter(directory)
     for path in written:
         out.print(f"wrote {path}", highlight=False)
@@ -83,7 +65,7 @@ def check(file: File, settings: Overrides = None) -> None:
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
-    with _input_errors():
+    with input_errors():
         spec = _load(file, settings)
         ways = plan(spec.resources, spec.trials, spec.concurrency, Machine.probe())
         with err.status("loading the task"):
@@ -107,6 +89,7 @@ def run(
         typer.Option(help="MLflow address; default: a store below the root.", show_default=False),
     ] = None,
     grace: Grace = "30s",
+    offline: Offline = False,
 ) -> None:
     """Run a sweep."""
     from sweeps.attempt import attempt
@@ -114,7 +97,7 @@ def run(
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
     from sweeps.lock import SweepHeld, is_held, read_holder
 
-    with _input_errors():
+    with input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
         if paths.exists():
@@ -122,7 +105,8 @@ def run(
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
             raise SweepHeld(paths.name, read_holder(paths.lock))
         seconds = parse_duration(grace, "--grace")
-        raise typer.Exit(attempt(paths, spec, out, err, new=True, grace=seconds))
+        code = attempt(paths, spec, out, err, new=True, grace=seconds, offline=offline)
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -137,6 +121,7 @@ def resume(
             "--accept-changes", help="Go on although the task, its code or its data changed."
         ),
     ] = False,
+    offline: Offline = False,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
     from sweeps import display
@@ -145,8 +130,8 @@ def resume(
     from sweeps.lock import SweepHeld, read_holder
     from sweeps.spec import with_overrides
 
-    with _input_errors():
-        view = _view(name, root)
+    with input_errors():
+        view = view_of(name, root)
         if view.running:  # known before anything is loaded; taking the lock decides
             raise SweepHeld(name, read_holder(view.paths.lock))
         spec = with_overrides(view.spec, settings or [])
@@ -163,6 +148,7 @@ def resume(
             new=False,
             grace=seconds,
             accept_changes=accept_changes,
+            offline=offline,
         )
         raise typer.Exit(code)
 
@@ -187,125 +173,44 @@ def stop(
     from sweeps import control, display
     from sweeps.durations import parse_duration
 
-    with _input_errors():
+    with input_errors():
         if now and trial is not None:
             raise control.NothingToStop(
                 "--now and --trial exclude each other; a trial ends at its next step; "
                 "leave one of them out"
             )
-        paths, seconds = _view(name, root).paths, parse_duration(timeout, "--timeout")
+        paths, seconds = view_of(name, root).paths, parse_duration(timeout, "--timeout")
         with err.status("asking") as spinner:
             if trial is None:
                 stopped = control.stop_sweep(paths, now=now, seconds=seconds, say=spinner.update)
             else:
                 stopped = control.stop_trial(paths, trial, seconds=seconds, say=spinner.update)
-    _show(stopped.as_dict(), as_json, lambda: display.stopped(stopped, paths))
+    show_found(stopped.as_dict(), as_json, lambda: display.stopped(stopped, paths))
     if not stopped.done:
         raise typer.Exit(LATE)
 
 
-@app.command(name="list")
-def list_command(root: Root = None, as_json: AsJson = False) -> None:
-    """List the sweeps below the root."""
-    from sweeps import display
-    from sweeps.layout import LedgerError, list_sweeps, resolve_root
-    from sweeps.results import SweepView
-    from sweeps.revisions import RevisionError
-
-    with _input_errors():
-        found = []
-        for paths in list_sweeps(resolve_root(root)):
-            try:
-                found.append(SweepView(paths).status())
-            except (RevisionError, LedgerError) as error:
-                display.sentence(
-                    err, str(error), style="yellow"
-                )  # the others are shown nevertheless
-    _show(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
+app.command(name="list")(look.list_command)
+app.command()(look.status)
+app.command()(look.trials)
+app.command()(look.show)
+app.command()(look.best)
+app.command()(look.compare)
+app.command()(look.report)
 
 
 @app.command()
-def status(
-    name: Name,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Keep looking until the sweep stops.")
-    ] = False,
-    root: Root = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show how far a sweep has come."""
-    from sweeps import display
+def sync(name: Name, root: Root = None) -> None:
+    """Deliver what the outbox still holds to the tracking server."""
+    from sweeps.sync import deliver
 
-    if watch and not as_json:
-        with _input_errors():
-            display.watch(out, lambda: _view(name, root))
-        return
-    with _input_errors():
-        found = _view(name, root).status()
-    _show(found, as_json, lambda: display.status(found))
-
-
-@app.command()
-def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Show a sweep's trials."""
-    from sweeps import display
-
-    with _input_errors():
-        view = _view(name, root)
-        found = view.trials()
-    _show(found, as_json, lambda: display.trials(found, view.spec))
-
-
-@app.command()
-def show(
-    name: Name,
-    trial: Annotated[int, typer.Argument(help="The trial's number.", show_default=False)],
-    root: Root = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show one trial: parameters, reports, end, reason and files."""
-    from sweeps import display
-
-    with _input_errors():
-        view = _view(name, root)
-        record = view.record(trial)
-        found = {
-            **view.trial(record),
-            "reports": record.reports,
-            "accumulation": record.accumulation,
-            "traceback": record.traceback,
-            "directory": str(view.paths.trial(trial)),
-        }
-    _show(found, as_json, lambda: display.trial(found, view.spec))
-
-
-@app.command()
-def best(
-    name: Name,
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            "--export",
-            metavar="DIR",
-            help="Write its weights and configuration there.",
-            show_default=False,
-        ),
-    ] = None,
-    root: Root = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the best trial, or export it."""
-    from sweeps import display
-    from sweeps.results import NoBest
-
-    with _input_errors():
-        view = _view(name, root)
-        try:
-            found = view.best()
-            written = view.export_best(export) if export is not None else []
-        except NoBest as error:
-            _fail(str(error), code=NO_SUCCESS)
-    _show(found, as_json, lambda: display.best(found, view.spec, written))
+    with input_errors():
+        view = view_of(name, root)
+        with err.status("delivering to the tracking store"):
+            delivered, left = deliver(view)
+    out.print(f"delivered {delivered} records; {left} wait", highlight=False)
+    if left:
+        raise typer.Exit(LATE)
 
 
 @app.command()
@@ -323,11 +228,11 @@ def ui(
     from sweeps import display
     from sweeps.layout import resolve_root
 
-    with _input_errors():
+    with input_errors():
         display.serve(
             err,
             resolve_root(root),
-            _view(name, root) if name else None,
+            view_of(name, root) if name else None,
             port=port,
             open_browser=open_browser,
         )
@@ -358,7 +263,7 @@ def train(
     """Train once in this process, without Ray: for a debugger."""
     from sweeps.single import train_once
 
-    with _input_errors():
+    with input_errors():
         train_once(_load(file, settings), directory, out, figures)
 
 
@@ -372,7 +277,9 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
     where = resolve_root(root)
     cleared = [*clear_left_overs(where), *sweeps_off(where)]
     findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), cleared)
-    _show([finding.as_dict() for finding in findings], as_json, lambda: display.findings(findings))
+    show_found(
+        [finding.as_dict() for finding in findings], as_json, lambda: display.findings(findings)
+    )
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
 
@@ -392,44 +299,3 @@ def _load(
     from sweeps.spec import load_spec
 
     return load_spec(file, settings or [], name=name, tracking_uri=tracking_uri)
-
-
-def _view(name: str, root: Path | None) -> SweepView:
-    from sweeps import display
-    from sweeps.layout import SweepPaths, resolve_root
-    from sweeps.results import SweepView
-
-    view = SweepView(SweepPaths(resolve_root(root), name))
-    if view.damage:
-        display.sentence(err, view.damage, style="yellow")
-    return view
-
-
-def _show(found: Any, as_json: bool, render: Any) -> None:
-    if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    else:
-        out.print(render())
-
-
-def _fail(message: str, *, code: int) -> NoReturn:
-    from sweeps import display
-
-    display.sentence(err, message, style="red")
-    raise typer.Exit(code)
-
-
-@contextmanager
-def _input_errors() -> Iterator[None]:
-    """What the user can put right becomes a message and exit code 2; a held sweep becomes 4."""
-    from sweeps.layout import LedgerBusy, LedgerError
-    from sweeps.lock import SweepHeld
-
-    try:
-        yield
-    except (SweepHeld, LedgerBusy) as error:
-        _fail(str(error), code=HELD)
-    except (ValueError, OSError, LedgerError) as error:
-        if type(error) is ValueError:
-            raise  # a bare ValueError is nobody's message to the user
-        _fail(str(error), code=WRONG_INPUT)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sweeps.layout import SweepPaths
+from sweeps.ledger_view import LedgerView
 from sweeps.lock import Holder, is_held, read_holder
 from sweeps.results import SweepView, format_number
 
@@ -142,18 +143,21 @@ def stop_trial(
     holder = _holder(paths)
     _ask(paths, holder, f"{_STOP}{number}")
     say(f"trial {number} saves its state at its next step")
-    ledger = SweepView(paths).ledger
     gone = False
 
     def ended() -> bool:
         nonlocal gone
         gone = read_holder(paths.lock) != holder or not is_held(paths.lock)
-        return ledger.trial(number).finished or gone
+        return LedgerView(paths.ledger).trials[number].finished or gone
 
     _wait(ended, seconds)
-    record = ledger.trial(number)
+    record = LedgerView(paths.ledger).trials[number]
     if record.finished:
-        value = f" with its best value {format_number(record.value)}" if record.reports else ""
+        value = (
+            f" with its best value {format_number(record.value)}"
+            if record.value is not None
+            else ""
+        )
         after = f" after epoch {record.epoch}" if record.epoch else " before its first report"
         message = f"trial {number} is {record.state}{after}{value}; the sweep goes on"
     elif gone:

@@ -11,16 +11,16 @@ import shutil
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from sweeps.exits import NO_SUCCESS
+from sweeps.grid import Grid, plain_table
 from sweeps.layout import SweepPaths, artifact_root, tracking_uri
 from sweeps.results import STATES, SweepView, format_number
 from sweeps.spec import SweepSpec
@@ -41,13 +41,6 @@ _STATE_STYLES = {
 _LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def _table(*columns: str, right: Iterable[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
-    return table
-
-
 def _state(state: str) -> Text:
     return Text(state, style=_STATE_STYLES.get(state, ""))
 
@@ -56,7 +49,9 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
     """The table of `sweep list`."""
     if not found:
         return Text(f"there are no sweeps below {root} yet; start one with: sweep run FILE")
-    table = _table("sweep", "state", "done", "trials", "best", right=("done", "trials", "best"))
+    table = plain_table(
+        "sweep", "state", "done", "trials", "best", right=("done", "trials", "best")
+    )
     for one in found:
         done = sum(one["trials"][state] for state in ("complete", "pruned", "failed"))
         best = one["best"]
@@ -90,9 +85,10 @@ def status(found: dict[str, Any]) -> RenderableType:
         )
         lines.append(Text("      " + _params(found["best"]["params"])))
     if found["outbox_pending"]:
-        lines.append(
-            Text(f"{found['outbox_pending']} records are not delivered to the tracking store yet")
-        )
+        waiting = f"{found['outbox_pending']} records are not delivered to the tracking store yet"
+        if found["state"] != "running":
+            waiting += f"; deliver them with: sweep sync {found['name']}"
+        lines.append(Text(waiting))
     if found["state"] == "interrupted":
         lines.append(Text(f"continue with: sweep resume {found['name']}"))
     return Group(*lines)
@@ -102,39 +98,34 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     """The table of `sweep trials`."""
     keys = list(spec.space)
     short = [key.rsplit(".", 1)[-1] for key in keys]
-    table = _table(
-        "trial",
-        "state",
-        spec.metric,
-        "epoch",
-        "step",
-        *short,
-        right=(spec.metric, "epoch", "step", *short),
-    )
     # What is the same for all is left out: most sweeps need no second attempt.
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
-    if attempts:
-        table.add_column("attempts", justify="right")
-    if reasons:
-        table.add_column("reason")
+    grid = Grid(
+        ["trial", "state", spec.metric, "epoch", "step", *short]
+        + ["attempts"] * attempts
+        + ["reason"] * reasons,
+        right={spec.metric, "epoch", "step", "attempts", *short},
+    )
     for one in found:
-        table.add_row(
-            str(one["number"]),
-            _state(one["state"]),
-            format_number(one["value"]),
-            str(one["epoch"]),
-            str(one["step"]),
-            *(format_number(one["params"].get(key)) for key in keys),
-            *([str(one["attempts"])] if attempts else []),
-            *([one["reason"] or ""] if reasons else []),
+        grid.rows.append(
+            (
+                str(one["number"]),
+                _state(one["state"]),
+                format_number(one["value"]),
+                str(one["epoch"]),
+                str(one["step"]),
+                *(format_number(one["params"].get(key)) for key in keys),
+                *([str(one["attempts"])] if attempts else []),
+                *([one["reason"] or ""] if reasons else []),
+            )
         )
-    return table
+    return grid
 
 
 def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     """The page of `sweep show`."""
-    table = _table("", "")
+    table = plain_table("", "")
     table.show_header = False
     for key in (
         "number",
@@ -154,7 +145,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
             table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_number(value))
-    reports = _table("epoch", spec.metric, right=("epoch", spec.metric))
+    reports = plain_table("epoch", spec.metric, right=("epoch", spec.metric))
     for epoch, value in found["reports"].items():
         reports.add_row(str(epoch), format_number(value))
     parts: list[RenderableType] = [table, Text(), reports]
@@ -174,13 +165,68 @@ def best(found: dict[str, Any], spec: SweepSpec, written: Sequence[Path]) -> Ren
     ]
     if found["best_checkpoint"]:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
+    if "registered" in found:
+        model, version = found["registered"]["model"], found["registered"]["version"]
+        lines.append(Text(f"registered as {model}, version {version}: models:/{model}@best"))
     lines += [Text(f"wrote {path}") for path in written]
     return Group(*lines)
 
 
+def comparison(found: dict[str, Any]) -> RenderableType:
+    """The table of `sweep compare`: what differs from the best one stands out."""
+    leaders, metric = found["leaders"], found["metric"]
+    if not leaders:
+        return Text("no trial has a value yet")
+    several = len({one["sweep"] for one in leaders}) > 1
+    short = [name.rsplit(".", 1)[-1] for name in found["differing"]]
+    titles = [
+        name if short.count(last) > 1 else last
+        for name, last in zip(found["differing"], short, strict=True)
+    ]
+    numbers = (metric, "epoch", "attempts", "clipped")
+    table = plain_table(
+        *["sweep"] * several, "trial", "state", *numbers, *titles, right=(*numbers, *titles)
+    )
+    best = leaders[0]
+    for one in leaders:
+        clipped = one["clip_fraction"]
+        table.add_row(
+            *[one["sweep"]] * several,
+            str(one["number"]),
+            _state(one["state"]),
+            format_number(one["value"]),
+            str(one["epoch"]),
+            str(one["attempts"]),
+            "-" if clipped is None else f"{clipped:.0%}",
+            *(
+                Text(format_number(one["params"].get(name)), style=_against(one, best, name))
+                for name in found["differing"]
+            ),
+        )
+    if not found["same"]:
+        return table
+    return Group(table, Text(f"the same for all: {_params(found['same'])}", style="dim"))
+
+
+def _against(one: dict[str, Any], best: dict[str, Any], name: str) -> str:
+    if one is best:
+        return "bold"
+    return "dim" if one["params"].get(name) == best["params"].get(name) else "bold cyan"
+
+
+def pages(out: Console, found: dict[str, Any]) -> None:
+    """The addresses of `sweep compare`, each on one line however long, to be copied."""
+    for what, page in (
+        ("compare in MLflow (while `sweep ui` runs)", found["mlflow_compare_page"]),
+        ("their curves", found["mlflow_metric_page"]),
+    ):
+        if page is not None:
+            out.print(f"{what}: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
 def findings(found: Sequence[Finding]) -> RenderableType:
     """The table of `sweep doctor`."""
-    table = _table("", "what", "found", "remedy")
+    table = plain_table("", "what", "found", "remedy")
     for one in found:
         table.add_row(
             Text(one.level, style=_LEVEL_STYLES[one.level]), one.what, one.detail, one.remedy or ""
@@ -214,8 +260,10 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         )
     if result.pending:
         err.print(
-            f"{result.pending} records wait in the outbox; the next resume delivers them",
+            f"{result.pending} records wait in the outbox; "
+            f"deliver them with: {_command()} sync {name}{_where(paths)}",
             highlight=False,
+            soft_wrap=True,
         )
     sweep, where = _command(), _where(paths)
     if result.exit_code == 0:

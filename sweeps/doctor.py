@@ -92,8 +92,7 @@ def clear_left_overs(root: Path) -> list[Finding]:
     drivers, processes = clean_up_after_the_dead(*known)
     if not drivers:
         return [Finding("ok", "left-overs", "none of dead drivers")]
-    who = f"{drivers} dead driver{'s' if drivers > 1 else ''}"
-    detail = f"ended {processes} processes of {who} and removed their files"
+    detail = f"processes that were ended: {processes}; dead drivers that had left them: {drivers}"
     return [Finding("ok", "left-overs", detail)]
 
 
@@ -101,19 +100,16 @@ def sweeps_off(root: Path) -> list[Finding]:
     """Look for what ledger, store and tracking of the sweeps below `root` disagree about; nothing
     is changed.
     """
-    from sweeps.facts import gather
-    from sweeps.reconcile import reconcile
     from sweeps.results import SweepView
 
     found = []
     for paths in list_sweeps(root):
         try:
-            view = SweepView(paths)
-            facts = gather(paths, view.spec, view.records, live=view.running)
+            corrections = SweepView(paths).corrections()
         except (ValueError, OSError, LedgerError) as error:
             found.append(Finding("fail", paths.name, str(error), "put this right, then resume"))
             continue
-        if off := [str(correction) for correction in reconcile(facts)]:
+        if off := list(map(str, corrections)):
             more = f"; and {len(off) - _SHOWN} more" if len(off) > _SHOWN else ""
             found.append(
                 Finding(

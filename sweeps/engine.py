@@ -125,4 +125,5 @@ def stop(token: str) -> None:
 
     ray.shutdown()
     end_orphans(token)
-    _alive.pop(token).close()
+    if alive := _alive.pop(token, None):
+        alive.close()

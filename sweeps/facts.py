@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sweeps.curves import recorded
 from sweeps.layout import SweepPaths
-from sweeps.ledger import TrialRecord
+from sweeps.ledger_view import TrialRecord
 from sweeps.reconcile import Facts, Report, TrialFacts
 from sweeps.spec import SweepSpec
 from tracking.outbox_status import Delivered, read_outbox

@@ -146,7 +146,8 @@ class Interruption:
                     self._num_signals += 1
                     self.drain(number)
             self._look()
-            if self._num_signals > 1 or self.left <= -1.0:
+            # leaving takes a moment too
+            if self._num_signals > 1 or self.left <= min(0.5, self._grace / 10):
                 self._on_last()
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -24,16 +22,21 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from sweeps.layout import LedgerBusy, LedgerError
+from sweeps import ledger_file
+from sweeps.layout import LedgerError
+from sweeps.ledger_view import (
+    ACCUMULATION,
+    SIGNALS,
+    Ending,
+    TrialRecord,
+    best_report,
+    leader,
+    noted,
+)
 from sweeps.origin import Origin
 
-SIGNALS = "signals"
-ACCUMULATION = "accumulation"
-"""A trial's note: its micro-batches per step, once they are not those of its configuration."""
-Ending = Literal["complete", "pruned", "failed"]
+__all__ = ["ACCUMULATION", "SIGNALS", "Ending", "Ledger", "LedgerError", "TrialRecord"]
 
-WAIT_SECONDS = 30.0
-"""How long another process' transaction is waited for."""
 
 _STUDY = "sweep"
 _STATES: dict[TrialState, str] = {
@@ -48,36 +51,6 @@ _ENDINGS: dict[Ending, TrialState] = {
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """One trial as the ledger knows it."""
-
-    number: int
-    state: str
-    """`waiting`, `running`, `complete`, `pruned` or `failed`."""
-    params: dict[str, Any]
-    reports: dict[int, float]
-    """The metric after each reported epoch."""
-    value: float | None
-    """The best reported value of the metric, None before the first report."""
-    attempts: int = 0
-    reason: str | None = None
-    traceback: str | None = None
-    step: int = 0
-    epoch: int = 0
-    best_step: int | None = None
-    """Where `value` was reported."""
-    best_epoch: int | None = None
-    signals: tuple[str, ...] = ()
-    """What deserved a look when it reported last, in sentences."""
-    accumulation: int | None = None
-    """Micro-batches per step, when the memory did not suffice for those it was configured with."""
-
-    @property
-    def finished(self) -> bool:
-        return self.state in _ENDINGS
 
 
 _P = ParamSpec("_P")
@@ -148,8 +121,8 @@ class Ledger:
         """
         with _clear_errors(path):
             # Asked before Optuna is, which would make tables of its own in a file that lost them.
-            if num_trials(path) is None:
-                raise _damaged(path, "it holds no study")
+            if ledger_file.num_trials(path) is None:
+                raise ledger_file.damaged(path, "it holds no study")
             try:
                 storage = _open_storage(path)
                 study = optuna.load_study(storage=storage, study_name=_STUDY)
@@ -159,7 +132,7 @@ class Ledger:
             except Exception as error:  # a flipped bit may surface in any decoder below
                 if isinstance(error, optuna.exceptions.StorageInternalError):
                     raise
-                raise _damaged(path, f"{type(error).__name__}: {error}") from error
+                raise ledger_file.damaged(path, f"{type(error).__name__}: {error}") from error
 
     @property
     @_storing
@@ -200,6 +173,11 @@ class Ledger:
         return [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     @_storing
+    def frozen_trials(self) -> list[FrozenTrial]:
+        """All trials as Optuna has them, for what it draws of them."""
+        return self._study.get_trials(deepcopy=False)
+
+    @_storing
     def trial(self, number: int) -> TrialRecord:
         """One trial.
 
@@ -211,9 +189,7 @@ class Ledger:
     @_storing
     def best(self) -> TrialRecord | None:
         """The complete trial with the best value; None when none is complete."""
-        complete = [t for t in self.trials() if t.state == "complete" and t.value is not None]
-        pick = min if self.minimize else max
-        return pick(complete, key=lambda t: t.value or 0.0, default=None)
+        return leader(self.trials(), minimize=self.minimize)
 
     @_storing
     def ask(self, space: Mapping[str, BaseDistribution], sampler: BaseSampler) -> TrialRecord:
@@ -306,47 +282,14 @@ class Ledger:
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
         reports = dict(sorted(trial.intermediate_values.items()))
-        pick = min if self.minimize else max
-        progress = trial.user_attrs.get("progress", {})
         return TrialRecord(
             number=trial.number,
             state=_STATES[trial.state],
             params=dict(trial.params),
             reports=reports,
-            value=pick(reports.values()) if reports else None,
-            attempts=self._attempts(trial),
-            reason=trial.user_attrs.get("reason"),
-            traceback=trial.user_attrs.get("traceback"),
-            step=progress.get("step", 0),
-            epoch=progress.get("epoch", 0),
-            best_step=progress.get("best_step"),
-            best_epoch=progress.get("best_epoch"),
-            signals=tuple(trial.user_attrs.get(SIGNALS, ())),
-            accumulation=trial.user_attrs.get(ACCUMULATION),
+            value=best_report(reports.values(), minimize=self.minimize),
+            **noted(trial.user_attrs),
         )
-
-
-def num_trials(path: Path) -> int | None:
-    """Count a ledger's trials without changing anything; None when it holds no study.
-
-    Raises:
-        LedgerError: There is no such file, or it is not a sound database.
-    """
-    if not path.exists():
-        raise LedgerError(f"there is no ledger at {path}")
-    with _clear_errors(path), contextlib.closing(_connect(path)) as db:
-        if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise _damaged(path, verdict)
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'studies'").fetchone():
-            return None
-        if not db.execute("SELECT 1 FROM studies").fetchone():
-            return None
-        return int(db.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # "rw" never creates a file, and rolls back what a driver that died had not committed.
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=WAIT_SECONDS)
 
 
 def _open_storage(path: Path) -> optuna.storages.RDBStorage:
@@ -354,7 +297,7 @@ def _open_storage(path: Path) -> optuna.storages.RDBStorage:
     # Looking commands read while the driver writes; SQLite then waits for the other's transaction
     # instead of failing.
     return optuna.storages.RDBStorage(
-        f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": WAIT_SECONDS}}
+        f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": ledger_file.WAIT_SECONDS}}
     )
 
 
@@ -363,28 +306,4 @@ def _clear_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
-        cause = _sqlite_error(error)
-        reason = str(cause or error).splitlines()[0]
-        if "locked" in reason or "busy" in reason:
-            raise LedgerBusy(path, WAIT_SECONDS) from error
-        if isinstance(cause, sqlite3.OperationalError) and "no such" not in reason:
-            free = shutil.disk_usage(path.parent).free
-            raise LedgerError(
-                f"the ledger {path} cannot be used: {reason}; {free} bytes are free on that disk; "
-                "what it holds is untouched; correct this, then resume"
-            ) from error
-        raise _damaged(path, reason) from error
-
-
-def _sqlite_error(error: BaseException | None) -> sqlite3.Error | None:
-    """Return the error of SQLite itself below those of the layers above it."""
-    while error is not None and not isinstance(error, sqlite3.Error):
-        error = getattr(error, "orig", None) or error.__cause__
-    return error
-
-
-def _damaged(path: Path, reason: str) -> LedgerError:
-    return LedgerError(
-        f"{path} is not a readable ledger: {reason}; it is one SQLite database, the record of all "
-        "trials; it is left as it is; restore it from a backup"
-    )
+        raise ledger_file.refusal(path, error) from error

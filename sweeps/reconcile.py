@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sweeps.ledger import Ending, TrialRecord
+from sweeps.ledger_view import Ending, TrialRecord
 from tracking.recorder import Status
 from trainable.history import Row
 
@@ -192,7 +192,7 @@ def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
         yield Ended(number, "complete")
     elif trial.stopped and not trial.went_on:
         yield Ended(number, "pruned")
-    elif trial.told == "RUNNING":
+    elif trial.told == "RUNNING" or (trial.told is None and trial.unlogged):
         yield Interrupted(number)
 
 

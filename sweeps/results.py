@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sweeps.exits import NO_SUCCESS
+from sweeps.facts import gather
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
-from sweeps.ledger import Ledger, TrialRecord
+from sweeps.ledger_view import LedgerView, TrialSummary
 from sweeps.lock import is_held
+from sweeps.reconcile import Correction, Stranger, reconcile
 from sweeps.revisions import read_spec
 from sweeps.spec import SweepSpec
 from tracking.outbox_status import Delivered, read_outbox
@@ -35,7 +38,7 @@ class Outcome:
     """How running a sweep ended."""
 
     exit_code: int
-    best: TrialRecord | None
+    best: TrialSummary | None
     num_trials: int
     pending: int
     """Records that the tracking server has not taken yet."""
@@ -71,6 +74,14 @@ class NoBest(Exception):
     """No trial has completed, so there is no best one."""
 
 
+class NoVersion(Exception):
+    """A model could not be registered."""
+
+
+class NoReport(Exception):
+    """A sweep's report could not be written."""
+
+
 class SweepView:
     """One sweep, read at one moment.
 
@@ -86,8 +97,8 @@ class SweepView:
         revision = read_spec(paths.spec)
         self.spec: SweepSpec = revision.spec
         self.damage = revision.damage
-        self.ledger = Ledger.open(paths.ledger)
-        self.records = self.ledger.trials()
+        self.ledger = LedgerView(paths.ledger)
+        self.records = self.ledger.trials
         self.delivered: Delivered = read_outbox(paths.outbox)
 
     @property
@@ -101,9 +112,19 @@ class SweepView:
 
     @property
     def concluded(self) -> bool:
-        """Whether there is nothing left to do: no trial, no publication, no delivery."""
-        done = self.state in ("finished", "failed")
-        return done and self.ledger.concluded == self.spec.trials and not self.delivered.pending
+        """Whether there is nothing left to do: no trial, no publication, no delivery, no
+        correction.
+        """
+        done = self.state in ("finished", "failed") and not self.delivered.pending
+        return (
+            done
+            and self.ledger.concluded == self.spec.trials
+            and all(isinstance(wrong, Stranger) for wrong in self.corrections())
+        )
+
+    def corrections(self) -> list[Correction]:
+        """What ledger, store and tracking disagree about; looking changes nothing."""
+        return reconcile(gather(self.paths, self.spec, self.ledger.records(), live=self.running))
 
     def outcome(self) -> Outcome:
         """How a concluded sweep ended."""
@@ -113,7 +134,7 @@ class SweepView:
         failed, cause = no_success(self.records)
         return Outcome(NO_SUCCESS, None, len(self.records), pending=0, cause=cause, failed=failed)
 
-    def trial_state(self, record: TrialRecord) -> str:
+    def trial_state(self, record: TrialSummary) -> str:
         """A trial's state; one that nobody works on waits."""
         return "waiting" if record.state == "running" and not self.running else record.state
 
@@ -133,7 +154,7 @@ class SweepView:
             "mlflow_run_id": self.delivered.sweep_run_id,
         }
 
-    def best_record(self) -> TrialRecord | None:
+    def best_record(self) -> TrialSummary | None:
         return self.ledger.best()
 
     def best(self) -> dict[str, Any]:
@@ -154,7 +175,7 @@ class SweepView:
         """The list that `sweep trials --json` prints."""
         return [self.trial(record) for record in self.records]
 
-    def trial(self, record: TrialRecord) -> dict[str, Any]:
+    def trial(self, record: TrialSummary) -> dict[str, Any]:
         """One trial as the looking commands show it."""
         saved = CheckpointStore(self.paths.trial(record.number)).generations()
         best = min((g for g in saved if g.value is not None), key=rank, default=None)
@@ -172,7 +193,7 @@ class SweepView:
             "best_checkpoint": best and str(best.path),
         }
 
-    def record(self, number: int) -> TrialRecord:
+    def record(self, number: int) -> TrialSummary:
         """One trial's record.
 
         Raises:
@@ -201,10 +222,10 @@ class SweepView:
             raise FileExistsError(
                 f"{directory} is not empty; an export overwrites nothing; name a new directory"
             )
-        return export_trial(self.paths.trial(record.number), directory)
+        return export_trial(self.paths, self.spec, record, directory)
 
 
-def no_success(records: Sequence[TrialRecord]) -> tuple[int | None, str]:
+def no_success(records: Sequence[TrialSummary]) -> tuple[int | None, str]:
     """Why no trial succeeded: the last one that failed, by number, and the cause in one line."""
     failed = [record for record in records if record.state == "failed"]
     if not failed:
@@ -218,12 +239,21 @@ def no_success(records: Sequence[TrialRecord]) -> tuple[int | None, str]:
     return last.number, f"{who}: {last.reason}"
 
 
-def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
-    """Write a trial's best weights (safetensors) and its resolved configuration.
+def export_trial(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    record: TrialSummary,
+    directory: Path,
+    provenance: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Write a trial's best weights (safetensors), its resolved configuration and its model card.
 
     Args:
-        trial_directory: The trial's own directory.
+        paths: The sweep.
+        spec: What it is.
+        record: The trial.
         directory: Where to write; made when missing.
+        provenance: Where it was trained, as tags, for the card.
 
     Returns:
         The files written.
@@ -231,9 +261,12 @@ def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
     Raises:
         NoBest: The trial saved no evaluated checkpoint, or it is damaged.
     """
-    generation = CheckpointStore(trial_directory).best()
+    from sweeps import model_card  # which formats numbers as this module does
+
+    trial = paths.trial(record.number)
+    generation = CheckpointStore(trial).best()
     if generation is None:
-        raise NoBest(f"there is no sound checkpoint with a value below {trial_directory}")
+        raise NoBest(f"there is no sound checkpoint with a value below {trial}")
     directory.mkdir(parents=True, exist_ok=True)
     weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
     # A child process: torch would stay in this one's memory, and the driver must remain small.
@@ -246,8 +279,62 @@ def export_trial(trial_directory: Path, directory: Path) -> list[Path]:
     )
     if child.returncode:
         raise NoBest(child.stderr.strip().splitlines()[-1])
-    shutil.copyfile(trial_directory / TRIAL_CONFIG, config)
-    return [weights, config]
+    shutil.copyfile(trial / TRIAL_CONFIG, config)
+    card = directory / model_card.FILE_NAME
+    text = model_card.model_card(spec, record, generation, provenance or {})
+    card.write_text(text, encoding="utf-8")
+    return [weights, config, card]
+
+
+def register_best(paths: SweepPaths, model: str) -> str:
+    """Put a sweep's best model into the model registry.
+
+    Args:
+        paths: The sweep.
+        model: The registered model's name; a further version when it exists.
+
+    Returns:
+        The version.
+
+    Raises:
+        NoVersion: It could not be done; the message says why.
+    """
+    # A child process, for the same reason as in `export_trial`; it finds the task's module as the
+    # trials did.
+    path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    child = subprocess.run(
+        [sys.executable, "-m", "sweeps.register", str(paths.root), paths.name, model],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    if child.returncode:
+        raise NoVersion((child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1])
+    return child.stdout.strip()
+
+
+def draw_report(paths: SweepPaths, target: Path) -> Path:
+    """Write a sweep's report, a page that needs nothing but a browser.
+
+    Args:
+        paths: The sweep; it may be running.
+        target: The file; its directory is made when missing.
+
+    Raises:
+        NoReport: It could not be done; the message says why.
+    """
+    # A child process, for the same reason as in `export_trial`.
+    child = subprocess.run(
+        [sys.executable, "-m", "sweeps.report", str(paths.root), paths.name, str(target)],
+        capture_output=True,
+        text=True,
+        check=False,
+        process_group=0,  # Ctrl-C at the terminal is for the caller
+    )
+    if child.returncode:
+        raise NoReport((child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1])
+    return target
 
 
 def format_number(value: Any) -> str:

@@ -7,6 +7,7 @@ past; record; publish the best. Ray's own directory is thrown away at the end.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 import uuid
@@ -28,7 +29,8 @@ from sweeps.facts import gather
 from sweeps.failures import Hopeless
 from sweeps.interrupt import Interruption
 from sweeps.layout import LedgerError, SweepExists, SweepPaths, artifact_root, tracking_uri
-from sweeps.ledger import Ledger, TrialRecord, num_trials
+from sweeps.ledger import Ledger, TrialRecord
+from sweeps.ledger_file import num_trials
 from sweeps.lock import SweepLock
 from sweeps.origin import Origin, check_origin
 from sweeps.orphans import clean_up_after_the_dead
@@ -36,7 +38,7 @@ from sweeps.parameters import flatten
 from sweeps.pictures import Gallery
 from sweeps.reconcile import reconcile
 from sweeps.resources import Machine, Plan
-from sweeps.results import NoBest, Outcome, export_trial, no_success
+from sweeps.results import NoBest, NoReport, Outcome, draw_report, export_trial, no_success
 from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.search import LedgerSearcher, make_sampler
@@ -53,6 +55,7 @@ ViewFactory = Callable[[int], AbstractContextManager[View]]
 
 _DELIVERY_SECONDS = 60.0
 _SILENCE_SECONDS = 10.0
+_DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 
 _SECONDS_FOR_PICTURES = 10.0
 """What the end of a sweep waits for pictures of trials, beside the best one's weights."""
@@ -69,6 +72,7 @@ def run_sweep(
     origin: Origin | None = None,
     accept_changes: bool = False,
     grace: float = 30.0,
+    offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
@@ -84,6 +88,7 @@ def run_sweep(
         accept_changes: Go on although code, data or what values mean has changed.
         grace: Seconds from the first signal until this process has ended; trials have most of
             them to save their state.
+        offline: Ask no tracking server: everything stays in the outbox.
         say: Told in a few words what is happening when it takes long.
         warn: Told in a sentence what the user should know and need not act on.
 
@@ -108,7 +113,9 @@ def run_sweep(
             ledger = _open_ledger(
                 paths, spec, origin or Origin(), new=new, accepted=accept_changes
             )
-            recorder = _open_recorder(paths, spec, ledger, {} if new else NOT_STOPPED)
+            recorder = _open_recorder(
+                paths, spec, ledger, {} if new else NOT_STOPPED, offline=offline
+            )
             hopeless = None
             try:
                 recorder.artifact(None, paths.spec, paths.spec.name)
@@ -181,7 +188,7 @@ def _remove_unborn(paths: SweepPaths) -> None:
 
 
 def _open_recorder(
-    paths: SweepPaths, spec: SweepSpec, ledger: Ledger, tags: Mapping[str, str]
+    paths: SweepPaths, spec: SweepSpec, ledger: Ledger, tags: Mapping[str, str], *, offline: bool
 ) -> MlflowRecorder:
     return MlflowRecorder(
         uri=spec.tracking.uri or tracking_uri(paths.root),
@@ -196,6 +203,7 @@ def _open_recorder(
             **tags,
         },
         params=dict(flatten(spec.model_dump(mode="json"))),
+        offline=offline,
     )
 
 
@@ -324,10 +332,11 @@ def _conclude(
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
         gallery.finish(_SECONDS_FOR_PICTURES)
+        _publish_report(paths, recorder)
         recorder.finish(None, "FAILED", {"reason": cause})
     else:
         assert best is not None
-        _publish_best(paths, best, recorder, gallery)
+        _publish_best(paths, spec, ledger, best, recorder, gallery)
         recorder.finish(None, "FINISHED", {})
     pending = _deliver(recorder, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
@@ -340,28 +349,37 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
     """Wait until the tracking server has everything, but not for ever, and after an interruption
     only as long as there is time; what is left is delivered by the next resume.
     """
+    left = _DELIVERY_SECONDS
     started = time.monotonic()
-    while (
-        left := min(started + _DELIVERY_SECONDS - time.monotonic(), interruption.left - 1.0)
-    ) > 0:
-        if not recorder.flush(min(left, 0.2)):
-            break
-        if min(recorder.silence, time.monotonic() - started) > _SILENCE_SECONDS:
-            left = 0.0  # nobody should wait for a server that is not there
-            break
+    deadline = started + left
+    while left > 0 and recorder.flush(min(left, 0.2)):
+        if interruption.requested:
+            soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
+            deadline = min(deadline, time.monotonic() + soon)
+        waited = time.monotonic() - started if recorder.silence < math.inf else math.inf
+        if min(recorder.silence, waited) > _SILENCE_SECONDS:
+            deadline = started  # nobody should wait for a server that is not there
+        left = deadline - time.monotonic()
     return recorder.close(timeout=max(left, 0.0))
 
 
 def _publish_best(
-    paths: SweepPaths, best: TrialRecord, recorder: Recorder, gallery: Gallery
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: Ledger,
+    best: TrialRecord,
+    recorder: Recorder,
+    gallery: Gallery,
 ) -> None:
-    """Put the best trial's weights, resolved configuration and pictures on the sweep's own run."""
+    """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""
     recorder.tag(None, best_tags(best))
+    origin = {**provenance(), **ledger.origin.tags()}
     with (
         tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory,
         ThreadPoolExecutor() as beside,  # a child process that imports for seconds
     ):
-        weights = beside.submit(export_trial, paths.trial(best.number), Path(directory, "best"))
+        weights = beside.submit(export_trial, paths, spec, best, Path(directory, "best"), origin)
+        report = beside.submit(_publish_report, paths, recorder)
         gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
@@ -370,6 +388,18 @@ def _publish_best(
                 recorder.artifact(None, file, f"best/{file.name}")
         except NoBest as missing:
             recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
+        report.result()
+
+
+def _publish_report(paths: SweepPaths, recorder: Recorder) -> None:
+    """Put the sweep's report on its own run."""
+    with tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory:
+        try:
+            file = draw_report(paths, Path(directory, "report.html"))
+        except NoReport as missing:
+            recorder.tag(None, {"report": f"missing: {missing}"})
+        else:
+            recorder.artifact(None, file, "report.html")
 
 
 def _next_attempt(ray_directory: Path) -> int:

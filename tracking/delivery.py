@@ -240,9 +240,11 @@ class Delivery:
             self._server.log_params(run_id, missing)
 
     def _log(self, batch: Batch) -> None:
+        known = self._outbox.run_id(batch.trial)
         run_id = self._run(batch.trial)
         points = [point for record in batch.records for point in record.points]
-        if batch.uncertain:
+        # A run that was only found now may hold what an outbox that is lost had delivered.
+        if batch.uncertain or run_id != known:
             points = self._missing(run_id, points)
         if points:
             self._server.log_points(run_id, points)

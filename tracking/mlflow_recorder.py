@@ -8,6 +8,7 @@ how a record becomes calls (see `tracking.delivery`) and mlflow itself (see
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -41,6 +42,7 @@ class MlflowRecorder:
         params: Parameters of the sweep's run.
         name: The name of the sweep's run; default the experiment's.
         announce: Open the sweep's run; False only delivers what waits.
+        offline: Queue only: no server is asked, `sync` delivers later.
         open_server: Builds the server in the draining thread; for tests.
 
     Raises:
@@ -60,6 +62,7 @@ class MlflowRecorder:
         *,
         name: str | None = None,
         announce: bool = True,
+        offline: bool = False,
         open_server: Callable[[], Server] | None = None,
     ) -> None:
         if not _SWEEP_ID.fullmatch(sweep_id):
@@ -91,8 +94,10 @@ class MlflowRecorder:
         self._heard = time.monotonic()  # when the server last did what it was asked
         if announce:
             self._start(SWEEP, params, tags)
-        self._thread = threading.Thread(target=self._run, name="tracking-outbox", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if not offline:
+            self._thread = threading.Thread(target=self._run, name="tracking-outbox", daemon=True)
+            self._thread.start()
 
     # -- the five verbs ---------------------------------------------------------------------------
 
@@ -143,7 +148,11 @@ class MlflowRecorder:
 
     @property
     def silence(self) -> float:
-        """For how many seconds the server has done nothing that it was asked; 0 while it does."""
+        """For how many seconds the server has done nothing that it was asked; 0 while it does,
+        infinite when none is asked.
+        """
+        if self._thread is None:
+            return math.inf
         return time.monotonic() - self._heard if self._is_down else 0.0
 
     def wait_ready(self, timeout: float) -> bool:
@@ -158,6 +167,7 @@ class MlflowRecorder:
         while (
             (left := self._outbox.pending)
             and time.monotonic() < deadline
+            and self._thread is not None
             and self._thread.is_alive()
         ):
             time.sleep(0.01)
@@ -176,6 +186,9 @@ class MlflowRecorder:
         self._closing.set()
         self._awaited.set()
         self._work.set()
+        if self._thread is None:
+            self._outbox.close()
+            return self._outbox.pending
         # A request under way cannot be cut off; its thread ends, and closes the file, when the
         # answer is there.
         self._thread.join(max(deadline - time.monotonic(), 0.0) + 0.05)
@@ -276,20 +289,26 @@ def sync(
     sweep_id: str,
     outbox: Path,
     *,
-    timeout: float,
+    patience: float,
 ) -> int:
     """Deliver what an earlier process left behind, without starting or changing anything else.
 
+    Args:
+        patience: Seconds without a single delivery after which it gives up; it takes as long as
+            it takes otherwise.
+
     Returns:
-        How many records still wait after `timeout` seconds. With nothing to deliver mlflow is not
-        even imported.
+        How many records still wait. With nothing to deliver mlflow is not even imported.
     """
-    if not read_outbox(outbox).pending:
+    left = read_outbox(outbox).pending
+    if not left:
         return 0
     recorder = MlflowRecorder(
         uri, artifact_root, experiment, sweep_id, outbox, {}, {}, announce=False
     )
-    return recorder.close(timeout)
+    while 0 < (now := recorder.flush(patience)) < left:
+        left = now
+    return recorder.close(0.0)
 
 
 def _number(trial: int | None) -> int:

@@ -25,6 +25,9 @@ from urllib.parse import quote, urlencode
 
 from tracking.provenance import redact
 
+DEFAULT_ADDRESS = "http://127.0.0.1:5000"
+"""Where the user interface is, unless another port is asked for."""
+
 _START_SECONDS = 180.0  # 20 to 60 s were measured on two cores
 _STOP_SECONDS = 5.0
 _ENVIRONMENT = {
@@ -172,13 +175,31 @@ def runs_page(base: str, experiment_id: str, order_by_metric: str, ascending: bo
     return f"{runs}?{urlencode(query, quote_via=quote)}"
 
 
-def compare_page(base: str, run_ids: Sequence[str], experiment_id: str) -> str:
-    """Return the address of the page that compares runs side by side."""
-    query = {
-        "runs": json.dumps(list(run_ids), separators=(",", ":")),
-        "experiments": json.dumps([experiment_id]),
-    }
+def compare_page(base: str, run_ids: Sequence[str], experiment_ids: Sequence[str]) -> str:
+    """Return the address of the page that compares runs side by side.
+
+    Which parameters and metrics it shows at first is MLflow's own choice: the address takes none.
+    """
+    query = {"runs": _json(run_ids), "experiments": _json(experiment_ids)}
     return f"{base.rstrip('/')}/#/compare-runs?{urlencode(query, quote_via=quote)}"
+
+
+def metrics_page(
+    base: str, run_ids: Sequence[str], experiment_ids: Sequence[str], metrics: Sequence[str]
+) -> str:
+    """Return the address of the page that draws the curves of some metrics for some runs."""
+    query = {
+        "runs": _json(run_ids),
+        "metric": json.dumps(metrics[0]),
+        "experiments": _json(experiment_ids),
+        "plot_metric_keys": _json(metrics),
+        "x_axis": "step",
+    }
+    return f"{base.rstrip('/')}/#/metric?{urlencode(query, quote_via=quote)}"
+
+
+def _json(texts: Sequence[str]) -> str:
+    return json.dumps(list(texts), separators=(",", ":"))
 
 
 def _free_port(host: str) -> int:

@@ -16,7 +16,9 @@ from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from trainable.config import TrialConfig
 
 
 def export_weights(generation: Path, target: Path) -> None:
@@ -55,6 +57,52 @@ def export_weights(generation: Path, target: Path) -> None:
         tensors[name] = value.clone() if storage in storages else value.contiguous()
         storages.add(storage)
     save_file(tensors, target, metadata=metadata)
+
+
+def load_model(config: TrialConfig, generation: Path) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return a checkpoint's model, ready to predict on the CPU, and what it was evaluated on.
+
+    Args:
+        config: The run's configuration; its task builds the model.
+        generation: A checkpoint's directory.
+
+    Returns:
+        The model in evaluation mode, and the inputs of its `forward` for one batch.
+
+    Raises:
+        TrainingError: The checkpoint or the task cannot be used, the task is a loop of one's own,
+            or the model does not take tensors.
+    """
+    import torch
+
+    from trainable.build import build_parts
+    from trainable.task import load_loop
+
+    if load_loop(config.task.name) is not None:
+        raise CheckpointError(
+            f"{config.task.name} is a loop of its own, which keeps to itself how its model is "
+            "built; write the model as a Task, or export the weights and build it around them"
+        )
+    state = _model_of(CheckpointStore(generation.parent.parent).load(generation), generation)
+    parts = build_parts(config, device=torch.device("cpu"))
+    parts.model.load_state_dict(state)
+    parts.model.eval()
+    given: list[tuple[Any, ...]] = []
+    handle = parts.model.register_forward_pre_hook(lambda _, inputs: given.append(inputs))
+    with torch.inference_mode():
+        window = next(iter(parts.val.windows(0)))
+        parts.task.loss(parts.model, next(iter(window)))
+    handle.remove()
+    parts.train.close()
+    parts.val.close()
+    inputs = given[0] if given else ()
+    if not inputs or not all(isinstance(one, torch.Tensor) for one in inputs):
+        kinds = ", ".join(type(one).__name__ for one in inputs) or "nothing"
+        raise CheckpointError(
+            f"the model's forward is given {kinds}; a model that others can load takes tensors, "
+            "by position; wrap it in one that does"
+        )
+    return parts.model, tuple(one.clone() for one in inputs)
 
 
 def _model_of(state: dict[str, Any], generation: Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from tests.bench.table import REPEATS, Result, render
 
 ROWS = {
     "help": ("tests.bench.commands:help_page", "P11: sweep --help"),
-    "status": ("tests.bench.commands:looking", "P11: sweep status and trials, 1000 trials"),
+    "status": ("tests.bench.commands:looking", "P10, P11: sweep status, trials, compare"),
+    "search": ("tests.bench.commands:against_mlflow", "P10: all trials / mlflow.search_runs"),
     "trial-memory": ("tests.bench.memory:trial_process", "a trial's process / a bare script"),
     "sweep-memory": ("tests.bench.memory:sweep_processes", "the processes of a real sweep"),
     "step": ("tests.bench.steps:steps", "P3: a step / a bare loop, MLP, CNN, transformer"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,8 @@ from pathlib import Path
 from tests.bench.table import Goal, Result, interleave
 
 _SWEEP = Path(sys.executable).with_name("sweep")
-_TRIALS, _EPOCHS = 1000, 10
+_TRIALS, _EPOCHS, _STEPS = 1000, 10, 1000
+_ROWS = {"status": "P11", "trials": "P10", "compare": "P10"}
 
 _SPEC = f"""
 name: large
@@ -40,15 +42,15 @@ def help_page(repeats: int) -> list[Result]:
 
 
 def looking(repeats: int) -> list[Result]:
-    """`sweep status` and `sweep trials` on a ledger of a thousand trials."""
+    """`sweep status`, `trials` and `compare` on a thousand trials of a thousand points each."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         _write_large_sweep(root)
         results = []
-        for command in ("status", "trials"):
+        for command in ("status", "trials", "compare"):
             line = [str(_SWEEP), command, "large", "--root", directory]
             results += interleave(
-                f"P11 sweep {command}, {_TRIALS} trials",
+                f"{_ROWS[command]} sweep {command}, {_TRIALS} trials",
                 lambda line=line: _wall(line),  # type: ignore[misc]
                 {"python -c pass": lambda: _wall([sys.executable, "-c", "pass"])},
                 unit="s",
@@ -58,6 +60,55 @@ def looking(repeats: int) -> list[Result]:
         return results
 
 
+def against_mlflow(repeats: int) -> list[Result]:
+    """All trials as `sweep trials` lists them against `mlflow.search_runs` on the same runs,
+    without what either imports.
+    """
+    import json
+
+    import mlflow
+    from mlflow.entities import Metric, Param
+
+    from sweeps.layout import SweepPaths
+    from sweeps.results import SweepView
+
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        _write_large_sweep(root)
+        paths = SweepPaths(root, "large")
+        uri = f"sqlite:///{root / 'mlflow.db'}"
+        mlflow.set_tracking_uri(uri)
+        client = mlflow.MlflowClient(uri)
+        experiment = client.create_experiment("large", (root / "artifacts").as_uri())
+        for trial in SweepView(paths).trials():
+            run = client.create_run(experiment, tags={"gradsweep.trial": str(trial["number"])})
+            points = [Metric("train/loss", 1 / s, s, s) for s in range(1, _STEPS)]
+            points.append(Metric("best/val/loss", trial["value"], _STEPS, _STEPS))
+            params = [Param(key, str(value)) for key, value in trial["params"].items()]
+            client.log_batch(run.info.run_id, points, params)
+
+        def ours() -> float:
+            started = time.perf_counter()
+            listed = json.dumps(SweepView(paths).trials())
+            assert listed.count('"number"') == _TRIALS
+            return time.perf_counter() - started
+
+        def theirs() -> float:
+            started = time.perf_counter()
+            found = mlflow.search_runs([experiment], max_results=_TRIALS)
+            assert len(found) == _TRIALS
+            return time.perf_counter() - started
+
+        return interleave(
+            f"P10 all of {_TRIALS} trials",
+            ours,
+            {"mlflow.search_runs": theirs},
+            unit="s",
+            goals={"mlflow.search_runs": Goal("ratio", 1 / 20)},
+            repeats=repeats,
+        )
+
+
 def _wall(command: list[str]) -> float:
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -65,7 +116,9 @@ def _wall(command: list[str]) -> float:
 
 
 def _write_large_sweep(root: Path) -> None:
-    """A finished sweep: half of its trials pruned on their third epoch, the others complete."""
+    """A finished sweep: half of its trials pruned on their third epoch, the others complete, each
+    with a checkpoint and a curve.
+    """
     import numpy
     import optuna
 
@@ -97,7 +150,33 @@ def _write_large_sweep(root: Path) -> None:
                 params={key: float(draw.uniform(d.low, d.high)) for key, d in space.items()},
                 distributions=space,
                 intermediate_values=values,
-                user_attrs={"attempts": 1, "progress": {"step": 23 * epochs, "epoch": epochs}},
+                user_attrs={"attempts": 1, "progress": {"step": _STEPS, "epoch": epochs}},
             )
         )
     optuna.load_study(storage=f"sqlite:///{ledger.path}", study_name="sweep").add_trials(trials)
+    for number in range(_TRIALS):
+        _write_files(paths.trial(number), paths.trial(0))
+
+
+def _write_files(trial: Path, first: Path) -> None:
+    """A checkpoint and a curve; all are one file, so that writing them is quick."""
+    from trainable.history import FILE_NAME, History, Row
+    from trainable.manifest import MANIFEST, STATE, Generation, format_manifest
+
+    saved = f"checkpoints/step-{_STEPS:08d}"
+    (trial / saved).mkdir(parents=True)
+    if trial != first:
+        for name in (FILE_NAME, f"{saved}/{STATE}", f"{saved}/{MANIFEST}"):
+            os.link(first / name, trial / name)
+        return
+    (trial / saved / STATE).write_bytes(b"")
+    generation = Generation(trial, 1, _STEPS, _EPOCHS, "val/loss", "min", 0.5, 0, "")
+    (trial / saved / MANIFEST).write_bytes(format_manifest(generation))
+    history = History(trial)
+    history.append(
+        Row(step, step, {"train/loss": 1 / step, "train/lr": 0.1, "train/grad_norm": 1.0})
+        for step in range(1, _STEPS)
+    )
+    last = {"val/loss": 0.5, "train/clip_fraction": 0.25, "epoch": float(_EPOCHS)}
+    history.append([Row(_STEPS, _STEPS, last)])
+    history.close()

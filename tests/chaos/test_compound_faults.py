@@ -22,6 +22,7 @@ from tests.chaos.harness import (
     References,
     Sandbox,
     assert_all,
+    assert_ended,
     assert_says_how_to_go_on,
 )
 from tests.chaos.probe_task import KINDS
@@ -55,6 +56,7 @@ class Case:
             self._power_off,
             self._interrupt,
             self._terminate,
+            self._stop,
             self._stand_still,
             self._damage,
         ]
@@ -107,6 +109,17 @@ class Case:
         driver.send(number)
         self._sandbox.probe.let_go(place)
         assert_says_how_to_go_on(driver.wait(), 128 + number)
+        self._driver = None
+
+    def _stop(self, driver: Driver, worker: int, place: str) -> None:
+        """`sweep stop` from another terminal; asked while the trial is held."""
+        del worker
+        control = self._sandbox.paths.control
+        stop = self._sandbox.start("stop", self._sandbox.paths.name)
+        stop.until(lambda: any(control.iterdir()) if control.is_dir() else False)
+        self._sandbox.probe.let_go(place)
+        assert_ended(stop.wait(), 0)
+        assert_says_how_to_go_on(driver.wait(), 130)
         self._driver = None
 
     def _stand_still(self, driver: Driver, worker: int, place: str) -> None:

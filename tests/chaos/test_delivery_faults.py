@@ -128,7 +128,7 @@ def test_row_18_each_request_meets_each_fault(
         assert proxy.unused.count(path) < 3, f"no {path} was met"
     assert_exactly_once(service, sweep_id)
     before = proxy.count("log-batch")
-    left = sync(proxy.url, None, sweep_id, sweep_id, tmp_path / "outbox", timeout=PATIENCE)
+    left = sync(proxy.url, None, sweep_id, sweep_id, tmp_path / "outbox", patience=PATIENCE)
     assert (left, proxy.count("log-batch")) == (0, before)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sweeps.ledger import WAIT_SECONDS, Ledger
+from sweeps.ledger import Ledger
+from sweeps.ledger_file import WAIT_SECONDS
 from sweeps.revisions import read_spec, write_spec
 from sweeps.spec import with_overrides
 from tests.chaos.cases import SEED

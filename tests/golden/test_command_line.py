@@ -17,7 +17,8 @@ from sweeps.spec import load_spec
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
 COMMANDS = (
-    "init check run resume stop list status trials show best ui train doctor".split()  # noqa: SIM905
+    "init check run resume stop list status trials show".split()  # noqa: SIM905
+    + "best compare report sync ui train doctor".split()  # noqa: SIM905
 )
 
 

@@ -218,7 +218,7 @@ def test_sync_delivers_and_a_second_one_adds_nothing(store: Store) -> None:
     assert recorder.close(0.1) == 5
     outbox = store.root / "offline" / "outbox"
     for _ in range(2):
-        assert sync(store.uri, store.artifacts, "digits", "offline", outbox, timeout=LONG) == 0
+        assert sync(store.uri, store.artifacts, "digits", "offline", outbox, patience=LONG) == 0
         runs = store.runs("offline")
         assert {trial: run.info.status for trial, run in runs.items()} == {
             None: "FINISHED",

@@ -5,9 +5,11 @@ outside.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from safetensors import safe_open
 
 from tests.integration.browser import open_page, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
+from tracking.ui import DEFAULT_ADDRESS
 from trainable.history import read_rows
 
 STATES = {"waiting", "running", "complete", "pruned", "failed"}
@@ -200,7 +203,10 @@ def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
     assert {f.path for f in client.list_artifacts(parent.info.run_id, "best")} == {
         "best/model.safetensors",
         "best/config.yaml",
+        "best/model_card.md",
     }
+    report = client.download_artifacts(parent.info.run_id, "report.html", str(tmp_path))
+    assert f"best: trial {best['number']} with " in Path(report).read_text()
     assert {f.path for f in client.list_artifacts(parent.info.run_id, "figures")} == {
         "figures/grad_norm.png",
         "figures/learning_rate.png",
@@ -217,10 +223,39 @@ def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
 def test_best_exports_what_the_checkpoint_holds(module_cli: CommandLine, tmp_path: Path) -> None:
     out = tmp_path / "export"
     module_cli.ok("best", "small", "--export", str(out))
-    assert {path.name for path in out.iterdir()} == {"model.safetensors", "config.yaml"}
+    assert {path.name for path in out.iterdir()} == {
+        "model.safetensors",
+        "config.yaml",
+        "model_card.md",
+    }
     again = module_cli("best", "small", "--export", str(out))
     assert again.returncode == 2
     assert "is not empty" in again.stderr
+
+
+def test_best_registers_a_model_that_loads_without_us_and_without_pickle(
+    module_cli: CommandLine, finished: object
+) -> None:
+    del finished
+    for _ in range(2):  # the second time there is nothing new to register
+        found = module_cli.json("best", "small", "--register", "digits-mlp")
+        assert found["registered"] == {"model": "digits-mlp", "version": "1"}
+    program = (
+        "import sys, mlflow, torch\n"
+        "mlflow.set_tracking_uri(sys.argv[1])\n"
+        "model = mlflow.pytorch.load_model('models:/digits-mlp@best')\n"
+        "assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)\n"
+        "assert not {'sweeps', 'trainable', 'tracking'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"sqlite:///{module_cli.root / 'mlflow.db'}"],
+        cwd=module_cli.directory,
+        env={**os.environ, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_is_left_behind(module_cli: CommandLine, finished: object) -> None:
@@ -279,6 +314,18 @@ def test_ui_opens_the_training_runs_best_first(
         shown = page.get_by_role("link", name=re.compile(r"^trial-\d{4}$")).all_inner_texts()
     ranked = sorted(trials, key=lambda trial: trial["value"])
     assert shown == [f"trial-{trial['number']:04d}" for trial in ranked]
+    found = module_cli.json("compare", "small", "--top", "3")
+    best = [f"trial-{one['number']:04d}" for one in found["leaders"]]
+    base = url.partition("/#")[0]
+    with open_page(found["mlflow_compare_page"].replace(DEFAULT_ADDRESS, base)) as page:
+        page.get_by_text("Parallel Coordinates Plot").first.wait_for()
+        for name in best:
+            page.get_by_text(name).first.wait_for()
+        assert page.get_by_text("train.optimizer.lr", exact=True).count()
+    with open_page(found["mlflow_metric_page"].replace(DEFAULT_ADDRESS, base)) as page:
+        for name in best:
+            for metric in ("val/loss", "train/loss"):
+                page.get_by_text(f"{name} ({metric})").first.wait_for()
     server.send_signal(signal.SIGINT)
     server.communicate(timeout=20)
     assert server.returncode == 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
+import subprocess
+import uuid
 from collections import namedtuple
 from pathlib import Path
 
@@ -12,10 +15,11 @@ import pytest
 from optuna.samplers import RandomSampler
 
 from sweeps import doctor
-from sweeps.doctor import Finding, examine, probe_writable, sweeps_off
+from sweeps.doctor import Finding, clear_left_overs, examine, probe_writable, sweeps_off
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
 from sweeps.lock import SweepLock
+from sweeps.orphans import TOKEN_VARIABLE
 from sweeps.resources import Gpu, Machine
 from sweeps.revisions import write_spec
 from sweeps.spec import parse_spec
@@ -119,6 +123,24 @@ def test_a_tracking_server_that_does_not(tmp_path: Path) -> None:
     assert "--offline" in found.remedy
     assert _named(examine(tmp_path, "http://host:port"), "tracking").level == "fail"
     assert _named(examine(tmp_path, "sqlite:///x.db"), "tracking").level == "ok"
+
+
+def test_what_a_dead_driver_left_is_cleared_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeps.orphans._PLACE", tmp_path / "place")
+    token = uuid.uuid4().hex
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits/sweep.yaml").touch()
+    holder = {"host": "here", "pid": 1, "started": 0.0, "token": token}
+    (tmp_path / "digits/lock").write_text(json.dumps(holder))
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, TOKEN_VARIABLE: token})
+    (finding,) = clear_left_overs(tmp_path)
+    assert finding.level == "ok"
+    assert finding.detail == "processes that were ended: 1; dead drivers that had left them: 1"
+    assert child.wait(5) is not None
+    (finding,) = clear_left_overs(tmp_path)
+    assert finding.detail == "none of dead drivers"
 
 
 def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
 from sweeps.layout import LedgerBusy, LedgerError
-from sweeps.ledger import SIGNALS, Ledger, TrialRecord, num_trials
+from sweeps.ledger import SIGNALS, Ledger, TrialRecord
+from sweeps.ledger_file import num_trials
+from sweeps.ledger_view import LedgerView, TrialSummary
 
 SPACE = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -170,6 +172,13 @@ def _read(path: Path) -> list[TrialRecord] | LedgerError:
         return error
 
 
+def _look(path: Path) -> list[TrialSummary] | LedgerError:
+    try:
+        return LedgerView(path).trials
+    except LedgerError as error:
+        return error
+
+
 def test_a_damaged_ledger_is_an_error_that_names_it_or_is_read_whole_and_is_never_touched(
     ledger: Ledger, path: Path
 ) -> None:
@@ -182,11 +191,14 @@ def test_a_damaged_ledger_is_an_error_that_names_it_or_is_read_whole_and_is_neve
     for content in _damaged(whole):
         path.write_bytes(content)
         found = _read(path)
+        seen = _look(path)
+        assert type(seen) is type(found), "looking finds what the ledger finds"
         if isinstance(found, LedgerError):
             refused += 1
             assert str(path) in str(found)
             assert path.read_bytes() == content
         else:
+            assert [trial.params for trial in seen] == [trial.params for trial in trials]
             assert found == trials, "what is read is what was written"
     assert refused >= 20
 
@@ -195,7 +207,7 @@ def test_a_locked_ledger_is_waited_for_within_a_bound(
     ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = _ask(ledger)
-    monkeypatch.setattr("sweeps.ledger.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("sweeps.ledger_file.WAIT_SECONDS", 0.1)
     patient = Ledger.open(path)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -203,6 +215,7 @@ def test_a_locked_ledger_is_waited_for_within_a_bound(
             lambda: patient.report(number, epoch=1, step=1, value=0.5),
             lambda: patient.finish(number, "complete"),
             lambda: Ledger.open(path),
+            lambda: LedgerView(path),
         ):
             with pytest.raises(LedgerBusy, match=r"another process has held .*ledger\.db for"):
                 use()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import psutil
 import pytest
@@ -75,18 +76,28 @@ def test_this_process_is_never_an_orphan(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 _DRIVER = """
-import sys, time
-from sweeps.orphans import claim_scratch
-alive = claim_scratch(sys.argv[1])
+import pathlib, sys, time
+from sweeps import orphans
+orphans._PLACE = pathlib.Path(sys.argv[2])
+alive = orphans.claim_scratch(sys.argv[1])
 print("up", flush=True)
 time.sleep(60)
 """
 
 
-def test_only_what_a_dead_driver_left_is_cleared() -> None:
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where drivers have their directories, instead of the machine's."""
+    monkeypatch.setattr("sweeps.orphans._PLACE", tmp_path)
+    return tmp_path
+
+
+def test_only_what_a_dead_driver_left_is_cleared(place: Path) -> None:
     tokens = [uuid.uuid4().hex for _ in range(2)]
     drivers = [
-        subprocess.Popen([sys.executable, "-c", _DRIVER, token], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", _DRIVER, token, str(place)], stdout=subprocess.PIPE, text=True
+        )
         for token in tokens
     ]
     for driver in drivers:
@@ -113,17 +124,16 @@ def test_only_what_a_dead_driver_left_is_cleared() -> None:
             end_orphans(token)
 
 
+@pytest.mark.usefixtures("place")
 def test_a_driver_that_is_known_to_be_dead_needs_no_directory() -> None:
     with _start(_SLEEP, "0123456789ab-and-more") as child:
         assert clean_up_after_the_dead("0123456789ab-and-more") == (1, 1)
         assert not psutil.pid_exists(child.pid)
 
 
+@pytest.mark.usefixtures("place")
 def test_a_directory_that_is_not_a_drivers_stays() -> None:
     stranger = scratch_directory("0123456789abcdef")
     stranger.mkdir()
-    try:
-        clean_up_after_the_dead()
-        assert stranger.exists()
-    finally:
-        stranger.rmdir()
+    assert clean_up_after_the_dead() == (0, 0)
+    assert stranger.exists()

@@ -50,7 +50,7 @@ space:
 early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
 """
 PARAMS = {"train.optimizer.lr": 0.01}
-OPEN = TrialRecord(0, "running", PARAMS, {1: 0.5}, 0.5)
+OPEN = TrialRecord(number=0, state="running", params=PARAMS, reports={1: 0.5}, value=0.5)
 ROWS = (Row(10, 0, {"val/loss": 0.5}),)
 CURVE = (Report(1, 10, 0.5), Report(2, 20, 0.4))
 
@@ -98,6 +98,11 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
             TrialFacts(OPEN, CURVE[:1], stopped=True, told="RUNNING"),
             [Ended(0, "pruned")],
             id="killed between a report and the verdict on it",
+        ),
+        pytest.param(
+            TrialFacts(OPEN, CURVE[:1], rows=ROWS, unlogged=True),
+            [Logged(0, ROWS), Interrupted(0)],
+            id="the outbox is lost in the middle of a trial",
         ),
         pytest.param(
             TrialFacts(OPEN, CURVE[:1], stopped=True, went_on=True, told="RUNNING"),

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from optuna.samplers import RandomSampler
 
 from sweeps.layout import SweepPaths, list_sweeps
-from sweeps.ledger import Ledger
 from sweeps.lock import SweepLock
 from sweeps.results import (
     NoBest,
@@ -19,49 +17,16 @@ from sweeps.results import (
     format_duration,
     format_number,
 )
-from sweeps.revisions import write_spec
-from sweeps.spec import parse_spec
-
-SPEC = """
-name: small
-task: digits
-metric: val/loss
-mode: min
-trials: 3
-space: {train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}
-"""
-
-
-class Sweep:
-    """A sweep's directory, made without running anything."""
-
-    def __init__(self, root: Path) -> None:
-        self.paths = SweepPaths(root, "small")
-        self.spec = parse_spec(SPEC, "small.yaml")
-        self.paths.directory.mkdir(parents=True)
-        self.ledger = Ledger.create(self.paths.ledger, mode="min", sweep_id="s")
-        write_spec(self.paths.spec, self.spec)
-
-    def add(self, ending: str | None, *values: float) -> int:
-        space = {key: value.to_optuna() for key, value in self.spec.space.items()}
-        number = self.ledger.ask(space, RandomSampler(seed=0)).number
-        for epoch, value in enumerate(values, start=1):
-            self.ledger.report(number, epoch=epoch, step=epoch * 10, value=value)
-        if ending is not None:
-            self.ledger.finish(number, ending)  # type: ignore[arg-type]
-        return number
-
-    @property
-    def view(self) -> SweepView:
-        return SweepView(self.paths)
+from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.outbox import Outbox
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Sweep:
-    return Sweep(tmp_path)
+def sweep(tmp_path: Path) -> MadeSweep:
+    return MadeSweep(tmp_path)
 
 
-def test_an_unfinished_trial_waits_when_nobody_runs_the_sweep(sweep: Sweep) -> None:
+def test_an_unfinished_trial_waits_when_nobody_runs_the_sweep(sweep: MadeSweep) -> None:
     sweep.add("complete", 0.5)
     sweep.add(None, 0.7)
     status = sweep.view.status()
@@ -75,7 +40,7 @@ def test_an_unfinished_trial_waits_when_nobody_runs_the_sweep(sweep: Sweep) -> N
     }
 
 
-def test_the_same_trial_runs_while_a_driver_holds_the_lock(sweep: Sweep) -> None:
+def test_the_same_trial_runs_while_a_driver_holds_the_lock(sweep: MadeSweep) -> None:
     sweep.add(None, 0.7)
     lock = SweepLock(sweep.paths.lock)
     lock.acquire()
@@ -94,14 +59,14 @@ def test_the_same_trial_runs_while_a_driver_holds_the_lock(sweep: Sweep) -> None
     ],
 )
 def test_state_of_a_sweep_that_no_driver_holds(
-    sweep: Sweep, endings: list[str], state: str
+    sweep: MadeSweep, endings: list[str], state: str
 ) -> None:
     for ending in endings:
         sweep.add(ending, 0.5)
     assert sweep.view.state == state
 
 
-def test_best_is_the_best_complete_trial(sweep: Sweep) -> None:
+def test_best_is_the_best_complete_trial(sweep: MadeSweep) -> None:
     sweep.add("complete", 0.5, 0.4, 0.6)
     sweep.add("pruned", 0.1)
     sweep.add("complete", 0.45)
@@ -109,7 +74,7 @@ def test_best_is_the_best_complete_trial(sweep: Sweep) -> None:
     assert (best["number"], best["value"], best["epoch"], best["step"]) == (0, 0.4, 3, 30)
 
 
-def test_no_best_before_a_trial_completes(sweep: Sweep, tmp_path: Path) -> None:
+def test_no_best_before_a_trial_completes(sweep: MadeSweep, tmp_path: Path) -> None:
     sweep.add("failed")
     with pytest.raises(NoBest, match=r"no trial of sweep 'small' has completed"):
         sweep.view.best()
@@ -118,15 +83,25 @@ def test_no_best_before_a_trial_completes(sweep: Sweep, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_concluded_only_once_everything_was_published(sweep: Sweep) -> None:
+def test_concluded_only_once_everything_was_published(sweep: MadeSweep) -> None:
     for _ in range(3):
         sweep.add("complete", 0.5)
     assert not sweep.view.concluded
     sweep.ledger.conclude()
+    assert not sweep.view.concluded, "tracking was never told how the trials ended"
+    outbox = Outbox(sweep.paths.outbox)
+    for number in range(3):
+        outbox.append(number, "finish", {"status": "FINISHED", "tags": {}, "time": 0})
+    assert not sweep.view.concluded, "nothing is delivered"
+    for number in range(3):
+        batch = outbox.claim(number)
+        assert batch is not None
+        outbox.delivered(batch)
+    outbox.close()
     assert sweep.view.concluded
 
 
-def test_unknown_sweep_names_the_nearest(sweep: Sweep, tmp_path: Path) -> None:
+def test_unknown_sweep_names_the_nearest(sweep: MadeSweep, tmp_path: Path) -> None:
     del sweep
     with pytest.raises(UnknownSweep) as unknown:
         SweepView(SweepPaths(tmp_path, "smal"))
@@ -135,7 +110,7 @@ def test_unknown_sweep_names_the_nearest(sweep: Sweep, tmp_path: Path) -> None:
     )
 
 
-def test_unknown_trial_names_those_there_are(sweep: Sweep) -> None:
+def test_unknown_trial_names_those_there_are(sweep: MadeSweep) -> None:
     with pytest.raises(UnknownTrial, match=r"has no trials yet"):
         sweep.view.record(0)
     sweep.add("complete", 0.5)

@@ -242,6 +242,21 @@ def test_a_lost_outbox_goes_on_counting_infinite_values(house: House) -> None:
     ]
 
 
+def test_a_lost_outbox_whose_first_record_is_metrics_sends_nothing_twice(
+    house: House, tmp_path: Path
+) -> None:
+    house.start(0)
+    house.log(0, 1, 10)
+    house.deliver()
+    house.outbox.close()
+    house.outbox = Outbox(tmp_path / "another")
+    house.delivery = house.new_delivery()
+    house.log(0, 1, 20)
+    house.deliver()
+    wanted = {(k, r.step) for r in house.module.lines(0, 1, 20) for k in r.metrics}
+    assert sorted((key, step) for key, step, _ in house.server.points(0)) == sorted(wanted)
+
+
 def test_artifacts_arrive_under_their_path(house: House, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"content")
     house.outbox.append_artifact(0, tmp_path / "x", "figures/loss.png")

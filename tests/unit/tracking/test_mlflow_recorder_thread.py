@@ -125,13 +125,13 @@ def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
     stand_in.MlflowServer = lambda *_: server  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tracking.mlflow_server", stand_in)
     for _ in range(2):
-        assert sync("unused", None, "x", "s1", tmp_path / "outbox", timeout=10) == 0
+        assert sync("unused", None, "x", "s1", tmp_path / "outbox", patience=10) == 0
         assert server.points(0) == disk_server.expected(0)
         assert server.runs(0)[0][0] == "FINISHED"
 
 
 def test_sync_of_nothing_creates_nothing(tmp_path: Path) -> None:
-    assert sync("http://nowhere.invalid", None, "x", "s1", tmp_path / "outbox", timeout=10) == 0
+    assert sync("http://nowhere.invalid", None, "x", "s1", tmp_path / "outbox", patience=10) == 0
     assert not (tmp_path / "outbox").exists()
 
 

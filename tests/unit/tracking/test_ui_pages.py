@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tracking.ui import compare_page, runs_page, start_server
+from tracking.ui import compare_page, metrics_page, runs_page, start_server
 
 
 def test_the_runs_page_orders_by_a_metric() -> None:
@@ -18,12 +18,26 @@ def test_the_runs_page_orders_by_a_metric() -> None:
 
 
 def test_the_compare_page_names_runs_and_experiment() -> None:
-    url = compare_page("http://h:1", ["a1", "b2"], "12")
+    url = compare_page("http://h:1", ["a1", "b2"], ["12"])
     path, query = urlsplit(url).fragment.split("?")
     assert path == "/compare-runs"
     assert {key: json.loads(value) for key, [value] in parse_qs(query).items()} == {
         "runs": ["a1", "b2"],
         "experiments": ["12"],
+    }
+
+
+def test_the_metric_page_names_the_curves() -> None:
+    url = metrics_page("http://h:1/", ["a1"], ["12", "7"], ["val/loss", "train/loss"])
+    path, query = urlsplit(url).fragment.split("?")
+    assert path == "/metric"
+    found = parse_qs(query)
+    assert found.pop("x_axis") == ["step"]
+    assert {key: json.loads(value) for key, [value] in found.items()} == {
+        "runs": ["a1"],
+        "metric": "val/loss",
+        "experiments": ["12", "7"],
+        "plot_metric_keys": ["val/loss", "train/loss"],
     }
 
 

@@ -1,0 +1,180 @@
+"""The commands that only look. Each but the report answers within a second, also on a thousand
+trials, so nothing that is slow to import may be imported for them.
+
+What must not live here: anything that changes a sweep.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sweeps.console import (
+    AsJson,
+    Name,
+    Root,
+    err,
+    fail,
+    input_errors,
+    out,
+    show_found,
+    view_of,
+)
+from sweeps.exits import LATE, NO_SUCCESS
+
+
+def list_command(root: Root = None, as_json: AsJson = False) -> None:
+    """List the sweeps below the root."""
+    from sweeps import display
+    from sweeps.layout import LedgerError, list_sweeps, resolve_root
+    from sweeps.results import SweepView
+    from sweeps.revisions import RevisionError
+
+    with input_errors():
+        found = []
+        for paths in list_sweeps(resolve_root(root)):
+            try:
+                found.append(SweepView(paths).status())
+            except (RevisionError, LedgerError) as error:
+                # the others are shown nevertheless
+                display.sentence(err, str(error), style="yellow")
+    show_found(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
+
+
+def status(
+    name: Name,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep looking until the sweep stops.")
+    ] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a sweep has come."""
+    from sweeps import display
+
+    if watch and not as_json:
+        with input_errors():
+            display.watch(out, lambda: view_of(name, root))
+        return
+    with input_errors():
+        found = view_of(name, root).status()
+    show_found(found, as_json, lambda: display.status(found))
+
+
+def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
+    """Show a sweep's trials."""
+    from sweeps import display
+
+    with input_errors():
+        view = view_of(name, root)
+        found = view.trials()
+    show_found(found, as_json, lambda: display.trials(found, view.spec))
+
+
+def show(
+    name: Name,
+    trial: Annotated[int, typer.Argument(help="The trial's number.", show_default=False)],
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one trial: parameters, reports, end, reason and files."""
+    from sweeps import display
+
+    with input_errors():
+        view = view_of(name, root)
+        record = view.record(trial)
+        found = {
+            **view.trial(record),
+            "reports": view.ledger.reports_of(trial),
+            "accumulation": record.accumulation,
+            "traceback": record.traceback,
+            "directory": str(view.paths.trial(trial)),
+        }
+    show_found(found, as_json, lambda: display.trial(found, view.spec))
+
+
+def best(
+    name: Name,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            metavar="DIR",
+            help="Write its weights and configuration there.",
+            show_default=False,
+        ),
+    ] = None,
+    register: Annotated[
+        str | None,
+        typer.Option(
+            "--register",
+            metavar="MODEL",
+            help="Put it into MLflow's model registry under this name, as `best`.",
+            show_default=False,
+        ),
+    ] = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the best trial, export it, or register its model."""
+    from sweeps import display
+    from sweeps.results import NoBest, NoVersion, register_best
+
+    with input_errors():
+        view = view_of(name, root)
+        try:
+            found = view.best()
+            written = view.export_best(export) if export is not None else []
+            if register is not None:
+                with err.status("registering"):
+                    version = register_best(view.paths, register)
+                found["registered"] = {"model": register, "version": version}
+        except NoBest as error:
+            fail(str(error), code=NO_SUCCESS)
+        except NoVersion as error:
+            fail(str(error), code=LATE)
+    show_found(found, as_json, lambda: display.best(found, view.spec, written))
+
+
+def compare(
+    names: Annotated[list[str], typer.Argument(help="The sweeps' names.", show_default=False)],
+    top: Annotated[int, typer.Option(min=1, help="How many leaders of each sweep.")] = 5,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the leaders of one or several sweeps, and in what they differ."""
+    from sweeps import compare, display
+
+    with input_errors():
+        found = compare.compare([view_of(name, root) for name in dict.fromkeys(names)], top=top)
+    show_found(found, as_json, lambda: display.comparison(found))
+    if not as_json:
+        display.pages(out, found)
+
+
+def report(
+    name: Name,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Where to write; default: NAME-report.html here.",
+            show_default=False,
+        ),
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Write a page with all figures of a sweep, also while it runs; it opens offline."""
+    from sweeps.results import NoReport, draw_report
+
+    with input_errors():
+        view = view_of(name, root)
+        try:
+            with err.status("drawing"):
+                written = draw_report(view.paths, output or Path(f"{name}-report.html"))
+        except NoReport as problem:
+            fail(str(problem), code=LATE)
+    out.print(f"wrote {written}", highlight=False, soft_wrap=True)

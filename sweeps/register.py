@@ -1,0 +1,75 @@
+"""A sweep's best model, put into the model registry.
+
+    python -m sweeps.register ROOT NAME MODEL
+
+prints the version, in a program of its own: torch and MLflow take seconds to import. What must not
+live here: how a model is built (`trainable`), or kept (`tracking`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from sweeps.layout import SweepPaths, tracking_uri
+from sweeps.results import NoBest, SweepView
+from tracking.registry import NotRegistered, register_model
+from trainable.checkpoint import CheckpointStore
+from trainable.errors import TrainingError
+from trainable.export import load_model
+
+
+def register_best(view: SweepView, model: str) -> str:
+    """Register the best trial's model under a name.
+
+    Returns:
+        The version.
+
+    Raises:
+        NoBest: No trial has completed, or it saved no weights.
+        NotRegistered: The sweep's run does not exist yet, or the registry refuses.
+        TrainingError: The model cannot be built again.
+    """
+    record = view.best_record()
+    if record is None:
+        raise NoBest(f"sweep '{view.paths.name}' has no complete trial yet")
+    generation = CheckpointStore(view.paths.trial(record.number)).best()
+    if generation is None:
+        raise NoBest(f"trial {record.number} of '{view.paths.name}' saved no evaluated checkpoint")
+    run_id = view.delivered.sweep_run_id
+    if run_id is None:
+        raise NotRegistered(
+            f"the run of sweep '{view.paths.name}' is not at the tracking store yet, and a model "
+            f"belongs to a run; deliver it with: sweep sync {view.paths.name}"
+        )
+    config = view.spec.trial_config(record.number, record.params)
+    with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints
+        built, inputs = load_model(config, generation.path)
+        return register_model(
+            view.spec.tracking.uri or tracking_uri(view.paths.root),
+            run_id,
+            model,
+            built,
+            inputs,
+            digest=generation.sha256,
+            tags={
+                "gradsweep.sweep_id": view.ledger.sweep_id,
+                "gradsweep.trial": str(record.number),
+                view.spec.metric: repr(record.value),
+            },
+        )
+
+
+def main(arguments: list[str]) -> None:
+    """Register as the module's docstring says."""
+    root, name, model = arguments
+    try:
+        version = register_best(SweepView(SweepPaths(Path(root), name)), model)
+    except (NoBest, NotRegistered, TrainingError) as error:
+        sys.exit(str(error))
+    print(version)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,159 @@
+"""A sweep as one page that needs nothing but a browser: `report.html`.
+
+    python -m sweeps.report ROOT NAME TARGET
+
+writes it in a program of its own, because what draws it (Plotly, Optuna) would stay in the
+driver's memory. What must not live here: how the page is put together (`report_page`), and
+anything that is not read from the ledger and the trials' rows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import optuna
+from optuna.trial import FrozenTrial, create_trial
+
+from sweeps.compare import compare
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ledger
+from sweeps.report_figures import FIGURES, Figure, NotEnough, SweepData
+from sweeps.report_page import Section, escape, page, table
+from sweeps.results import STATES, SweepView, format_number
+
+_LEADERS = 10
+
+
+def write_report(paths: SweepPaths, target: Path) -> None:
+    """Write a sweep's report.
+
+    Args:
+        paths: The sweep; it may be running.
+        target: The file; its directory is made when missing.
+
+    Raises:
+        UnknownSweep: There is no such sweep.
+        LedgerError: Its ledger cannot be read.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of each trial that it leaves out
+    sweep = _read(paths)
+    drawn = [_draw(sweep, figure) for figure in FIGURES]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = page(sweep.spec.name, _summary(sweep), [_leaders(sweep), *drawn, _failures(sweep)])
+    target.write_text(text, encoding="utf-8")
+
+
+def _read(paths: SweepPaths) -> SweepData:
+    view = SweepView(paths)
+    keys = list(dict.fromkeys(key for r in view.records for key in (*view.spec.space, *r.params)))
+    last = Counter(key.rsplit(".", 1)[-1] for key in keys)
+    names = {k: short if last[short := k.rsplit(".", 1)[-1]] == 1 else k for k in keys}
+    study = optuna.create_study(direction="minimize" if view.ledger.minimize else "maximize")
+    # Those that were added since the view was taken are left out.
+    known = Ledger.open(paths.ledger).frozen_trials()[: len(view.records)]
+    study.add_trials([_renamed(trial, names) for trial in known])
+    states = {record.number: view.trial_state(record) for record in view.records}
+    return SweepData(view, study, names, states, view.ledger.reports())
+
+
+def _renamed(trial: FrozenTrial, names: Mapping[str, str]) -> FrozenTrial:
+    return create_trial(
+        state=trial.state,
+        value=trial.value,
+        params={names[key]: value for key, value in trial.params.items()},
+        distributions={names[key]: value for key, value in trial.distributions.items()},
+    )
+
+
+def _draw(sweep: SweepData, figure: Figure) -> Section:
+    try:
+        drawn = figure.draw(sweep)
+    except NotEnough as missing:
+        body = f"<p class=missing>Not drawn: {escape(str(missing))}.</p>"
+    else:
+        drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
+        config = {"responsive": True, "displaylogo": False}
+        body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
+    return Section(figure.title, figure.sentence, body)
+
+
+# -- words and tables -----------------------------------------------------------------------------
+
+
+def _summary(sweep: SweepData) -> list[str]:
+    spec, counts = sweep.spec, Counter(sweep.states.values())
+    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    early = spec.early_stopping.scheduler
+    lines = [
+        f"{len(sweep.view.records)} of {spec.trials} trials: {told or 'none yet'}",
+        f"{spec.mode} of {spec.metric} over {spec.budget.epochs} epochs; sampler "
+        f"{spec.search.sampler}; early stopping {early}",
+    ]
+    best = sweep.view.best_record()
+    if best is not None:
+        params = ", ".join(f"{k} {format_number(v)}" for k, v in best.params.items())
+        lines.append(f"best: trial {best.number} with {format_number(best.value)} ({params})")
+    return [*lines, f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"]
+
+
+def _leaders(sweep: SweepData) -> Section:
+    found = compare([sweep.view], top=_LEADERS)
+    keys = list(sweep.spec.space)
+    rows = [
+        [
+            str(one["number"]),
+            one["state"],
+            format_number(one["value"]),
+            str(one["epoch"]),
+            str(one["attempts"]),
+            "-" if one["clip_fraction"] is None else f"{one['clip_fraction']:.0%}",
+            *(format_number(one["params"].get(key)) for key in keys),
+        ]
+        for one in found["leaders"]
+    ]
+    heads = ["trial", "state", sweep.spec.metric, "epoch", "attempts", "clipped"]
+    heads += [sweep.names.get(key, key) for key in keys]
+    sentence = (
+        f"The best {_LEADERS} trials at most, complete ones first: a trial that was stopped early "
+        "is never ranked as if its value were final."
+    )
+    return Section("Leaders", sentence, table(heads, rows))
+
+
+def _failures(sweep: SweepData) -> Section:
+    failed = [record for record in sweep.view.records if record.state == "failed"]
+    if not failed:
+        return Section("Failures", "No trial failed.", "")
+    rows = [
+        [
+            str(record.number),
+            record.reason or "no reason was given",
+            str(record.epoch),
+            str(record.step),
+            ", ".join(
+                f"{sweep.names[key]} {format_number(value)}"
+                for key, value in record.params.items()
+            ),
+        ]
+        for record in failed
+    ]
+    sentence = f"{len(failed)} trials failed; the traceback of one: sweep show NAME TRIAL."
+    return Section(
+        "Failures", sentence, table(["trial", "reason", "epoch", "step", "parameters"], rows)
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write a report as the module's docstring says."""
+    root, name, target = arguments
+    os.nice(19)  # nobody who trains shall wait for a picture
+    write_report(SweepPaths(Path(root), name), Path(target))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,318 @@
+"""The figures of a sweep's report, each with a sentence that says what one sees.
+
+Optuna draws what only needs its study; the others show what a study does not know: how trials
+ended, and what they logged. What must not live here: words and tables (`report`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import optuna
+import plotly.graph_objects as go
+from optuna import visualization
+from optuna.trial import FrozenTrial, TrialState
+
+from sweeps.compare import clip_fraction
+from sweeps.ledger_view import TrialSummary
+from sweeps.results import STATES, SweepView, format_number
+from sweeps.spec import SweepSpec
+
+COLOURS = {
+    "complete": "#1a7f37",
+    "pruned": "#8c959f",
+    "failed": "#cf222e",
+    "running": "#0969da",
+    "waiting": "#bf8700",
+}
+_PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
+_MAX_NORM = "train.clip.max_norm"
+_MOST_AXES = 3
+"""Parameters of the contours: each pair of them is a picture."""
+_MOST_POINTS = 200
+"""Of one learning curve."""
+
+
+@dataclass(frozen=True)
+class SweepData:
+    """What everything is drawn from, read once."""
+
+    view: SweepView
+    study: optuna.Study
+    names: Mapping[str, str]
+    """Parameters by their full name, as they are called on axes."""
+    states: Mapping[int, str]
+    curves: Mapping[int, Mapping[int, float]]
+
+    @property
+    def spec(self) -> SweepSpec:
+        return self.view.spec
+
+    @property
+    def complete(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+
+class NotEnough(Exception):
+    """There is too little to draw a figure from; the message says what is missing."""
+
+
+class Figure(NamedTuple):
+    """One figure of the report."""
+
+    title: str
+    sentence: str
+    """What one sees."""
+    draw: Callable[[SweepData], go.Figure]
+    """Draws it, or raises `NotEnough`."""
+
+
+def _needs(sweep: SweepData, at_least: int) -> None:
+    found = len(sweep.complete)
+    if found < at_least:
+        raise NotEnough(f"it needs {at_least} complete trials, and there are {found}")
+
+
+def _axes(sweep: SweepData) -> list[str]:
+    """The parameters that were drawn with more than one value, the usual ones first."""
+    keys = [*(k for k in _PREFERRED if k in sweep.names), *sweep.names]
+    names = dict.fromkeys(sweep.names[key] for key in keys)
+    found = {name: {repr(t.params.get(name)) for t in sweep.complete} for name in names}
+    axes = [name for name, values in found.items() if len(values) > 1]
+    if not axes:
+        raise NotEnough("the complete trials do not differ in any parameter")
+    return axes
+
+
+def _history(sweep: SweepData) -> go.Figure:
+    _needs(sweep, 1)
+    figure = visualization.plot_optimization_history(sweep.study, target_name=sweep.spec.metric)
+    # A step, not a slope: the best value changes with a trial, and not between two.
+    return figure.update_traces(line={"shape": "hv"}, selector={"mode": "lines"})
+
+
+def _parallel(sweep: SweepData) -> go.Figure:
+    _needs(sweep, 2)
+    return visualization.plot_parallel_coordinate(
+        sweep.study, params=_axes(sweep), target_name=sweep.spec.metric
+    )
+
+
+def _slices(sweep: SweepData) -> go.Figure:
+    _needs(sweep, 2)
+    return visualization.plot_slice(
+        sweep.study, params=_axes(sweep), target_name=sweep.spec.metric
+    )
+
+
+def _contours(sweep: SweepData) -> go.Figure:
+    _needs(sweep, 3)
+    axes = _axes(sweep)[:_MOST_AXES]
+    if len(axes) < 2:
+        raise NotEnough("the complete trials differ in one parameter alone")
+    figure = visualization.plot_contour(sweep.study, params=axes, target_name=sweep.spec.metric)
+    return figure.update_layout(height=820 if len(axes) > 2 else 480)
+
+
+def _importance(sweep: SweepData) -> go.Figure:
+    _needs(sweep, 4)
+    values = {t.value for t in sweep.complete if t.value is not None and math.isfinite(t.value)}
+    if len(values) < 2:
+        raise NotEnough("the complete trials do not differ in their value")
+    shared = set.intersection(*(set(t.params) for t in sweep.complete))
+    axes = [name for name in _axes(sweep) if name in shared]
+    if not axes:
+        raise NotEnough("there is no parameter that all complete trials have")
+    return visualization.plot_param_importances(
+        sweep.study,
+        evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
+        params=axes,
+        target_name=sweep.spec.metric,
+    )
+
+
+def _learning_curves(sweep: SweepData) -> go.Figure:
+    if not any(sweep.curves.values()):
+        raise NotEnough("no trial has reported a value")
+    best = sweep.view.best_record()
+    figure = go.Figure()
+    for state in STATES:
+        numbers = [n for n, s in sweep.states.items() if s == state and sweep.curves[n]]
+        if numbers:
+            figure.add_trace(_lines(sweep, numbers, state, COLOURS[state], width=1.2))
+    if best is not None:
+        figure.add_trace(_lines(sweep, [best.number], "best", "#000000", width=2.5))
+    finite = [v for c in sweep.curves.values() for v in c.values() if math.isfinite(v)]
+    if finite and min(finite) > 0 and max(finite) > 10 * min(finite):
+        figure.update_yaxes(type="log")
+    figure.update_xaxes(title="epoch")
+    return figure.update_yaxes(title=sweep.spec.metric)
+
+
+def _lines(
+    sweep: SweepData, numbers: Iterable[int], name: str, colour: str, *, width: float
+) -> go.Scatter:
+    """One trace for many trials: a browser draws five traces at once, and not a thousand."""
+    x: list[int | None] = []
+    y: list[float | None] = []
+    text: list[str] = []
+    for number in numbers:
+        curve = _thinned(sorted(sweep.curves[number].items()))
+        x += [*(epoch for epoch, _ in curve), None]
+        y += [*(value if math.isfinite(value) else None for _, value in curve), None]
+        text += [f"trial {number}"] * (len(curve) + 1)
+    return go.Scatter(
+        x=x,
+        y=y,
+        text=text,
+        name=name,
+        mode="lines+markers",
+        marker={"size": 4},
+        line={"color": colour, "width": width},
+        hovertemplate="%{text}, epoch %{x}: %{y:.4g}",
+    )
+
+
+def _thinned(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most so many points of a curve as can be seen, its ends among them."""
+    step = max(1, math.ceil(len(curve) / _MOST_POINTS))
+    kept = list(curve[::step])
+    return kept if not curve or kept[-1] == curve[-1] else [*kept, curve[-1]]
+
+
+def rungs(spec: SweepSpec) -> list[int]:
+    """Return the epochs at which early stopping decides, and the last one."""
+    early, found = spec.early_stopping, []
+    epoch = early.grace_epochs
+    while early.scheduler != "none" and epoch < spec.budget.epochs:
+        found.append(epoch)
+        epoch *= early.reduction
+    return [*found, spec.budget.epochs]
+
+
+def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list[int]]:
+    """Count what became of the trials that reached each rung.
+
+    Returns:
+        By fate, one number for each rung: those that reached the next one, and those that have
+        their end or are under way in between, by state. A rung's numbers add up to those that
+        reached it.
+    """
+    levels = rungs(spec)
+    counts: dict[str, list[int]] = {"went on": [0] * len(levels)}
+    for record in records:
+        for index, epoch in enumerate(levels):
+            if record.epoch < epoch:
+                break
+            is_last = index == len(levels) - 1 or record.epoch < levels[index + 1]
+            fate = record.state if is_last else "went on"
+            counts.setdefault(fate, [0] * len(levels))[index] += 1
+    return counts
+
+
+def _survival(sweep: SweepData) -> go.Figure:
+    if sweep.spec.early_stopping.scheduler == "none":
+        raise NotEnough("this sweep stops no trial early")
+    labels = [f"epoch {epoch}" for epoch in rungs(sweep.spec)]
+    figure = go.Figure()
+    for fate, counts in survival(sweep.spec, sweep.view.records).items():
+        colour = COLOURS.get(fate, "#54aeff")
+        shown = [str(count) if count else "" for count in counts]
+        figure.add_trace(
+            go.Bar(x=labels, y=counts, name=fate, text=shown, marker={"color": colour})
+        )
+    figure.update_yaxes(title="trials", dtick=max(1, len(sweep.view.records) // 10))
+    return figure.update_layout(barmode="stack")
+
+
+def _clipping(sweep: SweepData) -> go.Figure:
+    if _MAX_NORM not in sweep.names:
+        raise NotEnough(f"{_MAX_NORM} was not searched")
+    clipped = [
+        (record, share)
+        for record in sweep.view.records
+        if isinstance(record.params.get(_MAX_NORM), int | float)
+        and (share := clip_fraction(sweep.view.paths.trial(record.number))) is not None
+    ]
+    if not clipped:
+        raise NotEnough("no trial has logged how often it was clipped")
+    figure = go.Figure()
+    for state in STATES:
+        found = [(r, share) for r, share in clipped if sweep.states[r.number] == state]
+        if found:
+            figure.add_trace(
+                go.Scatter(
+                    x=[record.params[_MAX_NORM] for record, _ in found],
+                    y=[share for _, share in found],
+                    text=[
+                        f"trial {r.number}, {sweep.spec.metric} {format_number(r.value)}"
+                        for r, _ in found
+                    ],
+                    name=state,
+                    mode="markers",
+                    marker={"color": COLOURS[state], "size": 8},
+                    hovertemplate="%{text}<br>max_norm %{x:.4g}: %{y:.0%} clipped",
+                )
+            )
+    log = getattr(sweep.spec.space.get(_MAX_NORM), "name", "").startswith("log")
+    figure.update_xaxes(title=_MAX_NORM, type="log" if log else "linear")
+    return figure.update_yaxes(title="steps clipped", tickformat=".0%", range=[-0.03, 1.03])
+
+
+FIGURES = (
+    Figure(
+        "History",
+        "Each dot is a complete trial, in the order in which they began; the line is the "
+        "best value so far: where it is flat, the search found nothing better.",
+        _history,
+    ),
+    Figure(
+        "Learning curves",
+        "The metric after each epoch, one line per trial, coloured by how it "
+        "ended; the black line is the best complete trial. Grey lines that end early were "
+        "stopped to save time, and their last value is no final one.",
+        _learning_curves,
+    ),
+    Figure(
+        "Survival from rung to rung",
+        "How many trials reached each rung of early stopping, and what became of them "
+        "there: a sound search stops many early and sends the best to the end.",
+        _survival,
+    ),
+    Figure(
+        "Parallel coordinates",
+        "Each line is a complete trial, from its parameters to its value: the darker, the "
+        "better. Drag along an axis to keep only some lines. Parameters that were searched on "
+        "a logarithmic scale have a logarithmic axis.",
+        _parallel,
+    ),
+    Figure(
+        "Slices",
+        "Value against one parameter at a time; darker dots came later in the search.",
+        _slices,
+    ),
+    Figure(
+        "Contours",
+        "Value over two parameters at a time, interpolated between the complete trials "
+        "(dots): a long valley means that one parameter makes up for the other.",
+        _contours,
+    ),
+    Figure(
+        "Importance",
+        "How much of the value's variation each parameter explains by itself and together "
+        "with others (fANOVA over the complete trials): what to search more finely, and "
+        "what may be fixed.",
+        _importance,
+    ),
+    Figure(
+        "Clipping",
+        "The share of a trial's steps whose gradients were clipped, against the norm they "
+        "were clipped to: near 100 % the norm, not the learning rate, decides the step; at 0 % "
+        "it is never reached.",
+        _clipping,
+    ),
+)
+"""In the order of the page."""

@@ -1,0 +1,91 @@
+"""Putting a report's page together: one file of HTML that asks nothing of any other place.
+
+What must not live here: what is shown (`report`).
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from plotly.offline import get_plotlyjs
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; margin: 0 auto; max-width: 1200px;
+       padding: 24px; }
+h1 { font-size: 26px; margin: 0 0 8px; } h2 { font-size: 19px; margin: 40px 0 4px; }
+header p { margin: 2px 0; } nav { margin: 16px 0; } nav a { margin-right: 14px; color: #0969da; }
+section > p { color: #59636e; max-width: 900px; margin: 0 0 8px; }
+section > p.missing { color: #9a6700; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 4px 14px 4px 0; border-bottom: 1px solid #d1d9e0;
+         white-space: nowrap; }
+td.long { white-space: pre-wrap; }
+"""
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; "
+    "style-src 'unsafe-inline'; img-src data: blob:"
+)
+"""Nothing is asked of another place, whatever a name or a reason holds."""
+
+_LONG = 40  # characters of a cell that is wrapped
+
+
+class Section(NamedTuple):
+    """One part of the page."""
+
+    title: str
+    sentence: str
+    """Plain text: what one sees."""
+    body: str
+    """HTML."""
+
+
+def escape(text: str) -> str:
+    """Return a text as HTML shows it."""
+    return html.escape(text)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of texts."""
+    head = "".join(f"<th>{escape(one)}</th>" for one in heads)
+    body = "".join(
+        "<tr>" + "".join(f"<td{_kind(cell)}>{escape(cell)}</td>" for cell in row) + "</tr>\n"
+        for row in rows
+    )
+    return f"<div class=wide><table><tr>{head}</tr>\n{body}</table></div>"
+
+
+def page(title: str, facts: Sequence[str], sections: Sequence[Section]) -> str:
+    """Return the page.
+
+    Args:
+        title: The sweep's name.
+        facts: Plain lines below it.
+        sections: In the order of the page.
+    """
+    links = "".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
+    body = "\n".join(
+        f'<section id="{_anchor(s.title)}"><h2>{escape(s.title)}</h2>'
+        f"<p>{escape(s.sentence)}</p>\n{s.body}</section>"
+        for s in sections
+    )
+    told = "".join(f"<p>{escape(fact)}</p>" for fact in facts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
+        f"<script>{get_plotlyjs()}</script></head>\n"
+        f"<body><header><h1>{escape(title)}</h1>{told}<nav>{links}</nav></header>\n"
+        f"{body}\n</body></html>\n"
+    )
+
+
+def _anchor(title: str) -> str:
+    return escape(title.lower().replace(" ", "-"))
+
+
+def _kind(cell: str) -> str:
+    return " class=long" if len(cell) > _LONG else ""

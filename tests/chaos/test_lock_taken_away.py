@@ -1,0 +1,18 @@
+"""Row 27: the lock's file is removed under a living driver, as a careless clean-up does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_says_how_to_go_on
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(27, "the lock is removed under a driver, and another one takes the sweep")
+def test_row_27_lock_removed(references: References, sandbox: Sandbox) -> None:
+    driver, _ = sandbox.run_to("forward", 20)
+    sandbox.paths.lock.unlink()
+    sandbox.probe.let_go("forward-20")
+    ended = driver.wait()
+    assert_says_how_to_go_on(ended, 4, "was removed or replaced under this driver")
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())

@@ -1,0 +1,175 @@
+"""The report in a real browser: it asks nothing of anyone, and shows what the ledger holds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from sweeps.results import NoReport, draw_report
+from tests.integration.browser import open_page, require_chromium
+from tests.unit.sweeps.made_sweep import MadeSweep
+from trainable.history import Row
+
+SPACE = (
+    "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}, "
+    "train.schedule.warmup: {uniform: [0.0, 0.3]}, "
+    "train.clip.max_norm: {loguniform: [0.1, 10]}}"
+)
+EARLY = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}"
+COMPLETE, PRUNED = 8, 6
+EVIL = "oom: </script><script>document.title = 'taken over'</script>"
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> MadeSweep:
+    """Eight complete trials, each better than the last; six pruned ones; one that failed."""
+    made = MadeSweep(tmp_path_factory.mktemp("report"), space=SPACE, more=EARLY)
+    for number in range(COMPLETE):
+        made.add("complete", *(1.0 - 0.1 * number + 0.5 / epoch for epoch in range(1, 11)))
+        made.log(
+            number,
+            *(
+                Row(10 * e, 0, {"train/clip_fraction": number / 10, "epoch": float(e)})
+                for e in range(1, 11)
+            ),
+        )
+    for _ in range(PRUNED):
+        made.add("pruned", 3.0)
+    made.add("failed", reason=EVIL)
+    return made
+
+
+@pytest.fixture(scope="module")
+def page(sweep: MadeSweep) -> Iterator[Page]:
+    require_chromium()
+    written = draw_report(sweep.paths, sweep.paths.root / "report.html")
+    with open_page(written.as_uri(), height=6000) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.reload()
+        page.wait_for_function("document.querySelectorAll('.main-svg').length > 10")
+        assert asked == [written.as_uri()]
+        yield page
+
+
+def _traces(page: Page, title: str) -> dict[str, Any]:
+    """The traces of a section's figure by name, as the browser holds them."""
+    found = page.locator("section", has=page.locator("h2", has_text=title))
+    return {
+        trace["name"]: trace
+        for trace in found.locator(".js-plotly-plot").evaluate(
+            "plot => plot._fullData.map(t => ({name: t.name, type: t.type, text: t.text, "
+            "x: Array.from(t.x || []), y: Array.from(t.y || [])}))"
+        )
+    }
+
+
+@pytest.mark.browser
+def test_every_figure_is_drawn(page: Page) -> None:
+    assert page.locator("h2").all_inner_texts() == [
+        "Leaders",
+        "History",
+        "Learning curves",
+        "Survival from rung to rung",
+        "Parallel coordinates",
+        "Slices",
+        "Contours",
+        "Importance",
+        "Clipping",
+        "Failures",
+    ]
+    assert page.locator(".missing").count() == 0
+    assert page.locator(".js-plotly-plot").count() == 8
+    assert page.title() == "small"
+
+
+@pytest.mark.browser
+def test_the_words_and_tables_say_what_happened(page: Page) -> None:
+    text = page.locator("header").inner_text()
+    assert "15 of 3 trials: 8 complete, 6 pruned, 1 failed" in text
+    assert "best: trial 7 with 0.35 " in text
+    rows = page.locator("#leaders tr").all_inner_texts()
+    assert len(rows) == 1 + 10
+    assert rows[1].split("\t")[:6] == ["7", "complete", "0.35", "10", "0", "70%"]
+    assert rows[9].split("\t")[1] == "pruned"
+    assert page.locator("#failures td").nth(1).inner_text() == EVIL
+
+
+@pytest.mark.browser
+def test_the_history_falls_to_the_best(page: Page, sweep: MadeSweep) -> None:
+    traces = _traces(page, "History")
+    best = sweep.view.best_record()
+    assert best is not None
+    assert traces["val/loss"]["x"] == list(range(COMPLETE))
+    assert traces["Best Value"]["y"][-1] == pytest.approx(best.value)
+
+
+@pytest.mark.browser
+def test_curves_are_coloured_by_state(page: Page) -> None:
+    traces = _traces(page, "Learning curves")
+    assert set(traces) == {"complete", "pruned", "best"}
+    # each curve ends with a gap before the next one
+    assert len(traces["complete"]["y"]) == COMPLETE * (10 + 1)
+    assert len(traces["pruned"]["y"]) == PRUNED * (1 + 1)
+    assert set(traces["best"]["text"]) == {"trial 7"}
+
+
+@pytest.mark.browser
+def test_survival_adds_up(page: Page) -> None:
+    traces = _traces(page, "Survival")
+    assert traces["went on"]["x"] == ["epoch 1", "epoch 3", "epoch 9", "epoch 10"]
+    assert traces["went on"]["y"] == [8, 8, 8, 0]
+    assert traces["pruned"]["y"] == [6, 0, 0, 0]
+    assert traces["complete"]["y"] == [0, 0, 0, 8]
+
+
+@pytest.mark.browser
+def test_parallel_coordinates_have_an_axis_for_each_parameter(page: Page) -> None:
+    axes = dict(
+        page.locator("#parallel-coordinates .js-plotly-plot").evaluate(
+            "plot => plot.data[0].dimensions.map(d => [d.label, Array.from(d.ticktext || [])])"
+        )
+    )
+    assert list(axes) == ["val/loss", "lr", "max_norm", "warmup"]
+    assert "0.01" in axes["lr"]  # a logarithmic axis has its powers of ten
+    assert "0.01" not in axes["warmup"]
+
+
+@pytest.mark.browser
+def test_clipping_is_the_mean_over_the_run(page: Page, sweep: MadeSweep) -> None:
+    traces = _traces(page, "Clipping")
+    assert set(traces) == {"complete"}
+    assert traces["complete"]["y"] == pytest.approx([n / 10 for n in range(COMPLETE)])
+    norms = [t.params["train.clip.max_norm"] for t in sweep.view.records[:COMPLETE]]
+    assert traces["complete"]["x"] == pytest.approx(norms)
+
+
+@pytest.mark.browser
+def test_importances_are_shares_of_one(page: Page) -> None:
+    (shares,) = _traces(page, "Importance").values()
+    assert sorted(shares["y"]) == ["lr", "max_norm", "warmup"]
+    assert sum(shares["x"]) == pytest.approx(1.0)
+    assert statistics.fmean(shares["x"]) > 0
+
+
+def test_a_young_sweep_has_a_report_that_says_what_is_missing(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    sweep.add("complete", 0.5, 0.4)
+    sweep.add("failed", reason=EVIL)
+    written = draw_report(sweep.paths, tmp_path / "new" / "report.html").read_text()
+    assert "2 of 3 trials: 1 complete, 1 failed" in written
+    assert "it needs 2 complete trials, and there are 1" in written
+    assert "train.clip.max_norm was not searched" in written
+    assert "this sweep stops no trial early" in written
+    assert EVIL not in written
+
+
+def test_a_report_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file where the directory should be")
+    with pytest.raises(NoReport, match="FileExistsError"):
+        draw_report(MadeSweep(tmp_path).paths, tmp_path / "taken" / "report.html")

@@ -1,0 +1,154 @@
+"""A tracking address that cannot be used is told before anything exists; offline it is not asked,
+and `sweep sync` delivers afterwards.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from sweeps.lock import SweepLock
+from tests.integration.commandline import SMALL, CommandLine
+from tracking.probe import TrackingUnusable, probe
+
+TINY = re.sub("early_stopping: .*", "early_stopping: {scheduler: none}", SMALL)
+TINY = TINY.replace("trials: 4", "trials: 2").replace("epochs: 4", "epochs: 1")
+
+
+@contextmanager
+def _server(answer: Callable[[str, str], tuple[int, str]]) -> Iterator[str]:
+    """A server that answers as scripted, given the path and the `Authorization` header."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, text = answer(self.path, self.headers.get("Authorization", ""))
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *arguments: object) -> None:
+            del arguments
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _mlflow(version: str, path: str) -> tuple[int, str]:
+    return (200, version) if path == "/version" else (200, "{}")
+
+
+@pytest.fixture
+def nowhere() -> str:
+    """An address at which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_a_server_that_takes_the_credentials_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "right")
+    known = "Basic " + base64.b64encode(b"ada:right").decode()
+    with _server(lambda path, who: _mlflow("2.8.0", path) if who == known else (401, "")) as url:
+        probe(url)
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
+        with pytest.raises(TrackingUnusable, match=r"refuses the credentials \(HTTP 401\); set"):
+            probe(url)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda path, _: _mlflow("2.7.1", path), r"is MLflow 2\.7\.1; 2\.8 is the oldest"),
+        (lambda path, _: _mlflow("<html>", path), r"is MLflow of unknown version"),
+        (lambda *_: (404, "no such page"), r"does not answer as an MLflow server does"),
+    ],
+)
+def test_a_server_that_cannot_be_used(
+    answer: Callable[[str, str], tuple[int, str]], message: str
+) -> None:
+    with _server(answer) as url, pytest.raises(TrackingUnusable, match=message):
+        probe(url)
+
+
+def test_databases_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(TrackingUnusable, match=r"does not exist; mkdir -p "):
+        probe(f"sqlite:///{tmp_path}/missing/mlflow.db")
+    probe(f"sqlite:///{tmp_path}/mlflow.db")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(TrackingUnusable) as refused:
+        probe("mysql+nodriver://ada:hunter2@127.0.0.1:1/mlflow")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_refused_connection_ends_the_run_before_anything_exists(
+    cli: CommandLine, nowhere: str
+) -> None:
+    cli.write("tiny.yaml", TINY)
+    done = cli("run", "tiny.yaml", "--tracking-uri", nowhere)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"tracking.uri: {nowhere} does not answer ([Errno 111] Connection refused); "
+        "start the server, correct tracking.uri, "
+        "or run with --offline and deliver later with `sweep sync`\n"
+    )
+    assert not cli.root.exists()
+
+
+def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine) -> None:
+    cli.write("tiny.yaml", TINY)
+    done = cli("run", "tiny.yaml", "--offline")
+    assert done.returncode == 0, done.stderr
+    pending = cli.json("status", "small")["outbox_pending"]
+    assert pending > 0
+    assert f"{pending} records wait in the outbox; deliver them with: sweep sync" in done.stderr
+    assert f"{pending} records are not delivered" in cli.ok("status", "small")
+    assert not (cli.root / "mlflow.db").exists()
+
+    lock = SweepLock(cli.root / "small/lock")
+    lock.acquire()
+    refused = cli("sync", "small")
+    lock.release()
+    assert refused.returncode == 4
+    assert "already being run by process" in refused.stderr
+
+    assert cli.ok("sync", "small") == f"delivered {pending} records; 0 wait\n"
+    client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+
+    def everything() -> dict[str, object]:
+        return {
+            str(run.info.run_name): (
+                run.info.status,
+                sorted(run.data.tags.items()),
+                [
+                    (m.key, m.step, m.value)
+                    for key in sorted(run.data.metrics)
+                    for m in client.get_metric_history(run.info.run_id, key)
+                ],
+            )
+            for run in client.search_runs([experiment.experiment_id])
+        }
+
+    delivered = everything()
+    assert sorted(delivered) == ["small", "trial-0000", "trial-0001"]
+    assert cli.ok("sync", "small") == "delivered 0 records; 0 wait\n"
+    assert everything() == delivered

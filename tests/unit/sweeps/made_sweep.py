@@ -1,0 +1,68 @@
+"""A sweep's directory, made without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optuna.samplers import RandomSampler
+
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ending, Ledger
+from sweeps.results import SweepView
+from sweeps.revisions import write_spec
+from sweeps.spec import parse_spec
+from trainable.history import History, Row
+
+SPEC = """
+name: {name}
+task: digits
+metric: {metric}
+mode: min
+trials: 3
+budget: {{epochs: 10}}
+space: {space}
+{more}
+"""
+RATE = "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}"
+
+
+class MadeSweep:
+    """A sweep with a ledger to which trials are added by hand."""
+
+    def __init__(
+        self,
+        root: Path,
+        name: str = "small",
+        *,
+        space: str = RATE,
+        metric: str = "val/loss",
+        more: str = "",
+    ) -> None:
+        self.paths = SweepPaths(root, name)
+        text = SPEC.format(name=name, space=space, metric=metric, more=more)
+        self.spec = parse_spec(text, f"{name}.yaml")
+        self.paths.directory.mkdir(parents=True)
+        self.ledger = Ledger.create(self.paths.ledger, mode="min", sweep_id=f"id-{name}")
+        write_spec(self.paths.spec, self.spec)
+
+    def add(self, ending: Ending | None, *values: float, reason: str | None = None) -> int:
+        """Add a trial that reported `values` and so ended, or did not; returns its number."""
+        space = {key: value.to_optuna() for key, value in self.spec.space.items()}
+        sampler = RandomSampler(seed=len(self.ledger.trials()))
+        number = self.ledger.ask(space, sampler).number
+        for epoch, value in enumerate(values, start=1):
+            self.ledger.report(number, epoch=epoch, step=epoch * 10, value=value)
+        if ending is not None:
+            self.ledger.finish(number, ending, reason=reason)
+        return number
+
+    def log(self, number: int, *rows: Row) -> None:
+        """Write a trial's rows."""
+        self.paths.trial(number).mkdir(parents=True, exist_ok=True)
+        history = History(self.paths.trial(number))
+        history.append(rows)
+        history.close()
+
+    @property
+    def view(self) -> SweepView:
+        return SweepView(self.paths)
