@@ -132,6 +132,7 @@ def test_row_18_each_request_meets_each_fault(
     assert (left, proxy.count("log-batch")) == (0, before)
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(18, "every second request meets some fault")
 def test_row_18_no_request_is_safe(service: Service, proxy: Proxy, tmp_path: Path) -> None:
     sweep_id = uuid.uuid4().hex
