@@ -19,7 +19,13 @@ from sweeps import control
 from sweeps.corrections import catch_up
 from sweeps.curves import recorded
 from sweeps.facts import trial_facts
-from sweeps.failures import Failure, Hopeless, Losses, SameFailures
+from sweeps.failures import (
+    NOT_THE_TRIALS_DOING,
+    Failure,
+    Hopeless,
+    Losses,
+    SameFailures,
+)
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger import ACCUMULATION, SIGNALS, Ending, Ledger, TrialRecord
 from sweeps.parameters import searched, trial_parameters
@@ -187,6 +193,9 @@ class Bookkeeper(Callback):
             case "finished":
                 self._end(number, "complete")
                 self._failures.passed()
+            case "failed" if last["failure"]["kind"] in NOT_THE_TRIALS_DOING:
+                self._failures.stopped(number, Failure(**last["failure"]))
+                self._interrupt(number)
             case "failed":
                 self._fail(number, Failure(**last["failure"]))
             case "interrupted":

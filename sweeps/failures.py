@@ -10,6 +10,8 @@ from dataclasses import dataclass
 # Whether a loss diverges or the memory suffices depends on the parameters: that some trials fail
 # so is a result of the search and no reason to end it.
 _PARAMETERS_DOING = {"non_finite", "oom"}
+NOT_THE_TRIALS_DOING = {"storage", "fenced"}
+"""Kinds of failures after which a trial has no end: it goes on once what is wrong is put right."""
 
 
 _KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost"}
@@ -83,6 +85,10 @@ class SameFailures:
         numbers.append(number)
         if len(numbers) == self._limit and self.hopeless is None:
             self.hopeless = Hopeless(tuple(numbers), failure)
+
+    def stopped(self, number: int, failure: Failure) -> None:
+        """A trial could not go on, and neither could any other."""
+        self.hopeless = self.hopeless or Hopeless((number,), failure)
 
     def passed(self) -> None:
         """A trial got through: what failed before it is not wrong for all."""

@@ -296,9 +296,20 @@ def _open_storage(path: Path) -> optuna.storages.RDBStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Looking commands read while the driver writes; SQLite then waits for the other's transaction
     # instead of failing.
+    arguments = {"timeout": ledger_file.WAIT_SECONDS, "factory": _Durable}
     return optuna.storages.RDBStorage(
-        f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": ledger_file.WAIT_SECONDS}}
+        f"sqlite:///{path}", engine_kwargs={"connect_args": arguments}
     )
+
+
+class _Durable(sqlite3.Connection):
+    """Syncs the directory too once a transaction's journal is gone: otherwise a power loss may
+    bring the journal back, and with it take the transaction back.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.execute("PRAGMA synchronous = EXTRA")
 
 
 @contextlib.contextmanager

@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeVar
 from sweeps.layout import LedgerError
 from sweeps.ledger_file import reading
 
+SIGNALS = "signals"
+"""A trial's note: what deserved a look when it reported last."""
 ACCUMULATION = "accumulation"
 """A trial's note: its micro-batches per step, once they are not those of its configuration."""
-SIGNALS = "signals"
-"""A trial's note: what deserved a look when it reported last, in sentences."""
 Ending = Literal["complete", "pruned", "failed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "pruned", "failed")
 

@@ -54,8 +54,8 @@ ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
 
 _DELIVERY_SECONDS = 60.0
-_SILENCE_SECONDS = 10.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
+_SILENCE_SECONDS = 10.0
 
 _SECONDS_FOR_PICTURES = 10.0
 """What the end of a sweep waits for pictures of trials, beside the best one's weights."""
@@ -349,17 +349,17 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
     """Wait until the tracking server has everything, but not for ever, and after an interruption
     only as long as there is time; what is left is delivered by the next resume.
     """
-    left = _DELIVERY_SECONDS
     started = time.monotonic()
-    deadline = started + left
-    while left > 0 and recorder.flush(min(left, 0.2)):
+    deadline = started + _DELIVERY_SECONDS
+    while (left := deadline - time.monotonic()) > 0 and recorder.flush(min(left, 0.2)):
+        now = time.monotonic()
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
-            deadline = min(deadline, time.monotonic() + soon)
-        waited = time.monotonic() - started if recorder.silence < math.inf else math.inf
+            deadline = min(deadline, now + soon)
+        waited = now - started if recorder.silence < math.inf else math.inf  # asking nobody
         if min(recorder.silence, waited) > _SILENCE_SECONDS:
-            deadline = started  # nobody should wait for a server that is not there
-        left = deadline - time.monotonic()
+            deadline = now  # nobody should wait for a server that is not there
+    left = deadline - time.monotonic()
     return recorder.close(timeout=max(left, 0.0))
 
 

@@ -15,6 +15,7 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import Plan, Source, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
+from trainable.files import LocalFiles
 from trainable.history import History, read_rows
 from trainable.loop import Trainer
 from trainable.model import fit_model
@@ -81,17 +82,20 @@ def open_trainer(
     optimizer = build_optimizer(train.optimizer, parts.groups)
     schedule.set_lr(optimizer, 0)
     state = TrainState(model=model, optimizer=optimizer, schedule=schedule, precision=precision)
-    store = CheckpointStore(directory, config.checkpoint, metric=config.metric, mode=config.mode)
-    history = History(directory)
-    saved = store.resume() if restore is None else store.load(restore)
-    if saved is not None:
-        state.load_state_dict(saved)
-        schedule.set_lr(optimizer, state.progress.step)
-    progress = state.progress
-    interrupted_before = (
-        saved is not None and restore is None and progress.epoch < config.budget.epochs
+    files = LocalFiles.of(directory)
+    store = CheckpointStore(
+        directory, config.checkpoint, metric=config.metric, mode=config.mode, files=files
     )
-    history.cut(progress.step, interrupted=interrupted_before)
+    with store.closed_on_error():
+        saved = store.resume() if restore is None else store.load(restore)
+        if saved is not None:
+            state.load_state_dict(saved)
+            schedule.set_lr(optimizer, state.progress.step)
+        progress = state.progress
+        interrupted_before = (
+            saved is not None and restore is None and progress.epoch < config.budget.epochs
+        )
+        history = History(directory, files, step=progress.step, interrupted=interrupted_before)
 
     return Trainer(
         step=Step(

@@ -6,27 +6,25 @@ renamed into place; only then does anyone see it. Readers trust nothing but a ma
 verifies, and the newest one that does wins. "Newest" is a counter in the manifest, never a time.
 All of that happens in a thread beside the training, which waits only while its state is copied.
 What must not live here: what a state consists of (see `state.py`), how it is copied and turned
-into bytes (`snapshot.py`), or Ray.
+into bytes (`snapshot.py`), which calls make it durable and keep a stale writer out (`files.py`),
+or Ray.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
-import os
-import re
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from trainable.config import CheckpointConfig
-from trainable.errors import AllCheckpointsDamaged, CheckpointError
+from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
+from trainable.files import STATE, Files, LocalFiles
 from trainable.manifest import (
-    MANIFEST,
-    STATE,
     Generation,
     Pointer,
     describe_damage,
@@ -36,57 +34,48 @@ from trainable.manifest import (
     read_state,
 )
 
-__all__ = ["CheckpointStore", "Files", "Generation", "Pointer", "rank"]
+if TYPE_CHECKING:
+    from trainable.snapshot import Snapshots
 
-_QUARANTINE = "quarantine"
-_ASIDE = ".aside-"
-# A second generation of the same step is `step-00000120.1`: it exists when a run returned to a
-# step from elsewhere, or when fp16 skipped every window between a checkpoint and the end of its
-# epoch.
-_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+__all__ = ["CheckpointStore", "Generation", "Pointer", "rank"]
 
 
-class Files:
-    """Every call that persists something, so that a test can record and stop at any of them."""
+class _Digesting:
+    """A file that knows the length and digest of what has been written to it."""
 
-    def make_directory(self, path: Path) -> None:
-        """Make a directory and its parents."""
-        path.mkdir(parents=True, exist_ok=True)
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.length = 0
 
-    def write(self, path: Path, content: bytes) -> None:
-        """Write a whole file."""
-        path.write_bytes(content)
+    def write(self, part: bytes | memoryview) -> int:
+        # Both let other threads run meanwhile: a state is written in parts of a tensor each.
+        self._sha256.update(part)
+        self._file.write(part)
+        self.length += len(part)
+        return len(part)
 
-    def sync(self, path: Path) -> None:
-        """Return once the file's content, or the directory's entries, survive a power loss."""
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    def flush(self) -> None:
+        self._file.flush()
 
-    def rename(self, source: Path, target: Path) -> None:
-        """Move within one file system, atomically."""
-        source.rename(target)
-
-    def remove(self, path: Path) -> None:
-        """Remove a directory and what is in it."""
-        shutil.rmtree(path)
+    @property
+    def sha256(self) -> str:
+        return self._sha256.hexdigest()
 
 
 class CheckpointStore:
     """The generations of one run.
 
     Without `config` it only reads, and never changes anything: any process may look at a run. With
-    one it is the run's only writer. At most one generation is being written at any time: it takes
-    the memory of one copy of the state and of its bytes.
+    one it is the run's only writer, and whoever was it before is shut out. At most one generation
+    is being written at any time: it takes the memory of one copy of the state, kept for the next.
 
     Args:
         directory: The run's directory; generations lie in `checkpoints/` below it.
         config: When to save and what to keep.
         metric: The metric whose best generation is kept.
         mode: Whether a lower (`min`) or a higher (`max`) value is better.
-        files: The file layer.
+        files: Where the generations lie, when not in that directory.
         clock: Seconds that only go forward, for intervals in seconds.
     """
 
@@ -100,26 +89,30 @@ class CheckpointStore:
         files: Files | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._root = directory / "checkpoints"
+        self._files = LocalFiles.of(directory) if files is None else files
         self._config = config
         self._metric, self._mode = metric, mode
-        self._files = files or Files()
         self._clock = clock
         self._last_time = clock()
         self._last_step: int | None = None
         self._kept: list[Generation] = []  # changed by the thread that writes, while there is one
         self._writing: Future[None] | None = None
+        self._snapshots: Snapshots | None = None
         if config is not None:
-            self._files.make_directory(self._root)
-            for leftover in self._root.glob(f"{_ASIDE}*"):
-                self._files.remove(leftover)
+            try:
+                self._files.open()
+            except OSError as problem:
+                raise StorageError(
+                    f"no checkpoints can be written to {self._files.path('')}: {problem}; free "
+                    "space or correct the permissions"
+                ) from problem
             self._kept = self.generations()
 
     # Reading
 
     def generations(self) -> list[Generation]:
         """Return the generations whose manifest and file length are sound, oldest first."""
-        found = [read_manifest(path) for path in self._directories()]
+        found = [read_manifest(self._files, name) for name in self._files.names()]
         return sorted((g for g in found if isinstance(g, Generation)), key=lambda g: g.number)
 
     def newest(self) -> Generation | None:
@@ -135,7 +128,7 @@ class CheckpointStore:
         """Return the best generation whose digest verifies; of equals the earlier one."""
         rated = [g for g in self.generations() if g.value is not None]
         for generation in sorted(rated, key=rank):
-            if read_state(generation) is not None:
+            if read_state(self._files, generation) is not None:
                 return generation
         return None
 
@@ -145,10 +138,12 @@ class CheckpointStore:
         Raises:
             CheckpointError: It is not there, or its digest does not verify.
         """
-        if isinstance(generation, (Pointer, str)):
-            generation = Path(generation.path if isinstance(generation, Pointer) else generation)
-        found = generation if isinstance(generation, Generation) else read_manifest(generation)
-        content = read_state(found) if isinstance(found, Generation) else None
+        if not isinstance(generation, (Path, str)):
+            generation = generation.path
+        path = Path(generation)
+        files = self._files.at(path.parent)
+        found = read_manifest(files, path.name)
+        content = read_state(files, found) if isinstance(found, Generation) else None
         if content is None:
             reason = (
                 found
@@ -176,13 +171,13 @@ class CheckpointStore:
         if newest is None:
             return None
         usable, content = newest
-        for path in self._directories():
-            found = read_manifest(path)
+        for name in self._files.names():
+            found = read_manifest(self._files, name)
             sound = isinstance(found, Generation) and (
-                found.number <= usable.number or read_state(found) is not None
+                found.number <= usable.number or read_state(self._files, found) is not None
             )
             if not sound:
-                self._quarantine(path)
+                self._files.quarantine(name)
         self._kept = self.generations()
         self._last_step = usable.step
         return _parse(content)
@@ -221,23 +216,27 @@ class CheckpointStore:
             Whether it saves.
 
         Raises:
-            CheckpointError: This generation, or the one before it, could not be written.
+            StorageError: This generation, or the one before it, could not be written.
+            Fenced: Another process has taken the run over.
+            CheckpointError: The state cannot be saved.
         """
         if self._writing is not None and self._writing.done():
             self.wait()  # an error is raised at the first step after it
         if not (final or new_best or self._is_due(step, epoch, boundary)):
             return False
         self.wait()
-        from trainable.snapshot import snapshot
+        if self._snapshots is None:
+            from trainable.snapshot import Snapshots  # imports torch, which readers do not need
 
-        copied = snapshot(state())
+            self._snapshots = Snapshots()
+        copied = self._snapshots.take(state())
         self._last_step, self._last_time = step, self._clock()
         # A thread for each: none is left behind when a run is dropped, or where a loader forks.
         thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing = thread.submit(self._write, copied, covered, step, epoch, value)
         thread.shutdown(wait=False)
         if final:
-            self.wait()
+            self.close()
         return True
 
     def wait(self) -> None:
@@ -255,11 +254,31 @@ class CheckpointStore:
         """The newest committed generation of this writer; never one that is being written."""
         return self._kept[-1].pointer if self._kept else None
 
+    def close(self) -> None:
+        """Wait as `wait` does, and leave the run to whoever opens it next."""
+        try:
+            self.wait()
+        finally:
+            self._files.close()
+
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Leave nothing behind when the rest of the run cannot be opened."""
+        try:
+            yield
+        except BaseException:  # an interruption too; raised again
+            self.close()
+            raise
+
     def _newest_with_content(self) -> tuple[Generation, bytes] | None:
-        for generation in reversed(self.generations()):
-            content = read_state(generation)
-            if content is not None:
-                return generation, content
+        while True:
+            names = self._files.names()
+            for generation in reversed(self.generations()):
+                content = read_state(self._files, generation)
+                if content is not None:
+                    return generation, content
+            if names == self._files.names():  # else a writer has replaced what was looked at
+                break
         self._raise_if_all_damaged()
         return None
 
@@ -281,51 +300,53 @@ class CheckpointStore:
         value: float | None,
     ) -> None:
         """Commit a generation and remove what is no longer kept, beside the training."""
-        from trainable.snapshot import format_state
+        from trainable.snapshot import num_bytes
 
+        name = self._free_name(step)
         try:
             covered()
-            content = format_state(state)
-            self._kept.append(self._commit(content, step=step, epoch=epoch, value=value))
+            self._kept.append(self._commit(name, state, step=step, epoch=epoch, value=value))
             self._retain()
         except CheckpointError:
             raise
+        except OSError as problem:
+            raise StorageError(
+                f"the checkpoint of step {step} ({num_bytes(state)} bytes) could not be written "
+                f"to {self._files.path(name)}: {problem}; earlier checkpoints are untouched; free "
+                "space or correct the permissions, then resume"
+            ) from problem
         except Exception as problem:  # what cannot be pickled decides itself what it raises
             raise CheckpointError(
                 f"saving the checkpoint of step {step} failed ({type(problem).__name__}: "
                 f"{problem}); earlier checkpoints are untouched; correct this, then resume"
             ) from problem
 
-    def _commit(self, content: bytes, *, step: int, epoch: int, value: float | None) -> Generation:
-        generation = Generation(
-            path=self._free_path(step),
-            number=self._kept[-1].number + 1 if self._kept else 1,
-            step=step,
-            epoch=epoch,
-            metric=self._metric,
-            mode=self._mode,
-            value=None if value is None or not math.isfinite(value) else value,
-            length=len(content),
-            sha256=hashlib.sha256(content).hexdigest(),
-        )
-        files, aside = self._files, self._root / f"{_ASIDE}{generation.path.name}"
-        try:
-            files.make_directory(aside)
-            files.write(aside / STATE, content)
-            files.sync(aside / STATE)
-            files.write(aside / MANIFEST, format_manifest(generation))
-            files.sync(aside / MANIFEST)
-            files.sync(aside)
-            files.rename(aside, generation.path)
-            files.sync(self._root)
-        except OSError as problem:
-            raise CheckpointError(
-                f"the checkpoint of step {step} ({len(content)} bytes) could not be written to "
-                f"{generation.path}: "
-                f"{problem}; earlier checkpoints are untouched; free space or correct the "
-                "permissions, then resume"
-            ) from problem
-        return generation
+    def _commit(
+        self, name: str, state: dict[str, Any], *, step: int, epoch: int, value: float | None
+    ) -> Generation:
+        from trainable.snapshot import write_state
+
+        committed: list[Generation] = []
+
+        def write(file: BinaryIO) -> bytes:
+            digesting = _Digesting(file)
+            write_state(state, digesting)
+            generation = Generation(
+                path=self._files.path(name),
+                number=self._kept[-1].number + 1 if self._kept else 1,
+                step=step,
+                epoch=epoch,
+                metric=self._metric,
+                mode=self._mode,
+                value=None if value is None or not math.isfinite(value) else value,
+                length=digesting.length,
+                sha256=digesting.sha256,
+            )
+            committed.append(generation)
+            return format_manifest(generation)
+
+        self._files.commit(name, write)
+        return committed[0]
 
     def _retain(self) -> None:
         """Remove what is neither among the newest nor the best."""
@@ -336,47 +357,24 @@ class CheckpointStore:
             keep.append(min(rated, key=rank))
         for generation in self._kept:
             if generation not in keep:
-                # Renamed first: a reader sees it whole or not at all, and a kill leaves only what
-                # the next writer removes.
-                aside = self._root / f"{_ASIDE}{generation.path.name}"
-                self._files.rename(generation.path, aside)
-                self._files.remove(aside)
+                self._files.remove(generation.path.name)
         self._kept = [g for g in self._kept if g in keep]
 
-    def _free_path(self, step: int) -> Path:
-        path, revision = self._root / f"step-{step:08d}", 0
-        while path.exists():
+    def _free_name(self, step: int) -> str:
+        names, name, revision = self._files.names(), f"step-{step:08d}", 0
+        while name in names:
             revision += 1
-            path = self._root / f"step-{step:08d}.{revision}"
-        return path
-
-    def _quarantine(self, path: Path) -> None:
-        room = self._root / _QUARANTINE
-        self._files.make_directory(room)
-        target, count = room / path.name, 0
-        while target.exists():
-            count += 1
-            target = room / f"{path.name}-{count}"
-        self._files.rename(path, target)
-        self._files.sync(room)
-        self._files.sync(self._root)
-
-    def _directories(self) -> list[Path]:
-        if not self._root.is_dir():
-            return []
-        return sorted(path for path in self._root.iterdir() if _NAME.fullmatch(path.name))
+            name = f"step-{step:08d}.{revision}"
+        return name
 
     def _raise_if_all_damaged(self) -> None:
-        quarantine = self._root / _QUARANTINE
-        damaged = self._directories() + (
-            sorted(quarantine.iterdir()) if quarantine.is_dir() else []
-        )
+        damaged = self._files.names() + self._files.damaged()
         if damaged:
-            listed = "; ".join(describe_damage(path) for path in damaged)
+            listed = "; ".join(describe_damage(self._files, name) for name in damaged)
             raise AllCheckpointsDamaged(
-                f"every checkpoint below {self._root} is damaged: {listed}; the run does not "
-                "start again at step 0; "
-                "restore one from a backup, or remove the directory to begin anew"
+                f"every checkpoint below {self._files.path('')} is damaged: {listed}; the run "
+                "does not start again at step 0; restore one from a backup, or remove the "
+                "directory to begin anew"
             )
 
 

@@ -8,7 +8,9 @@
     ├── NonFiniteMetric           a loop of one's own reported NaN or infinity as its metric
     ├── OutOfMemory               the device's memory did not suffice
     └── CheckpointError           a checkpoint could not be written or read
-        └── AllCheckpointsDamaged every generation failed its digest
+        ├── AllCheckpointsDamaged every generation failed its digest
+        ├── StorageError          the disk is full, read-only or broken
+        └── Fenced                another process continues this run; this one must not
 
 Every class carries a `kind`: the short word by which ledgers, tags and messages name the reason.
 What must not live here: errors about sweeps, specs or tracking.
@@ -110,3 +112,15 @@ class CheckpointError(TrainingError):
 
 class AllCheckpointsDamaged(CheckpointError):
     """Every generation of a run failed its digest; the run never restarts silently at step 0."""
+
+
+class StorageError(CheckpointError):
+    """The storage refused a checkpoint: it is full, read-only or broken."""
+
+    kind = "storage"
+
+
+class Fenced(CheckpointError):
+    """Another process continues this run; this one has changed nothing since, and ends."""
+
+    kind = "fenced"

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from trainable.files import LocalFiles
+
 FILE_NAME = "metrics.jsonl"
 RESUMED = "resumed.json"
 
@@ -61,16 +63,33 @@ def read_resumptions(directory: Path) -> list[int]:
 
 
 class History:
-    """Appends rows to the run's file.
+    """Goes on with a run's file, from the step at which the run goes on.
+
+    Every row after that step, and a torn last line, are dropped by writing the file anew: whoever
+    wrote it before, and does not know yet that it has been replaced, appends to a file that is
+    no longer there.
 
     Args:
-        directory: The run's directory; made when missing.
+        directory: The run's directory.
+        files: Opened for writing: replaces the file only while no other process has taken over.
+        step: The last step whose row stays; 0 keeps none.
+        interrupted: Remember for `read_resumptions` that the run goes on there.
+
+    Raises:
+        Fenced: Another process has taken over.
     """
 
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._path = directory / FILE_NAME
-        self._file: BinaryIO = self._path.open("ab")
+    def __init__(
+        self, directory: Path, files: LocalFiles, *, step: int, interrupted: bool = False
+    ) -> None:
+        path = directory / FILE_NAME
+        files.replace(path, _up_to(path, step))
+        before = read_resumptions(directory)
+        # What lay beyond the step no longer counts: the curve is another one from there on.
+        now = [earlier for earlier in before if earlier < step] + [step] * interrupted
+        if now != before:
+            files.replace(directory / RESUMED, json.dumps(now).encode())
+        self._file: BinaryIO = path.open("ab")
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append rows and hand them to the operating system, so that other processes see them."""
@@ -82,41 +101,21 @@ class History:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def cut(self, step: int, *, interrupted: bool = False) -> None:
-        """Drop every row after `step`, and a torn last line; step 0 empties the file.
-
-        Args:
-            step: The step from which the run goes on.
-            interrupted: Remember for `read_resumptions` that it goes on there.
-        """
-        keep = 0
-        if step > 0:
-            for line in _complete_lines(self._path):
-                if _parse(line).step > step:
-                    break
-                keep += len(line)
-        self._file.truncate(keep)
-        self.sync()
-        before = read_resumptions(self._path.parent)
-        # What lay beyond the step no longer counts: the curve is another one from there on.
-        now = [earlier for earlier in before if earlier < step] + [step] * interrupted
-        if now != before:
-            self._replace(RESUMED, json.dumps(now).encode())
-
     def close(self) -> None:
         """Make everything durable and close the file."""
         if not self._file.closed:
             self.sync()
             self._file.close()
 
-    def _replace(self, name: str, content: bytes) -> None:
-        """Write a whole file, so that a reader sees the one before it or this one."""
-        aside = self._path.with_name(f".{name}")
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._path.with_name(name))
+
+def _up_to(path: Path, step: int) -> bytes:
+    keep: list[bytes] = []
+    if step > 0 and path.exists():
+        for line in _complete_lines(path):
+            if _parse(line).step > step:
+                break
+            keep.append(line)
+    return b"".join(keep)
 
 
 def _format(row: Row) -> bytes:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from trainable.files import MANIFEST, STATE, Files
+
 _FORMAT = 1
-STATE = "state.pt"
-MANIFEST = "manifest.json"
 
 
 class Pointer(NamedTuple):
@@ -90,44 +90,46 @@ def format_manifest(generation: Generation) -> bytes:
     )
 
 
-def read_manifest(path: Path) -> Generation | str:
-    """Return what the manifest in `path` says, or why it cannot be trusted."""
+def read_manifest(files: Files, name: str) -> Generation | str:
+    """Return what a generation's manifest says, or why it cannot be trusted."""
+    path = files.path(name)
     try:
-        record = json.loads((path / MANIFEST).read_bytes())
+        record = json.loads(files.read(name, MANIFEST))
         manifest = record["manifest"]
         seal = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
         if seal != record["sha256"]:
-            return f"{path / MANIFEST} does not have its own sha256 {record['sha256']}"
+            return f"{path / MANIFEST} has sha256 {seal}, it says {record['sha256']}"
         if manifest["format"] != _FORMAT:
             return (
                 f"{path / MANIFEST} has format {manifest['format']}, this version reads {_FORMAT}"
             )
         file = manifest["files"][STATE]
-        length = (path / STATE).stat().st_size
+        length = files.length(name, STATE)
     except (OSError, ValueError, KeyError, TypeError) as problem:
         return f"{path / MANIFEST} cannot be read ({type(problem).__name__}: {problem})"
     if length != file["length"]:
-        return f"{path / STATE} has {length} bytes of {file['length']}"
+        return f"{path / STATE} has {length} bytes of {file['length']}, sha256 {file['sha256']}"
     fields = {key: manifest[key] for key in ("number", "step", "epoch", "metric", "mode", "value")}
     return Generation(path=path, **fields, length=file["length"], sha256=file["sha256"])
 
 
-def read_state(generation: Generation) -> bytes | None:
+def read_state(files: Files, generation: Generation) -> bytes | None:
     """Return the bytes of a state whose digest verifies, or None."""
     try:
-        content = (generation.path / STATE).read_bytes()
+        content = files.read(generation.path.name, STATE)
     except OSError:
         return None
     return content if hashlib.sha256(content).hexdigest() == generation.sha256 else None
 
 
-def describe_damage(path: Path) -> str:
+def describe_damage(files: Files, name: str) -> str:
     """Return which file of a generation does not verify, with both digests."""
-    found = read_manifest(path)
+    found = read_manifest(files, name)
     if isinstance(found, str):
         return found
+    path = files.path(name) / STATE
     try:
-        actual = hashlib.sha256((path / STATE).read_bytes()).hexdigest()
+        actual = hashlib.sha256(files.read(name, STATE)).hexdigest()
     except OSError as problem:
-        return f"{path / STATE} cannot be read ({problem})"
-    return f"{path / STATE} has sha256 {actual}, its manifest says {found.sha256}"
+        return f"{path} cannot be read ({problem})"
+    return f"{path} has sha256 {actual}, its manifest says {found.sha256}"

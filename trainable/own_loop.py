@@ -27,6 +27,7 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.diagnostics import memory_in_use
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
+from trainable.files import LocalFiles
 from trainable.history import History, Row, read_rows
 from trainable.run import Report, Run, is_better
 from trainable.seeding import derive_seed, set_determinism, set_seed
@@ -118,28 +119,29 @@ class OwnLoop(Run):
         self._device = device
         self._interrupted = interrupted
         self._wall_clock = wall_clock
+        files = LocalFiles.of(directory)
         store = CheckpointStore(
-            directory, config.checkpoint, metric=config.metric, mode=config.mode
+            directory, config.checkpoint, metric=config.metric, mode=config.mode, files=files
         )
-        saved = store.resume() if restore is None else store.load(restore)
-        self._progress, restored = _parse(saved)
-        set_determinism(config.train.deterministic)
-        set_seed(config.seed)
-        context = Context(
-            directory=directory,
-            seed=config.seed,
-            epochs=config.budget.epochs,
-            device=device,
-            restored=restored,
-            epoch=self._progress.epoch,
-        )
-        self._generator = self._start(function, context)
-        resumed_at = self._progress.epoch
-        history = History(directory)
-        interrupted_before = (
-            saved is not None and restore is None and resumed_at < config.budget.epochs
-        )
-        history.cut(resumed_at, interrupted=interrupted_before)
+        with store.closed_on_error():
+            saved = store.resume() if restore is None else store.load(restore)
+            self._progress, restored = _parse(saved)
+            set_determinism(config.train.deterministic)
+            set_seed(config.seed)
+            context = Context(
+                directory=directory,
+                seed=config.seed,
+                epochs=config.budget.epochs,
+                device=device,
+                restored=restored,
+                epoch=self._progress.epoch,
+            )
+            self._generator = self._start(function, context)
+            resumed_at = self._progress.epoch
+            interrupted_before = (
+                saved is not None and restore is None and resumed_at < config.budget.epochs
+            )
+            history = History(directory, files, step=resumed_at, interrupted=interrupted_before)
         earlier = read_rows(directory)
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
 

@@ -77,7 +77,7 @@ class Run(ABC):
         """End what the loop holds and wait for what is being written. Safe to call twice."""
         with ExitStack() as last_comes_first:
             last_comes_first.callback(self._history.close)
-            last_comes_first.callback(self.store.wait)
+            last_comes_first.callback(self.store.close)
             last_comes_first.callback(self._release)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a checkpoint's `state.pt` holds: copied from the running training, as bytes, and back.
+"""What a checkpoint's `state.pt` holds: copied from the running training, written, and read back.
 
 What must not live here: files, threads, or when anything is saved (see `checkpoint.py`).
 """
@@ -16,26 +16,66 @@ from torch import Tensor, nn
 from trainable.errors import CheckpointError
 
 _Memo = dict[tuple[Any, ...], Tensor]
+_Spare = dict[tuple[Any, ...], list[Tensor]]
+
+
+class Snapshots:
+    """Copies states to the host's memory, so that training may go on changing the original.
+
+    The memory of one copy is kept for the next one: a page that is touched for the first time
+    costs eight times its copy. So there is one copy at any time; taking another one overwrites it.
+    """
+
+    def __init__(self) -> None:
+        self._spare: _Spare = {}
+
+    def take(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Copy a state over the one before it.
+
+        Device synchronisation: each tensor on a device is waited for. Tensors that are one in the
+        state (tied weights) are copied once and stay one.
+
+        Args:
+            state: Tensors, plain data, and dicts, lists and tuples of them.
+        """
+        spare, self._spare = self._spare, {}
+        memo: _Memo = {}
+        copied: dict[str, Any] = _copy(state, memo, spare)
+        for tensor in memo.values():
+            if _is_plain(tensor):
+                self._spare.setdefault(_layout(tensor), []).append(tensor)
+        return copied
 
 
 def snapshot(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy a state to the host's memory, so that training may go on changing the original.
+    """Return a copy of a state in the host's memory, for good."""
+    return Snapshots().take(state)
 
-    Device synchronisation: each tensor on a device is waited for. Tensors that are one in the
-    state (tied weights) are copied once and stay one.
+
+def num_bytes(state: Any) -> int:
+    """Return the memory of all tensors in a state, in bytes."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    if isinstance(state, dict):
+        return sum(map(num_bytes, state.values()))
+    return sum(map(num_bytes, state)) if isinstance(state, (list, tuple)) else 0
+
+
+def write_state(state: dict[str, Any], file: Any) -> None:
+    """Write `state.pt`.
 
     Args:
-        state: Tensors, plain data, and dicts, lists and tuples of them.
+        state: What `Snapshots.take` returned.
+        file: Anything with a method `write`.
     """
-    copied: dict[str, Any] = _copy(state, {})
-    return copied
-
-
-def format_state(state: dict[str, Any]) -> bytes:
-    """Return the bytes of `state.pt`."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
+    # Its checksums would only repeat what the manifest's digest says, holding the interpreter's
+    # lock meanwhile.
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, file)
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def parse_state(content: bytes) -> dict[str, Any]:
@@ -57,29 +97,44 @@ def parse_state(content: bytes) -> dict[str, Any]:
     return state
 
 
-def _copy(value: Any, memo: _Memo) -> Any:
+def _copy(value: Any, memo: _Memo, spare: _Spare) -> Any:
     if isinstance(value, Tensor):
-        return _copy_tensor(value, memo)
+        return _copy_tensor(value, memo, spare)
     if isinstance(value, dict):
         copied = copy.copy(value)  # keeps the versions that a module's state dict carries
         for key, entry in value.items():
-            copied[key] = _copy(entry, memo)
+            copied[key] = _copy(entry, memo, spare)
         return copied
     if type(value) in (list, tuple):
-        return type(value)(_copy(entry, memo) for entry in value)
+        return type(value)(_copy(entry, memo, spare) for entry in value)
     return copy.deepcopy(value)
 
 
-def _copy_tensor(tensor: Tensor, memo: _Memo) -> Tensor:
+def _copy_tensor(tensor: Tensor, memo: _Memo, spare: _Spare) -> Tensor:
     key: tuple[Any, ...] = (id(tensor),)
     if tensor.layout is torch.strided:
         # State dicts make a new tensor object of a parameter each time: its memory tells.
         view = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
         key = (*view, tensor.is_conj(), tensor.is_neg())
     if key not in memo:
+        original = tensor.detach()
+        free = spare.get(_layout(original)) if _is_plain(original) else None
         # device synchronisation: the copy is whole before training goes on
-        memo[key] = tensor.detach().to("cpu", copy=True)
+        memo[key] = free.pop().copy_(original) if free else original.to("cpu", copy=True)
     copied = memo[key]
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(copied, requires_grad=tensor.requires_grad)
     return copied
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether another tensor of the same layout can take its place."""
+    return (
+        type(tensor) is Tensor
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.dtype, tensor.shape, tensor.stride())

@@ -34,6 +34,7 @@ enum kind { CREATE, WRITE, SYNC, RENAME, UNLINK, MKDIR, RMDIR, TRUNCATE, OPEN, A
 struct control {
     int64_t counter;              /* operations so far, of those that match */
     int64_t kill_at;              /* SIGKILL before the operation of this index; -1 never */
+    int64_t torn;                 /* but a write first gets half of its bytes out */
     int64_t fail_from, fail_until;/* operations from .. up to .. fail; -1 none */
     int64_t error;                /* with this errno */
     int64_t kinds;                /* if their kind is in this set (bits) */
@@ -146,7 +147,8 @@ static int begin(struct call *call, int kind) {
     call->kind = kind;
     call->index = kind >= OPEN ? __atomic_load_n(&control->counter, __ATOMIC_SEQ_CST)
                                : __atomic_fetch_add(&control->counter, 1, __ATOMIC_SEQ_CST);
-    if (kind < OPEN && call->index == control->kill_at) kill(getpid(), SIGKILL);
+    if (kind < OPEN && call->index == control->kill_at && !(control->torn && kind == WRITE))
+        kill(getpid(), SIGKILL);
     if (control->fail_from >= 0 && call->index >= control->fail_from &&
         call->index < control->fail_until && control->kinds >> kind & 1) {
         errno = control->error;
@@ -210,6 +212,11 @@ static ssize_t write_parts(int fd, const struct iovec *data, int num_data, off64
         fstat(fd, &found);
         int appends = fcntl(fd, F_GETFL) & O_APPEND;
         if (offset < 0 || appends) offset = appends ? found.st_size : lseek(fd, 0, SEEK_CUR);
+        if (call.index == control->kill_at && state == 0) {  /* the others died in `begin` */
+            if (how == 'w' || how == 'v') REAL(write, fd, one.iov_base, one.iov_len / 2);
+            else REAL(pwrite64, fd, one.iov_base, one.iov_len / 2, offset);
+            kill(getpid(), SIGKILL);
+        }
         int64_t growth = offset + length - found.st_size;
         if (state == 0 && growth > 0 && control->room >= 0) {
             int64_t left = __atomic_fetch_sub(&control->room, growth, __ATOMIC_SEQ_CST);

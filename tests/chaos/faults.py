@@ -23,8 +23,8 @@ SOURCE = Path(__file__).with_suffix(".c")
 NO_COMPILER = "no C compiler (cc) was found; on Debian and Ubuntu: apt-get install gcc libc6-dev"
 
 # The layout of `struct control` and `struct header` in faults.c.
-_FIELDS = ["counter", "kill_at", "fail_from", "fail_until", "error", "kinds", "room", "clock_ns",
-           "record"]  # fmt: skip
+_FIELDS = ["counter", "kill_at", "torn", "fail_from", "fail_until", "error", "kinds", "room",
+           "clock_ns", "record"]  # fmt: skip
 _TEXTS = {"root": 512, "match": 256, "log": 512}
 _CALM = {"counter": 0, "kill_at": -1, "fail_from": -1, "room": -1, "clock_ns": 0}
 _HEADER = struct.Struct("<qqqiiiiii")
@@ -163,9 +163,11 @@ class Faults:
             )
         return found
 
-    def kill_before(self, index: int, *, match: str = "") -> None:
-        """Count from 0 again; SIGKILL whoever comes to the operation of this index, before it."""
-        self._set(counter=0, kill_at=index)
+    def kill_before(self, index: int, *, torn: bool = False, match: str = "") -> None:
+        """Count from 0 again; SIGKILL whoever comes to the operation of this index: before it, or
+        if `torn` in the middle of it when it is a write.
+        """
+        self._set(counter=0, torn=torn, kill_at=index)
         self._set_text("match", match)
 
     def fail(
@@ -192,6 +194,15 @@ class Faults:
     def shift_clock(self, seconds: int) -> None:
         """Shift the wall clock that Python sees; files keep the kernel's times."""
         self._set(clock_ns=seconds * 10**9)
+
+    @staticmethod
+    def count_here() -> int:
+        """The same as `count`, for a process that is under these faults; 0 for any other."""
+        control = os.environ.get("FAULTS_CONTROL")
+        if control is None:
+            return 0
+        with open(control, "rb") as file:
+            return int.from_bytes(file.read(8), "little")
 
     def _set(self, **values: int) -> None:
         for name, value in values.items():

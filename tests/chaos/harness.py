@@ -47,7 +47,7 @@ _RESIDUE_SECONDS = 30.0
 # MLflow's status and the reason beside it, for each end in the ledger.
 _STATUS = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
 # Names of what is only there while something is being written.
-_UNFINISHED = re.compile(r"\.(aside|export|tmp)|tmp|.*(-journal|\.tmp|\.partial)$")
+_UNFINISHED = re.compile(r"\.(writing|export|tmp)|tmp|.*(-journal|\.tmp|\.partial)$")
 _SHOWN = 8
 
 

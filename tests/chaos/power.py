@@ -17,7 +17,7 @@ from tests.chaos.faults import Kind, Operation
 
 Fate = Literal["kept", "dropped", "torn", "unnamed"]
 """What becomes of everything that was not synced: all of it is there (as after SIGKILL); nothing
-is; the names are there but only the first half of the contents, the rest zeros; the contents are
+is; the names are there, but only the first half of what changed in each file; the contents are
 there but not the names.
 """
 FATES: tuple[Fate, ...] = get_args(Fate)
@@ -31,9 +31,8 @@ class _File:
     def after(self, fate: Fate) -> bytes:
         if fate == "dropped":
             return self.synced
-        if fate == "torn" and bytes(self.content) != self.synced:
-            half = len(self.content) // 2
-            return bytes(self.content[:half]) + bytes(len(self.content) - half)
+        if fate == "torn":
+            return _torn(bytes(self.content), self.synced)
         return bytes(self.content)
 
 
@@ -112,6 +111,14 @@ class Disk:
         node = self._find(parent)
         assert isinstance(node, _Directory)
         return node, name
+
+
+def _torn(content: bytes, synced: bytes) -> bytes:
+    """A file whose length has arrived, but only the first half of its changed bytes."""
+    behind = synced[: len(content)].ljust(len(content), b"\0")
+    changed = [at for at, (new, old) in enumerate(zip(content, behind, strict=True)) if new != old]
+    until = changed[len(changed) // 2] if changed else 0
+    return content[:until] + behind[until:]
 
 
 def _read(path: Path) -> _Directory:

@@ -25,9 +25,9 @@ from torch.utils.data import Dataset
 
 from tests.chaos.cases import SLICE, Case
 from trainable.build import open_trainer
-from trainable.checkpoint import Files
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
+from trainable.files import LocalFiles
 from trainable.history import read_rows
 from trainable.loop import Trainer
 from trainable.task import Data, Task
@@ -130,16 +130,16 @@ class Fragile(Task):
         return metrics
 
 
-class FatalFiles(Files):
+class FatalFiles(LocalFiles):
     """Calls `kill` in place of the rename number `die_at` that would commit a checkpoint: in the
     thread that writes, while training goes on. Nothing is committed after that.
     """
 
-    def __init__(self, die_at: int, kill: Callable[[], None]) -> None:
+    def die(self, die_at: int, kill: Callable[[], None]) -> None:
         self._left, self._kill = die_at, kill
 
     def rename(self, source: Path, target: Path) -> None:
-        self._left -= not target.name.startswith(".")  # a hidden target is a generation that goes
+        self._left -= target.name.startswith("step-")  # else a generation that goes
         if self._left == 0:
             self._kill()
         super().rename(source, target)
@@ -215,7 +215,10 @@ def open_case(
         configure(case), directory, device="cpu", threads=1, task=task, interrupted=interrupted
     )
     if kill is not None and case.kill == "saving":
-        trainer.store._files = FatalFiles(2, kill)
+        files = FatalFiles.of(directory)
+        files.open()
+        files.die(2, kill)
+        trainer.store._files = files
     return trainer, task
 
 

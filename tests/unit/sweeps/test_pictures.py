@@ -12,8 +12,9 @@ from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
 from sweeps.pictures import Gallery
 from sweeps.spec import parse_spec
+from tests.curves import append_rows
 from tracking.recorder import MemoryRecorder
-from trainable.history import History, Row
+from trainable.history import Row
 
 SPEC = """
 name: small
@@ -45,9 +46,10 @@ class Sweep:
         space = {key: value.to_optuna() for key, value in self.spec.space.items()}
         number = self.ledger.ask(space, RandomSampler(seed=0)).number
         metrics = {"train/loss": 1.0, "train/grad_norm": 2.0, "train/lr": 0.1, "val/loss": 1.0}
-        history = History(self.paths.trial(number))
-        history.append(Row(step, 0, metrics | {"epoch": step}) for step in range(1, rows + 1))
-        history.close()
+        append_rows(
+            self.paths.trial(number),
+            (Row(step, 0, metrics | {"epoch": step}) for step in range(1, rows + 1)),
+        )
         if ended:
             self.ledger.report(number, epoch=1, step=1, value=1.0)
             self.ledger.finish(number, "complete")

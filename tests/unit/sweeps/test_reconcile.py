@@ -33,9 +33,10 @@ from sweeps.reconcile import (
 )
 from sweeps.schedulers import make_scheduler, stopped_trials
 from sweeps.spec import SweepSpec, parse_spec
+from tests.curves import append_rows
 from tracking.outbox import Outbox
 from tracking.recorder import MemoryRecorder
-from trainable.history import History, Row
+from trainable.history import Row
 from trainable.manifest import STATE, Generation, format_manifest
 
 SPEC = """
@@ -169,15 +170,14 @@ class Sweep:
 
     def train(self, number: int, values: list[float]) -> None:
         """Append an epoch of two steps for each value, and commit the state of the last one."""
-        history = History(self.paths.trial(number))
         for epoch, value in enumerate(values, 1):
-            history.append(
+            append_rows(
+                self.paths.trial(number),
                 [
                     Row(2 * epoch - 1, 0, {"train/loss": value}),
                     Row(2 * epoch, 0, {"train/loss": value, "val/loss": value, "epoch": epoch}),
-                ]
+                ],
             )
-        history.close()
         self.commit(number, len(values))
 
     def commit(self, number: int, epoch: int) -> Path:

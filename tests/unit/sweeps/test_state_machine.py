@@ -52,6 +52,7 @@ from tracking.delivery import Delivery
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox import Outbox
 from trainable.checkpoint import CheckpointStore
+from trainable.files import LocalFiles
 from trainable.history import History, Row, read_rows
 from trainable.manifest import STATE, Generation, format_manifest, read_state
 
@@ -114,7 +115,7 @@ PERSISTING = [
     (Outbox, "delivered"),
     (Outbox, "adopt"),
     (History, "append"),
-    (History, "cut"),
+    (LocalFiles, "replace"),
 ]
 
 
@@ -152,15 +153,14 @@ class Training:
     def __init__(self, directory: Path, params: dict[str, Any]) -> None:
         self._directory, self._params = directory, params
         newest = CheckpointStore(directory).newest()
-        saved = json.loads(read_state(newest) or b"") if newest else {"step": 0, "reported": 0}
+        files = LocalFiles.of(directory)
+        saved = (
+            json.loads(read_state(files, newest) or b"") if newest else {"step": 0, "reported": 0}
+        )
         self.step, self._reported = saved["step"], saved["reported"]
         self._chain = saved.get("chain", chain_of(params, 0))
-        self._history = History(directory)
-        try:
-            self._history.cut(self.step)
-        except Died:
-            self._history.close()
-            raise
+        files.open()
+        self._history = History(directory, files, step=self.step)
         self._unreported = [row for row in read_rows(directory) if row.step > self._reported]
 
     @property
@@ -489,7 +489,7 @@ class SweepMachine(RuleBasedStateMachine):
         """U1: whatever verifies is a state of this very trial."""
         for number, params in self.params.items():
             for generation in CheckpointStore(self.paths.trial(number)).generations():
-                content = read_state(generation)
+                content = read_state(LocalFiles(generation.path.parent), generation)
                 if content is not None:
                     state = json.loads(content)
                     assert state["chain"] == chain_of(params, generation.step)

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
+import io
 import threading
 
 import pytest
 import torch
 from torch import nn
 
-from trainable.checkpoint import CheckpointStore, Files
+from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import CheckpointError
-from trainable.snapshot import format_state, parse_state, snapshot
+from trainable.files import LocalFiles
+from trainable.snapshot import Snapshots, parse_state, snapshot, write_state
 
 
-class Gated(Files):
-    """Writes states only while the gate is open."""
+class Gated(LocalFiles):
+    """Writes generations only while the gate is open."""
 
-    def __init__(self):
+    def __init__(self, root):
+        super().__init__(root)
         self.gate, self.reached = threading.Event(), threading.Event()
 
-    def write(self, path, content):
+    def commit(self, name, write):
         self.reached.set()
         assert self.gate.wait(30), "nobody opened the gate"
-        super().write(path, content)
+        super().commit(name, write)
 
 
-class Full(Files):
+class Full(LocalFiles):
     """A disk without room from the given step on."""
 
-    def __init__(self, step):
-        self.step = step
+    step = 2
 
-    def write(self, path, content):
-        if int(path.parent.name.rpartition("-")[2]) >= self.step:
+    def commit(self, name, write):
+        if int(name.rpartition("-")[2]) >= self.step:
             raise OSError(28, "No space left on device")
-        super().write(path, content)
+        super().commit(name, write)
+
+
+def _put_under(trainer, files):
+    """Let an opened run's generations be written by these files."""
+    files.open()
+    trainer.store._files = files
+
+
+def _bytes(state):
+    content = io.BytesIO()
+    write_state(state, content)
+    return content.getvalue()
 
 
 def _store(directory, files, every="1 step", **options):
@@ -50,7 +64,7 @@ def _offer(store, step, state=dict, **options):
 @pytest.mark.seeds("S16 asynchronous")
 def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opened, configure, toy):
     """Every step after the second changes the parameters while its state is not yet on disk."""
-    files, states, pointers = Gated(), {}, []
+    states, pointers = {}, []
 
     def interrupted():
         step = trainer.state.progress.step
@@ -65,7 +79,8 @@ def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opene
 
     config = configure(every="2 steps", optimizer={"lr": 0.1})
     trainer = opened(config, tmp_path, toy(samples=96), interrupted=interrupted)
-    trainer.store._files = files
+    files = Gated.of(tmp_path)
+    _put_under(trainer, files)
     list(trainer.events())
     assert pointers == [None] * 4
     store = CheckpointStore(tmp_path)
@@ -73,13 +88,13 @@ def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opene
     for generation in store.generations():
         found, expected = store.load(generation), states[generation.step]
         assert found["progress"]["step"] == generation.step
-        assert format_state(found) == format_state(parse_state(format_state(expected)))
+        assert _bytes(found) == _bytes(parse_state(_bytes(expected)))
     assert not torch.equal(states[2]["model"]["0.weight"], states[3]["model"]["0.weight"])
 
 
 @pytest.mark.seeds("S16 asynchronous")
 def test_pointer_names_only_what_is_committed(tmp_path):
-    files = Gated()
+    files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
     assert _offer(store, 1)
     assert files.reached.wait(30)
@@ -92,7 +107,7 @@ def test_pointer_names_only_what_is_committed(tmp_path):
 
 
 def test_only_one_is_written_at_a_time_and_the_next_one_waits(tmp_path):
-    files = Gated()
+    files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
     _offer(store, 1)
     second = threading.Thread(target=_offer, args=(store, 2, lambda: order.append("copied") or {}))
@@ -108,7 +123,7 @@ def test_only_one_is_written_at_a_time_and_the_next_one_waits(tmp_path):
 
 
 def test_interval_in_seconds_never_holds_up_the_training(tmp_path):
-    now, files = [0.0], Gated()
+    now, files = [0.0], Gated.of(tmp_path)
     store = _store(tmp_path, files, every="1 second", clock=lambda: now[0])
     saves = []
     for step in range(1, 5):
@@ -139,7 +154,7 @@ def test_last_report_names_the_last_generation(tmp_path, opened, configure, toy)
 
 @pytest.mark.parametrize("meet", ["wait", "offer"])
 def test_error_comes_out_once_and_leaves_the_rest(tmp_path, meet):
-    store = _store(tmp_path, Full(2))
+    store = _store(tmp_path, Full.of(tmp_path))
     _offer(store, 1)
     _offer(store, 2)
     with pytest.raises(CheckpointError, match=r"step 2 .*No space left"):
@@ -150,7 +165,9 @@ def test_error_comes_out_once_and_leaves_the_rest(tmp_path, meet):
 
 def test_error_ends_the_run(tmp_path, opened, configure, toy):
     trainer = opened(configure(epochs=3), tmp_path, toy())
-    trainer.store._files = Full(8)
+    full = Full.of(tmp_path)
+    full.step = 8
+    _put_under(trainer, full)
     reports = []
     with pytest.raises(CheckpointError, match="No space left"):
         reports += trainer.events()
@@ -159,7 +176,9 @@ def test_error_ends_the_run(tmp_path, opened, configure, toy):
 
 def test_error_met_by_close_does_not_keep_the_curve_open(tmp_path, opened, configure, toy):
     trainer = opened(configure(epochs=3), tmp_path, toy())
-    trainer.store._files = Full(0)
+    full = Full.of(tmp_path)
+    full.step = 0
+    _put_under(trainer, full)
     next(trainer.events())
     with pytest.raises(CheckpointError, match="No space left"):
         trainer.close()
@@ -185,13 +204,14 @@ class _Unpicklable:
 def test_rows_are_durable_before_the_generation_is_in_place(tmp_path):
     order = []
 
-    class Noting(Files):
-        def rename(self, source, target):
-            order.append("rename")
-            super().rename(source, target)
+    class Noting(LocalFiles):
+        def commit(self, name, write):
+            order.append("commit")
+            super().commit(name, write)
 
-    _offer(_store(tmp_path, Noting()), 1, covered=lambda: order.append("rows"), final=True)
-    assert order == ["rows", "rename"]
+    store = _store(tmp_path, Noting.of(tmp_path))
+    _offer(store, 1, covered=lambda: order.append("rows"), final=True)
+    assert order == ["rows", "commit"]
 
 
 def test_snapshot_shares_nothing_but_what_the_state_shares():
@@ -206,15 +226,47 @@ def test_snapshot_shares_nothing_but_what_the_state_shares():
         "imaginary": torch.ones(2, dtype=torch.complex64).conj(),
         "parameter": nn.Parameter(torch.ones(2), requires_grad=False),
     }
-    expected = parse_state(format_state(original))
+    expected = parse_state(_bytes(original))
     copied = snapshot(original)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers(), original["column"]]:
             tensor.fill_(9)
-    found = parse_state(format_state(copied))
+    found = parse_state(_bytes(copied))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert found["column"].stride() == expected["column"].stride()
     assert type(found["parameter"]) is nn.Parameter
     assert found["model"]._metadata == expected["model"]._metadata
     weights = found["model"]
     assert weights["0.weight"].data_ptr() == weights["head.weight"].data_ptr()
+
+
+def _addresses(tensors):
+    return {tensor.data_ptr() for tensor in tensors if tensor.layout is torch.strided}
+
+
+def test_next_snapshot_takes_the_memory_of_the_one_before_it():
+    """Whatever became of the state meanwhile: other values, shapes, kinds of memory."""
+    snapshots = Snapshots()
+    states = [
+        {"a": torch.ones(3, 4), "b": [torch.zeros(3, 4)], "tied": torch.ones(3, 4)},
+        {
+            "a": torch.rand(3, 4),
+            "b": [torch.rand(4, 3).t()],
+            "wide": torch.rand(1, 4).expand(3, 4),
+        },
+        {"a": torch.rand(3, 4).double(), "b": [torch.ones(2, dtype=torch.complex64).conj()]},
+        {"a": nn.Parameter(torch.rand(3, 4)), "b": [torch.eye(3).to_sparse()]},
+        {"a": torch.rand(3, 4), "b": [torch.rand(3, 4)]},
+    ]
+    states[0]["tied"] = states[0]["a"]
+    places = []
+    for state in states:
+        copied = snapshots.take(state)
+        torch.testing.assert_close(copied, state, rtol=0, atol=0)
+        assert copied["a"].data_ptr() != state["a"].data_ptr()
+        assert type(copied["a"]) is type(state["a"])
+        places.append({copied["a"].data_ptr(), *_addresses(copied["b"])})
+        if "tied" in state:
+            assert copied["tied"] is copied["a"]
+    assert len(places[0] & places[1]) == 1  # the transposed one is new
+    assert states[0]["a"].sum() == 12

@@ -6,56 +6,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import random
 
 import pytest
 import torch
 
-from trainable.checkpoint import CheckpointStore, Files, Pointer
+from trainable.checkpoint import CheckpointStore, Pointer
 from trainable.config import CheckpointConfig
-from trainable.errors import AllCheckpointsDamaged, CheckpointError
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL at one call of the file layer."""
-
-
-class Recording(Files):
-    """Counts calls, and stops before, or in the middle of, the one with the given index."""
-
-    def __init__(self, stop_at: int | None = None, *, torn: bool = False) -> None:
-        self.calls: list[str] = []
-        self.stop_at, self.torn = stop_at, torn
-
-    def _reach(self, name, act, half):
-        if len(self.calls) == self.stop_at:
-            if self.torn:
-                half()
-            raise Killed
-        self.calls.append(name)
-        act()
-
-    def make_directory(self, path):
-        self._reach("make", lambda: super(Recording, self).make_directory(path), lambda: None)
-
-    def write(self, path, content):
-        self._reach(
-            "write",
-            lambda: super(Recording, self).write(path, content),
-            lambda: path.write_bytes(content[: len(content) // 2]),
-        )
-
-    def sync(self, path):
-        self._reach("sync", lambda: super(Recording, self).sync(path), lambda: None)
-
-    def rename(self, source, target):
-        self._reach("rename", lambda: super(Recording, self).rename(source, target), lambda: None)
-
-    def remove(self, path):
-        self._reach(
-            "remove",
-            lambda: super(Recording, self).remove(path),
-            lambda: next(path.iterdir()).unlink(),
-        )
+from trainable.errors import AllCheckpointsDamaged, CheckpointError, Fenced, StorageError
+from trainable.files import LocalFiles
 
 
 def _store(directory, *, every="1 epoch", keep=2, mode="min", files=None, clock=None):
@@ -93,47 +53,6 @@ def test_layout_and_pointer(tmp_path):
     assert (manifest["step"], manifest["epoch"], manifest["value"]) == (120, 120, 0.5)
 
 
-def test_order_of_calls_is_the_one_that_survives_a_power_loss(tmp_path):
-    files = Recording()
-    store = _store(tmp_path, files=files)
-    files.calls.clear()
-    _save(store, 1)
-    assert files.calls == [
-        "make", "write", "sync", "write", "sync", "sync", "rename", "sync",
-    ]  # fmt: skip
-
-
-@pytest.mark.seeds("S16")
-@pytest.mark.parametrize("torn", [False, True])
-def test_kill_at_every_call_leaves_the_newest_whole_generation(tmp_path, torn):
-    """Saves 1 and 2 stand; a kill at any call of saves 3 and 4 costs only what it interrupts."""
-    index = 0
-    while True:
-        directory = tmp_path / str(index)
-        store = _store(directory)
-        _save(store, 1, 0.1)  # the best, so that retention removes 2 when 4 is saved
-        _save(store, 2, 0.2)
-        files, committed = Recording(index, torn=torn), [2]
-        try:
-            store = _store(directory, files=files)
-            committed = [2]
-            for step in (3, 4):
-                _save(store, step, 0.1 * step)
-                committed.append(step)
-        except Killed:
-            reader = CheckpointStore(directory)
-            assert reader.newest().step in (committed[-1], committed[-1] + 1)
-            assert reader.best().step == 1
-            again = _store(directory)
-            assert again.resume()["step"] == reader.newest().step
-            assert not list((directory / "checkpoints").glob(".aside-*"))
-            assert not (directory / "checkpoints" / "quarantine").exists()
-        else:
-            break
-        index += 1
-    assert index == len(files.calls) > 16
-
-
 @pytest.mark.seeds("S16")
 def test_keeps_the_newest_and_the_best(tmp_path):
     store = _store(tmp_path, keep=2)
@@ -158,30 +77,45 @@ def _flip(path, bit):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["state.pt", "manifest.json"])
-def test_every_bit_flip_and_cut_is_detected(tmp_path, name):
+def _damages(content, num_flips, seed):
+    """Contents with one flipped bit, cut at 64 lengths, and with each page zeroed."""
+    chance = random.Random(seed)
+    for bit in chance.sample(range(8 * len(content)), num_flips):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        yield f"bit {bit} flipped", bytes(damaged)
+    for cut in chance.sample(range(len(content)), 64):
+        yield f"cut to {cut} bytes", content[:cut]
+    for page in range(0, len(content), 4096):
+        zeroed = content[page : page + 4096]
+        yield f"page at {page} zeroed", content.replace(zeroed, bytes(len(zeroed)))
+
+
+@pytest.mark.fault(13)
+@pytest.mark.parametrize(("name", "num_flips"), [("state.pt", 1500), ("manifest.json", 500)])
+def test_row_13_every_bit_flip_cut_and_zeroed_page_is_detected(tmp_path, name, num_flips):
+    """Detected is: not loaded, and the one before it is used. Nothing is loaded that differs."""
     store = _store(tmp_path)
-    _save(store, 1, 0.5)
-    path = tmp_path / "checkpoints" / "step-00000001" / name
+    for step in (1, 2):
+        _save(store, step, 0.5)
+    path = tmp_path / "checkpoints" / "step-00000002" / name
     content = path.read_bytes()
-    bits = range(0, 8 * len(content), max(1, 8 * len(content) // 200))
-    original = store.load(store.newest())["weights"]
-    for bit in bits:
-        _flip(path, bit)
-        try:
-            CheckpointStore(tmp_path).newest()
-        except AllCheckpointsDamaged:
-            pass
-        else:  # only a change of white space in the manifest may be harmless
-            assert name == "manifest.json"
-            assert torch.equal(store.load(CheckpointStore(tmp_path).newest())["weights"], original)
-        path.write_bytes(content)
-    for cut in range(0, len(content) - 1, max(1, len(content) // 64)):
-        path.write_bytes(content[:cut])
-        with pytest.raises(AllCheckpointsDamaged):
-            CheckpointStore(tmp_path).newest()
+    assert len(content) < 4096 * 8
+    seed = int(os.environ.get("CHAOS_SEED", random.randrange(10**6)))
+    harmless = 0
+    for what, damaged in _damages(content, num_flips, seed):
+        path.write_bytes(damaged)
+        newest = CheckpointStore(tmp_path).newest()
+        if newest.step == 2:
+            # Only what JSON reads as the same manifest is: the case of an escaped letter, a space.
+            assert name == "manifest.json", f"{what} of CHAOS_SEED={seed} was not detected"
+            assert json.loads(damaged) == json.loads(content), f"{what} of CHAOS_SEED={seed}"
+            harmless += 1
+        else:
+            assert newest.step == 1, f"{what} of CHAOS_SEED={seed}"
+    assert harmless < num_flips / 10
     path.write_bytes(content)
-    assert CheckpointStore(tmp_path).newest().step == 1
+    assert CheckpointStore(tmp_path).newest().step == 2
 
 
 def test_damaged_newest_goes_to_quarantine_and_the_one_before_it_is_used(tmp_path):
@@ -277,14 +211,14 @@ def test_state_is_not_made_when_nothing_is_due(tmp_path):
 
 
 def test_full_disk_names_path_and_size_and_leaves_the_rest(tmp_path):
-    class Full(Files):
-        def write(self, path, content):
+    class Full(LocalFiles):
+        def commit(self, name, write):
             raise OSError(28, "No space left on device")
 
     _save(_store(tmp_path), 1)
-    store = _store(tmp_path, files=Full())
+    store = _store(tmp_path, files=Full.of(tmp_path))
     with pytest.raises(
-        CheckpointError, match=r"bytes\) could not be written to .*step-00000002.*No space"
+        StorageError, match=r"\(16 bytes\) could not be written to .*step-00000002.*No space"
     ):
         _save(store, 2)
     assert CheckpointStore(tmp_path).newest().step == 1
@@ -297,6 +231,6 @@ def test_load_verifies_the_digest_and_refuses_objects(tmp_path):
     _flip(tmp_path / "checkpoints" / "step-00000001" / "state.pt", 4000)
     with pytest.raises(CheckpointError, match="sha256"):
         store.load(pointer)
-    store.offer(lambda: {"x": Killed}, step=2, epoch=2, final=True)
+    store.offer(lambda: {"x": Fenced}, step=2, epoch=2, final=True)
     with pytest.raises(CheckpointError, match="not plain data"):
         store.load(store.pointer)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.curves import append_rows
 from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.history import History, Row
+from trainable.history import Row
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -191,17 +192,13 @@ def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
         Row(step, 0, {"train/grad_norm": 1.0, "train/lr": scheduled[step - 1]} | more)
         for step, more in enumerate([{}, {"epoch": 1.0}, {}, {}, {"epoch": 2.0}], start=1)
     ]
-    history = History(tmp_path)
-    history.append(rows)
-    history.close()
+    append_rows(tmp_path, rows)
     figures.draw_rows(config, tmp_path, tmp_path / "figures")
     assert _labels(drawn[1].axes[0])[-1] == "applied: as scheduled at each step"
 
 
 def test_program_answers_each_request_without_torch_and_without_global_state(tmp_path):
-    history = History(tmp_path)
-    history.append([Row(1, 0, {"train/grad_norm": 1.0, "train/lr": 0.1, "epoch": 1.0})])
-    history.close()
+    append_rows(tmp_path, [Row(1, 0, {"train/grad_norm": 1.0, "train/lr": 0.1, "epoch": 1.0})])
     config = _config("no_such_module:Task").model_dump(mode="json")
     sound = {"config": config, "directory": str(tmp_path), "target": str(tmp_path / "a")}
     blocked = sound | {"target": str(tmp_path / "metrics.jsonl")}

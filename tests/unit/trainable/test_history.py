@@ -7,6 +7,8 @@ import os
 
 import pytest
 
+from trainable.errors import Fenced
+from trainable.files import LocalFiles
 from trainable.history import History, Row, read_resumptions, read_rows
 
 
@@ -14,8 +16,14 @@ def _row(step):
     return Row(step, 1000 * step, {"train/loss": 1 / step})
 
 
+def _open(directory, step=0, interrupted=False):
+    files = LocalFiles.of(directory)
+    files.open()
+    return History(directory, files, step=step, interrupted=interrupted)
+
+
 def _write(directory, steps):
-    history = History(directory)
+    history = _open(directory)
     history.append(map(_row, steps))
     history.close()
 
@@ -36,19 +44,17 @@ def test_nothing_logged_is_no_rows(tmp_path):
 )
 def test_cut_drops_every_row_after_the_step(tmp_path, step, kept):
     _write(tmp_path, [1, 2, 3, 5])
-    history = History(tmp_path)
-    history.cut(step)
+    history = _open(tmp_path, step)
     history.append([_row(step + 1)])
     history.close()
     assert [row.step for row in read_rows(tmp_path)] == [*kept, step + 1]
 
 
 def test_interruptions_beyond_the_cut_no_longer_count(tmp_path):
-    history, marks = History(tmp_path), []
+    marks = []
     for step, interrupted in [(0, False), (4, True), (9, True), (9, True), (6, True), (5, False)]:
-        history.cut(step, interrupted=interrupted)
+        _open(tmp_path, step, interrupted=interrupted).close()
         marks.append(read_resumptions(tmp_path))
-    history.close()
     assert marks == [[], [4], [4, 9], [4, 9], [4, 6], [4]]
     assert not list(tmp_path.glob(".*"))
 
@@ -61,22 +67,21 @@ def test_every_torn_end_is_tolerated_and_repaired(tmp_path):
     for length in range(second, len(content)):
         path.write_bytes(content[:length])
         assert [row.step for row in read_rows(tmp_path)] == [1, 2]
-        history = History(tmp_path)
-        history.cut(2)
+        history = _open(tmp_path, 2)
         history.append([_row(3)])
         history.close()
         assert path.read_bytes() == content
 
 
 def test_lines_of_one_step_are_one_row(tmp_path):
-    history = History(tmp_path)
+    history = _open(tmp_path)
     history.append([Row(4, 10, {"train/loss": 1.0}), Row(4, 20, {"val/loss": 2.0})])
     history.close()
     assert read_rows(tmp_path) == [Row(4, 20, {"train/loss": 1.0, "val/loss": 2.0})]
 
 
 def test_other_processes_see_rows_before_the_file_is_closed(tmp_path):
-    history = History(tmp_path)
+    history = _open(tmp_path)
     history.append([_row(1)])
     assert len(read_rows(tmp_path)) == 1
     history.close()
@@ -84,7 +89,7 @@ def test_other_processes_see_rows_before_the_file_is_closed(tmp_path):
 
 def test_sync_reaches_the_disk(tmp_path, monkeypatch):
     synced = []
-    history = History(tmp_path)
+    history = _open(tmp_path)
     monkeypatch.setattr(os, "fsync", synced.append)
     history.append([_row(1)])
     assert not synced
@@ -92,3 +97,19 @@ def test_sync_reaches_the_disk(tmp_path, monkeypatch):
     assert len(synced) == 1
     history.close()
     history.close()
+
+
+def test_whoever_has_been_replaced_appends_to_nothing(tmp_path):
+    """Also not when it stands right before it opens the file."""
+    stale = _open(tmp_path)
+    stale.append(map(_row, [1, 2]))
+    files = LocalFiles.of(tmp_path)
+    files.open()
+    successor = _open(tmp_path, 1)
+    stale.append(map(_row, [3, 4]))
+    stale.close()
+    with pytest.raises(Fenced, match="another process has taken over"):
+        History(tmp_path, files, step=0)
+    successor.append([_row(2)])
+    successor.close()
+    assert read_rows(tmp_path) == [_row(1), _row(2)]

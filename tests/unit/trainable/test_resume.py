@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from trainable.build import open_trainer
-from trainable.checkpoint import Files
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
+from trainable.files import LocalFiles
 from trainable.history import History, read_resumptions, read_rows
 
 WARMUP = {"name": "cosine", "warmup": 6}
@@ -210,7 +210,7 @@ def test_rows_are_durable_before_the_checkpoint_that_covers_them(
 ):
     trainer = opened(configure(epochs=1), tmp_path, toy())
     order = []
-    for owner, name in ((History, "sync"), (Files, "rename")):
+    for owner, name in ((History, "sync"), (LocalFiles, "commit")):
         original = getattr(owner, name)
 
         def follow(*arguments, original=original, name=name):
@@ -219,7 +219,7 @@ def test_rows_are_durable_before_the_checkpoint_that_covers_them(
 
         monkeypatch.setattr(owner, name, follow)
     _run(trainer)
-    assert order == ["sync", "rename"]
+    assert order == ["sync", "commit"]
 
 
 def test_augmentation_is_the_same_for_any_workers_and_across_a_crash(

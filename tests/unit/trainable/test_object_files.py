@@ -1,0 +1,137 @@
+"""Generations in an object store: no rename, no sync, and the manifest is what commits."""
+
+from __future__ import annotations
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+
+from trainable.checkpoint import CheckpointStore
+from trainable.config import CheckpointConfig
+from trainable.errors import Fenced
+from trainable.files import MANIFEST, STATE, ObjectFiles
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL before one request to the store."""
+
+
+class Bucket(MemoryFileSystem):
+    """A store in memory without a rename, that dies at a request of choice."""
+
+    protocol = "bucket"
+    cachable = False
+    store: dict = {}  # noqa: RUF012  its own, not the one that all memory file systems share
+    pseudo_dirs = [""]  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__()
+        self.store, self.pseudo_dirs = {}, [""]
+        self.num_requests, self.die_at = 0, -1
+
+    def _request(self):
+        if self.num_requests == self.die_at:
+            raise Killed
+        self.num_requests += 1
+
+    def mv(self, *_, **__):
+        raise AssertionError("an object store has no rename")
+
+    def pipe_file(self, *arguments, **options):
+        self._request()
+        return super().pipe_file(*arguments, **options)
+
+    def _open(self, *arguments, **options):
+        if options.get("mode", arguments[1:2] and arguments[1]) == "wb":
+            self._request()
+        return super()._open(*arguments, **options)
+
+    def cp_file(self, *arguments, **options):
+        self._request()
+        return super().cp_file(*arguments, **options)
+
+    def rm_file(self, path):
+        self._request()
+        return super().rm_file(path)
+
+
+def _store(bucket, tmp_path, **options):
+    files = ObjectFiles(bucket, tmp_path)
+    config = CheckpointConfig(keep=2)
+    return CheckpointStore(tmp_path, config, metric="val/loss", files=files, **options)
+
+
+def _reader(bucket, tmp_path):
+    return CheckpointStore(tmp_path, files=ObjectFiles(bucket, tmp_path))
+
+
+def _save(store, step, value=None):
+    state = {"step": step, "weights": torch.arange(4.0) + step}
+    store.offer(lambda: state, step=step, epoch=step, boundary=True, value=value)
+    store.wait()
+
+
+def test_fsspec_is_the_interface():
+    assert isinstance(Bucket(), fsspec.AbstractFileSystem)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_kill_at_every_request_leaves_the_newest_whole_generation(tmp_path, damaged):
+    die_at = 0
+    while True:
+        bucket = Bucket()
+        store = _store(bucket, tmp_path)
+        for step, value in ((1, 0.1), (2, 0.2), (3, 0.3)):
+            _save(store, step, value)
+        if damaged:
+            bucket.pipe_file(str(tmp_path / "step-00000003" / STATE), b"x" * 1000)
+        committed = [2 if damaged else 3]
+        bucket.num_requests, bucket.die_at = 0, die_at
+        try:
+            store = _store(bucket, tmp_path)
+            store.resume()
+            for step in (4, 5):
+                _save(store, step, 0.1 * step)
+                committed.append(step)
+            store.close()
+        except Killed:
+            bucket.die_at = -1
+            reader = _reader(bucket, tmp_path)
+            assert reader.newest().step - committed[-1] in (0, 1, 4 - committed[-1])
+            assert reader.best().step == 1
+            again = _store(bucket, tmp_path)
+            assert again.resume()["step"] == reader.newest().step
+            again.close()
+        else:
+            break
+        die_at += 1
+    assert die_at > 10
+    assert [g.step for g in _reader(bucket, tmp_path).generations()] == [1, 4, 5]
+    quarantine = bucket.find(str(tmp_path / "quarantine"))
+    assert len(quarantine) == (2 if damaged else 0)
+    assert not bucket.exists(str(tmp_path / "writer"))
+
+
+def test_state_without_manifest_is_no_generation_and_goes_with_the_next_writer(tmp_path):
+    bucket = Bucket()
+    store = _store(bucket, tmp_path)
+    _save(store, 1)
+    bucket.pipe_file(str(tmp_path / "step-00000009" / STATE), b"half")
+    assert _reader(bucket, tmp_path).newest().step == 1
+    _store(bucket, tmp_path)
+    assert not bucket.exists(str(tmp_path / "step-00000009"))
+
+
+def test_writer_that_was_replaced_is_told_and_commits_nothing(tmp_path):
+    bucket = Bucket()
+    stale = _store(bucket, tmp_path)
+    _save(stale, 1)
+    successor = _store(bucket, tmp_path)
+    with pytest.raises(Fenced, match="another process has taken over"):
+        _save(stale, 2)
+    _save(successor, 3)
+    assert [g.step for g in _reader(bucket, tmp_path).generations()] == [1, 3]
+    stale.close()
+    assert bucket.exists(str(tmp_path / "writer"))
+    assert not bucket.exists(str(tmp_path / "step-00000002" / MANIFEST))

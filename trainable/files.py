@@ -1,0 +1,352 @@
+"""Where the generations of one run lie, and every call that persists or removes one.
+
+`Files` is what the store asks of a storage; `LocalFiles` is a directory on a local or network file
+system, `ObjectFiles` a prefix in an object store, by fsspec. Both give the same promise: whatever
+is stopped at whatever moment, a generation has a manifest only when it is whole, and a process
+that another one has replaced changes nothing any more.
+What must not live here: what a manifest says (`manifest.py`), or when to save (`checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from trainable.errors import Fenced
+
+STATE = "state.pt"
+MANIFEST = "manifest.json"
+
+# A second generation of the same step is `step-00000120.1`: it exists when a run returned to a
+# step from elsewhere, or when fp16 skipped every window between a checkpoint and the end of its
+# epoch.
+_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_QUARANTINE = "quarantine"
+_OWN = ".writing-"
+_NEW, _GONE, _DAMAGED = "new-", "gone-", "damaged-"
+
+Write = Callable[[BinaryIO], bytes]
+"""Writes a state into an open file and returns the manifest that describes what it wrote."""
+
+
+class Files(Protocol):
+    """The generations of one run. A generation is a name and two files, `STATE` and `MANIFEST`.
+
+    Reading is for any process. Writing needs `open` first, and every writing method raises
+    `Fenced` once another process has opened the same generations.
+    """
+
+    def at(self, directory: Path) -> Files:
+        """Return the generations of another run on the same storage."""
+        ...
+
+    def path(self, name: str) -> Path:
+        """Return where a generation lies."""
+        ...
+
+    def names(self) -> list[str]:
+        """Return the names of what may be generations; only a manifest that verifies tells."""
+        ...
+
+    def damaged(self) -> list[str]:
+        """Return the names of what is in quarantine; `read` takes them too."""
+        ...
+
+    def read(self, name: str, file: str) -> bytes:
+        """Return a file's content; OSError when it is not there."""
+        ...
+
+    def length(self, name: str, file: str) -> int:
+        """Return a file's length in bytes; OSError when it is not there."""
+        ...
+
+    def open(self) -> None:
+        """Become the one writer: shut out whoever was it, and remove what it left unfinished."""
+        ...
+
+    def commit(self, name: str, write: Write) -> None:
+        """Add a generation: it is durable when this returns, and not to be seen before."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a generation: the manifest is the first of it that goes."""
+        ...
+
+    def quarantine(self, name: str) -> None:
+        """Move a damaged generation to where it can be looked at and is never taken for one."""
+        ...
+
+    def close(self) -> None:
+        """Stop being the writer, and leave nothing behind."""
+        ...
+
+
+class LocalFiles:
+    """Generations in a directory, committed by a rename.
+
+    A writer writes in a directory of its own, `.writing-<token>/`, and everything it adds, removes
+    or sets aside passes through it by a rename. The next writer renames that directory away
+    before it looks at anything: from then on none of the earlier one's renames finds its way,
+    even if it was stopped for an hour in front of one.
+
+    Args:
+        root: The directory; made by `open`.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.own = root / f"{_OWN}{uuid.uuid4().hex[:12]}"
+        """This writer's own room; gone once it is fenced or closed."""
+
+    @classmethod
+    def of(cls, run: Path) -> LocalFiles:
+        """Return the generations of the run in a directory."""
+        return cls(run / "checkpoints")
+
+    def at(self, directory: Path) -> LocalFiles:
+        return LocalFiles(directory)
+
+    def path(self, name: str) -> Path:
+        return self._root / name
+
+    def names(self) -> list[str]:
+        if not self._root.is_dir():
+            return []
+        return sorted(path.name for path in self._root.iterdir() if _NAME.fullmatch(path.name))
+
+    def damaged(self) -> list[str]:
+        room = self._root / _QUARANTINE
+        return sorted(f"{_QUARANTINE}/{path.name}" for path in room.glob("*"))
+
+    def read(self, name: str, file: str) -> bytes:
+        return (self._root / name / file).read_bytes()
+
+    def length(self, name: str, file: str) -> int:
+        return (self._root / name / file).stat().st_size
+
+    def open(self) -> None:
+        make_directory(self._root)
+        self.own.mkdir()
+        for other in self._root.glob(f"{_OWN}*"):
+            if other != self.own:
+                taken = self.own / f"{_GONE}{other.name}"
+                with contextlib.suppress(FileNotFoundError):  # it has just closed by itself
+                    other.rename(taken)
+                self._bury(taken)
+        _sync(self._root)
+        if not self.own.is_dir():  # two opened at once; one of them goes on
+            raise fenced(self._root)
+
+    def commit(self, name: str, write: Write) -> None:
+        aside = self.own / f"{_NEW}{name}"
+        with self._unless_fenced():
+            aside.mkdir()
+            try:
+                with (aside / STATE).open("xb") as file:
+                    manifest = write(file)
+                    _sync_file(file)
+                with (aside / MANIFEST).open("xb") as file:
+                    file.write(manifest)
+                    _sync_file(file)
+            except OSError:  # a full disk is not left with half a state on it
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+            _sync(aside)
+            self.rename(aside, self._root / name)
+            _sync(self._root)
+
+    def remove(self, name: str) -> None:
+        aside = self.own / f"{_GONE}{name}"
+        with self._unless_fenced():
+            self.rename(self._root / name, aside)
+            shutil.rmtree(aside)
+
+    def quarantine(self, name: str) -> None:
+        aside = self.own / f"{_DAMAGED}{name}"
+        with self._unless_fenced():
+            self.rename(self._root / name, aside)
+            self._move_to_quarantine(aside)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        """Replace another file of the run, at once and durably.
+
+        Whoever still appends to the one before it, appends to nothing.
+
+        Raises:
+            Fenced: Another process has opened the run.
+        """
+        aside = self.own / path.name
+        with self._unless_fenced():
+            with aside.open("wb") as file:
+                file.write(content)
+                _sync_file(file)
+            self.rename(aside, path)
+            _sync(path.parent)
+
+    def close(self) -> None:
+        shutil.rmtree(self.own, ignore_errors=True)  # gone already when it is fenced
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move within the run's file system, atomically."""
+        source.rename(target)
+
+    def _move_to_quarantine(self, aside: Path) -> None:
+        room = self._root / _QUARANTINE
+        make_directory(room)
+        name, count = aside.name.removeprefix(_DAMAGED), 0
+        target = room / name
+        while target.exists():
+            count += 1
+            target = room / f"{name}-{count}"
+        self.rename(aside, target)
+        _sync(room)
+        _sync(self._root)
+
+    def _bury(self, other: Path) -> None:
+        """Finish what another writer had begun to set aside, and remove the rest of its room."""
+        if other.exists():
+            for aside in other.glob(f"{_DAMAGED}*"):
+                self._move_to_quarantine(aside)
+            for nested in other.glob(f"{_GONE}{_OWN}*"):  # it died while it took over from another
+                self._bury(nested)
+            shutil.rmtree(other)
+
+    @contextlib.contextmanager
+    def _unless_fenced(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as problem:
+            if self.own.is_dir():
+                raise
+            raise fenced(self._root) from problem
+
+
+class ObjectFiles:
+    """Generations below a prefix of an object store: nothing is renamed, and nothing is synced.
+
+    An object is whole or not there, so the manifest, written last and removed first, is what
+    commits. A writer signs `writer` and looks again before each manifest; a replaced writer that
+    is stopped between this look and its write gets one generation in, which is not the newest.
+
+    Args:
+        system: An `fsspec.AbstractFileSystem`.
+        root: The prefix, such as `bucket/sweeps/digits/trials/0007/checkpoints`.
+    """
+
+    def __init__(self, system: Any, root: Path) -> None:
+        self._system, self._root = system, root
+        self._token = uuid.uuid4().hex.encode()
+
+    def at(self, directory: Path) -> ObjectFiles:
+        return ObjectFiles(self._system, directory)
+
+    def path(self, name: str) -> Path:
+        return self._root / name
+
+    def names(self) -> list[str]:
+        return sorted(name for name in self._list(self._root) if _NAME.fullmatch(name))
+
+    def damaged(self) -> list[str]:
+        room = self._list(self._root / _QUARANTINE)
+        return sorted(f"{_QUARANTINE}/{name}" for name in room)
+
+    def read(self, name: str, file: str) -> bytes:
+        content: bytes = self._system.cat_file(self._key(name, file))
+        return content
+
+    def length(self, name: str, file: str) -> int:
+        return int(self._system.size(self._key(name, file)))
+
+    def open(self) -> None:
+        self._system.makedirs(str(self._root), exist_ok=True)
+        self._system.pipe_file(self._key("writer"), self._token)
+        for name in self.names():
+            if not self._system.exists(self._key(name, MANIFEST)):
+                self._system.rm(self._key(name), recursive=True)
+
+    def commit(self, name: str, write: Write) -> None:
+        self._check_fence()
+        self._system.makedirs(self._key(name), exist_ok=True)
+        with self._system.open(self._key(name, STATE), "wb") as file:
+            manifest = write(file)
+        self._check_fence()
+        self._system.pipe_file(self._key(name, MANIFEST), manifest)
+
+    def remove(self, name: str) -> None:
+        self._check_fence()
+        if self._system.exists(self._key(name, MANIFEST)):
+            self._system.rm_file(self._key(name, MANIFEST))
+        self._system.rm(self._key(name), recursive=True)
+
+    def quarantine(self, name: str) -> None:
+        self._check_fence()
+        target, count = f"{_QUARANTINE}/{name}", 0
+        while self._system.exists(self._key(target)):
+            count += 1
+            target = f"{_QUARANTINE}/{name}-{count}"
+        self._system.makedirs(self._key(target), exist_ok=True)
+        for file in (STATE, MANIFEST):
+            if self._system.exists(self._key(name, file)):
+                self._system.cp_file(self._key(name, file), self._key(target, file))
+        self.remove(name)
+
+    def close(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self._system.cat_file(self._key("writer")) == self._token:
+                self._system.rm_file(self._key("writer"))
+
+    def _check_fence(self) -> None:
+        try:
+            if self._system.cat_file(self._key("writer")) == self._token:
+                return
+        except FileNotFoundError:
+            pass
+        raise fenced(self._root)
+
+    def _key(self, *names: str) -> str:
+        return str(self._root.joinpath(*names))
+
+    def _list(self, prefix: Path) -> list[str]:
+        self._system.invalidate_cache()
+        try:
+            entries = self._system.ls(str(prefix), detail=False)
+        except FileNotFoundError:
+            return []
+        return [str(entry).rstrip("/").rpartition("/")[2] for entry in entries]
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents, so that they survive a power loss."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync(path.parent)
+
+
+def fenced(place: Path) -> Fenced:
+    """Return the error of a writer that has been replaced."""
+    return Fenced(
+        f"another process has taken over {place}, or it was removed; this process has been "
+        "replaced and changes nothing there any more; look at the one that goes on"
+    )
+
+
+def _sync_file(file: BinaryIO) -> None:
+    """Return once a file's content survives a power loss."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    """Return once a directory's entries survive a power loss."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
