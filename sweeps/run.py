@@ -7,6 +7,7 @@ past; record; publish the best. Ray's own directory is thrown away at the end.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 import uuid
@@ -355,7 +356,8 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
             deadline = min(deadline, now + soon)
-        if min(recorder.silence, now - started) > _SILENCE_SECONDS:
+        waited = now - started if recorder.silence < math.inf else math.inf  # asking nobody
+        if min(recorder.silence, waited) > _SILENCE_SECONDS:
             deadline = now  # nobody should wait for a server that is not there
     left = deadline - time.monotonic()
     return recorder.close(timeout=max(left, 0.0))

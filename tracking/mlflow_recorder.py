@@ -8,6 +8,7 @@ how a record becomes calls (see `tracking.delivery`) and mlflow itself (see
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -147,7 +148,11 @@ class MlflowRecorder:
 
     @property
     def silence(self) -> float:
-        """For how many seconds the server has done nothing that it was asked; 0 while it does."""
+        """For how many seconds the server has done nothing that it was asked; 0 while it does,
+        infinite when none is asked.
+        """
+        if self._thread is None:
+            return math.inf
         return time.monotonic() - self._heard if self._is_down else 0.0
 
     def wait_ready(self, timeout: float) -> bool:

@@ -128,10 +128,11 @@ def test_row_18_each_request_meets_each_fault(
         assert proxy.unused.count(path) < 3, f"no {path} was met"
     assert_exactly_once(service, sweep_id)
     before = proxy.count("log-batch")
-    left = sync(proxy.url, None, sweep_id, sweep_id, tmp_path / "outbox", timeout=PATIENCE)
+    left = sync(proxy.url, None, sweep_id, sweep_id, tmp_path / "outbox", patience=PATIENCE)
     assert (left, proxy.count("log-batch")) == (0, before)
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(18, "every second request meets some fault")
 def test_row_18_no_request_is_safe(service: Service, proxy: Proxy, tmp_path: Path) -> None:
     sweep_id = uuid.uuid4().hex

@@ -171,7 +171,7 @@ def test_row_19_sync_delivers_and_a_second_adds_nothing(
         recorder.finish(trial, "FINISHED", {})
     recorder.finish(None, "FINISHED", {})
     assert recorder.close(0.0) > 0
-    assert _sync(proxy, sweep_id, tmp_path, timeout=1.0) > 0
+    assert _sync(proxy, sweep_id, tmp_path, patience=1.0) > 0
     proxy.up()
     assert _sync(proxy, sweep_id, tmp_path) == 0
     once, asked = read_store(service.store, sweep_id), len(proxy.seen)
@@ -250,8 +250,8 @@ def _recorder(proxy: Proxy, sweep_id: str, directory: Path) -> MlflowRecorder:
     return MlflowRecorder(proxy.url, None, sweep_id, sweep_id, outbox, {}, {"trials": 3})
 
 
-def _sync(proxy: Proxy, sweep_id: str, directory: Path, timeout: float = PATIENCE) -> int:
-    return sync(proxy.url, None, sweep_id, sweep_id, directory / "outbox", timeout=timeout)
+def _sync(proxy: Proxy, sweep_id: str, directory: Path, patience: float = PATIENCE) -> int:
+    return sync(proxy.url, None, sweep_id, sweep_id, directory / "outbox", patience=patience)
 
 
 def _runs(service: Service, sandbox: Sandbox) -> list[Run]:

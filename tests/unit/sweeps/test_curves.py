@@ -82,7 +82,7 @@ def test_a_sweep_says_what_its_curves_leave_out() -> None:
 
 
 def _record(number: int, state: str = "complete", **known: object) -> TrialRecord:
-    return TrialRecord(number=number, state=state, params={}, value=None, reports={}, **known)
+    return TrialRecord(number=number, state=state, params={}, reports={}, value=None, **known)  # type: ignore[arg-type]
 
 
 def test_a_sweep_says_which_trials_deserve_a_look() -> None:
