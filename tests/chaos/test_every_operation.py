@@ -218,6 +218,7 @@ _SLICE = pytest.param(17, id="slice")
 _ALL = pytest.param(1, id="all", marks=pytest.mark.chaos)
 
 
+@pytest.mark.fault(2, "SIGKILL before and within each persisting call")
 @pytest.mark.parametrize("every", [_SLICE, _ALL])
 def test_row_02_sigkill_at_each_persisting_call(
     rehearsal: tuple[Rehearsal, Check], every: int
@@ -231,6 +232,9 @@ def test_row_02_sigkill_at_each_persisting_call(
     assert num_kills >= 15
 
 
+@pytest.mark.fault(
+    33, "the power goes off at each persisting call, with four fates of what was not synced"
+)
 @pytest.mark.parametrize("fate", FATES)
 @pytest.mark.parametrize("every", [_SLICE, _ALL])
 def test_row_33_power_loss_at_each_persisting_call(

@@ -58,7 +58,9 @@ with open_trainer(config, directory, device="cpu", threads=1) as trainer:
 _LONG = [pytest.param(place, marks=pytest.mark.chaos) for place in ("open", "append", "commit")]
 
 
-@pytest.mark.fault(28)
+@pytest.mark.fault(
+    28, "a writer is stopped at five places and wakes up after another one ended the run"
+)
 @pytest.mark.parametrize("place", [*_LONG, "rename", "remove"])
 def test_row_28_process_that_was_replaced_changes_nothing(tmp_path: Path, place: str) -> None:
     stale = _start(tmp_path, place)

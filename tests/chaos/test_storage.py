@@ -32,7 +32,7 @@ def sandbox(storage: Faults, tmp_path: Path) -> Iterator[Sandbox]:
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(11)
+@pytest.mark.fault(11, "the disk is full while a checkpoint, the ledger or the outbox is written")
 @pytest.mark.parametrize("place", [CHECKPOINTS, LEDGER, OUTBOX])
 def test_row_11_disk_full_leaves_old_data_and_names_path_and_bytes(
     storage: Faults, sandbox: Sandbox, references: References, place: str
@@ -51,7 +51,7 @@ def test_row_11_disk_full_leaves_old_data_and_names_path_and_bytes(
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
 
 
-@pytest.mark.fault(12)
+@pytest.mark.fault(12, "the storage refuses from the start")
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES])
 def test_row_12_sweep_refuses_before_any_trial_where_it_cannot_write(
     storage: Faults, sandbox: Sandbox, error: int
@@ -67,7 +67,7 @@ def test_row_12_sweep_refuses_before_any_trial_where_it_cannot_write(
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(12)
+@pytest.mark.fault(12, "the storage becomes read-only in the middle")
 def test_row_12_storage_that_becomes_read_only_never_holds_what_is_reported_as_saved(
     storage: Faults, sandbox: Sandbox, references: References
 ) -> None:
@@ -94,7 +94,7 @@ def test_row_12_storage_that_becomes_read_only_never_holds_what_is_reported_as_s
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(13)
+@pytest.mark.fault(13, "a flipped bit, a cut, a page of zeros in the newest checkpoint")
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "zeroed"])
 def test_row_13_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
     interrupted: Template, references: References, damage: str
@@ -116,7 +116,7 @@ def test_row_13_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(14)
+@pytest.mark.fault(14, "every checkpoint of a trial is damaged")
 def test_row_14_trial_whose_checkpoints_are_all_damaged_names_them_and_never_starts_anew(
     interrupted: Template,
 ) -> None:
