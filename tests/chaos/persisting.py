@@ -130,14 +130,14 @@ def creation(directory: Path, acknowledge: Acknowledge) -> None:
     """Create a sweep: take its lock, make its ledger, commit by its spec."""
     from sweeps.layout import SweepPaths
     from sweeps.lock import SweepLock
-    from sweeps.run import _open_ledger
+    from sweeps.opening import open_ledger
     from sweeps.spec import parse_spec
 
     paths = SweepPaths(directory, "small")
     lock = SweepLock(paths.lock)
     lock.acquire()
     new = not paths.exists()
-    _open_ledger(paths, parse_spec(SPEC, "small.yaml"), new=new)
+    open_ledger(paths, parse_spec(SPEC, "small.yaml"), new=new)
     acknowledge("created" if new else "opened")
     lock.release()
 
@@ -154,7 +154,7 @@ _IMPORTS = {
     "curve": ["trainable.history"],
     "ledger": ["sweeps.ledger", "tests.chaos.spaces"],
     "outbox": ["tracking.outbox", "trainable.history"],
-    "creation": ["sweeps.run", "sweeps.spec"],
+    "creation": ["sweeps.opening", "sweeps.spec"],
 }
 
 

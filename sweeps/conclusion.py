@@ -1,0 +1,120 @@
+"""The end of an attempt at a sweep: what it came to, published and delivered.
+
+What must not live here: what weights, pictures and reports are made of (`results`, `pictures`).
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from sweeps.departure import EXPORT
+from sweeps.exits import NO_SUCCESS
+from sweeps.failures import Hopeless
+from sweeps.interrupt import Interruption
+from sweeps.layout import SweepPaths
+from sweeps.ledger import TrialRecord
+from sweeps.opening import OpenSweep
+from sweeps.pictures import Gallery
+from sweeps.results import NoBest, NoReport, Outcome, draw_report, export_trial, no_success
+from sweeps.tags import STOPPED_BY_INTERRUPT, best_tags, health_tags
+from tracking.mlflow_recorder import MlflowRecorder
+from tracking.recorder import Recorder
+
+_DELIVERY_SECONDS = 60.0
+_DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
+_SILENCE_SECONDS = 10.0
+_SECONDS_FOR_PICTURES = 10.0
+"""What the end of a sweep waits for pictures of trials, beside the best one's weights."""
+
+
+def conclude(
+    sweep: OpenSweep, gallery: Gallery, interruption: Interruption, hopeless: Hopeless | None
+) -> Outcome:
+    """Tell the sweep's own run how it ended, publish the best trial, and deliver what waits.
+
+    Args:
+        gallery: Has the trials' pictures.
+        interruption: Whether the driver is to leave.
+        hopeless: Why the sweep stopped by its own decision; None when it did not.
+    """
+    spec, ledger, recorder = sweep.spec, sweep.ledger, sweep.recorder
+    trials, best = ledger.trials(), ledger.best()
+    recorder.tag(None, health_tags(trials))
+    left = spec.trials - sum(trial.finished for trial in trials)
+    failed: int | None = None
+    cause: str | None = None
+    if hopeless:
+        failed, cause = hopeless.numbers[-1], hopeless.cause
+    elif best is None:
+        failed, cause = no_success(trials)
+    if interruption.requested:
+        recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
+    elif cause is not None:
+        gallery.finish(_SECONDS_FOR_PICTURES)
+        _publish_report(sweep.paths, recorder)
+        recorder.finish(None, "FAILED", {"reason": cause})
+    else:
+        assert best is not None
+        _publish_best(sweep, best, gallery)
+        recorder.finish(None, "FINISHED", {})
+    pending = _deliver(recorder, interruption)
+    code = interruption.exit_code or (NO_SUCCESS if cause else 0)
+    if not interruption.requested and not left:
+        ledger.conclude()
+    return Outcome(code, best, len(trials), pending, left, cause, failed)
+
+
+def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
+    """Wait until the tracking server has everything, but not for ever, and after an interruption
+    only as long as there is time; what is left is delivered by the next resume.
+    """
+    started = time.monotonic()
+    deadline = started + _DELIVERY_SECONDS
+    while (left := deadline - time.monotonic()) > 0 and recorder.flush(min(left, 0.2)):
+        now = time.monotonic()
+        if interruption.requested:
+            soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
+            deadline = min(deadline, now + soon)
+        waited = now - started if recorder.silence < math.inf else math.inf  # asking nobody
+        if min(recorder.silence, waited) > _SILENCE_SECONDS:
+            deadline = now  # nobody should wait for a server that is not there
+    left = deadline - time.monotonic()
+    return recorder.close(timeout=max(left, 0.0))
+
+
+def _publish_best(sweep: OpenSweep, best: TrialRecord, gallery: Gallery) -> None:
+    """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""
+    paths, recorder = sweep.paths, sweep.recorder
+    recorder.tag(None, best_tags(best))
+    with (
+        tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory,
+        ThreadPoolExecutor() as beside,  # child processes that import for seconds
+    ):
+        weights = beside.submit(
+            export_trial, paths, sweep.spec, best, Path(directory, "best"), sweep.provenance()
+        )
+        report = beside.submit(_publish_report, paths, recorder)
+        gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)
+        for picture in gallery.pictures(best.number):
+            recorder.artifact(None, picture, f"figures/{picture.name}")
+        try:
+            for file in weights.result():
+                recorder.artifact(None, file, f"best/{file.name}")
+        except NoBest as missing:
+            recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
+        report.result()
+
+
+def _publish_report(paths: SweepPaths, recorder: Recorder) -> None:
+    """Put the sweep's report on its own run."""
+    with tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory:
+        try:
+            file = draw_report(paths, Path(directory, "report.html"))
+        except NoReport as missing:
+            recorder.tag(None, {"report": f"missing: {missing}"})
+        else:
+            recorder.artifact(None, file, "report.html")

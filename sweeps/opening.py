@@ -1,0 +1,136 @@
+"""Opening a sweep: its ledger, its recorder, and what an earlier driver left half done put right.
+
+Whoever opens a sweep holds its lock. What must not live here: what is wrong with a sweep and how
+that is put right (`reconcile`, `corrections`), and running it (`run`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+
+from ray.tune.schedulers import TrialScheduler
+
+from sweeps.corrections import apply
+from sweeps.facts import gather
+from sweeps.layout import LedgerError, SweepPaths, artifact_root, tracking_uri
+from sweeps.ledger import Ledger
+from sweeps.ledger_file import num_trials
+from sweeps.origin import Origin, check_origin
+from sweeps.parameters import flatten
+from sweeps.reconcile import reconcile
+from sweeps.revisions import read_spec, write_spec
+from sweeps.schedulers import make_scheduler, stopped_trials
+from sweeps.search import make_sampler
+from sweeps.spec import SweepSpec
+from sweeps.tags import NOT_STOPPED, curve_tags
+from tracking.mlflow_recorder import MlflowRecorder
+from tracking.provenance import provenance
+
+
+@dataclass(frozen=True)
+class OpenSweep:
+    """A sweep in the hands of its driver."""
+
+    paths: SweepPaths
+    spec: SweepSpec
+    ledger: Ledger
+    recorder: MlflowRecorder
+
+    def scheduler(self) -> TrialScheduler:
+        """A fresh scheduler, which knows nothing of the past."""
+        spec = self.spec
+        return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+
+    def provenance(self) -> dict[str, str]:
+        """Where the sweep is run, and from what."""
+        return {**provenance(), **self.ledger.origin.tags()}
+
+    def reconcile(self, warn: Callable[[str], None]) -> None:
+        """Put right what an earlier driver left half done; a new sweep is a case like any other.
+
+        Raises:
+            LedgerError: The ledger lost trials.
+            StrangerInTheWay: A new trial would find files that are not its own.
+        """
+        paths, spec, ledger = self.paths, self.spec, self.ledger
+
+        def judge(
+            reports: Mapping[int, Mapping[int, float]], unfinished: Set[int]
+        ) -> frozenset[int]:
+            return stopped_trials(self.scheduler(), reports, unfinished)
+
+        apply(
+            reconcile(gather(paths, spec, ledger.trials(), live=False, judge=judge)),
+            paths,
+            spec,
+            ledger,
+            self.recorder,
+            sampler=lambda number: make_sampler(spec.search, seed=spec.seed, number=number),
+            warn=warn,
+        )
+
+
+def open_sweep(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    origin: Origin,
+    *,
+    new: bool,
+    accept_changes: bool = False,
+    offline: bool = False,
+) -> OpenSweep:
+    """Open a sweep, or create it.
+
+    Raises:
+        LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
+        OriginChanged: Trials before and after could not be compared.
+    """
+    ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes)
+    recorder = MlflowRecorder(
+        uri=spec.tracking.uri or tracking_uri(paths.root),
+        artifact_root=None if spec.tracking.uri else artifact_root(paths.root),
+        experiment=spec.name,
+        sweep_id=ledger.sweep_id,
+        outbox=paths.outbox,
+        tags={
+            **provenance(),
+            **ledger.origin.tags(),
+            **curve_tags(spec.tracking.every),
+            **({} if new else NOT_STOPPED),
+        },
+        params=dict(flatten(spec.model_dump(mode="json"))),
+        offline=offline,
+    )
+    return OpenSweep(paths, spec, ledger, recorder)
+
+
+def open_ledger(
+    paths: SweepPaths, spec: SweepSpec, origin: Origin, *, new: bool, accepted: bool
+) -> Ledger:
+    """The spec's file is the commit point: a sweep exists once it is there, and its ledger was
+    made before.
+    """
+    if new:
+        _remove_unborn(paths)
+        ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id=uuid.uuid4().hex)
+    else:
+        ledger = Ledger.open(paths.ledger)
+        # Where nothing has been trained yet, there is nothing to compare with.
+        accepted = accepted or not any(trial.reports for trial in ledger.trials())
+        before = read_spec(paths.spec).spec
+        check_origin(ledger.origin, origin, before, spec, accepted=accepted)
+    ledger.note_origin(origin)
+    write_spec(paths.spec, spec)
+    return ledger
+
+
+def _remove_unborn(paths: SweepPaths) -> None:
+    """Remove what a driver left that died before the sweep existed; never a ledger of trials."""
+    if paths.ledger.exists() and num_trials(paths.ledger):
+        raise LedgerError(
+            f"{paths.spec} is gone, but {paths.ledger} holds trials; a sweep of that name is not "
+            "begun anew; restore the spec from a backup, or choose another name with --name"
+        )
+    paths.ledger.unlink(missing_ok=True)

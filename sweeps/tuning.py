@@ -1,0 +1,122 @@
+"""One session of Ray Tune: hand out the ledger's trials until there are none left.
+
+What must not live here: Ray's own start and end (`engine`), what is written down (`callbacks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ray import tune
+from ray.tune import TuneError
+
+from sweeps import control
+from sweeps.callbacks import Bookkeeper, View
+from sweeps.control import Wishes
+from sweeps.failures import Hopeless
+from sweeps.interrupt import Interruption
+from sweeps.layout import LedgerError
+from sweeps.ledger import TrialRecord
+from sweeps.lock import SweepLock
+from sweeps.opening import OpenSweep
+from sweeps.resources import Plan
+from sweeps.schedulers import replay
+from sweeps.search import LedgerSearcher
+from tracking.outbox_file import OutboxError
+from trainable.ray_adapter import TuneTrial
+
+
+def tune_trials(
+    sweep: OpenSweep,
+    plan: Plan,
+    view: View,
+    interruption: Interruption,
+    wishes: Wishes,
+    lock: SweepLock,
+    *,
+    on_end: Callable[[TrialRecord], None],
+) -> Hopeless | None:
+    """Run trials until there are no more, or until the sweep is to stop.
+
+    Args:
+        plan: Resources per trial and how many at once.
+        view: Where the trials are shown.
+        interruption: Whether the driver is to leave, and how much time trials have.
+        wishes: What was asked for from elsewhere.
+        lock: Looked at in every turn: who lost it writes nothing any more.
+        on_end: Told of each trial that has come to its end.
+
+    Returns:
+        Why it stopped, when that was the sweep's own decision.
+    """
+    paths, spec, ledger = sweep.paths, sweep.spec, sweep.ledger
+    scheduler = sweep.scheduler()
+    for trial in ledger.trials():
+        if trial.finished:
+            replay(scheduler, f"past-{trial.number}", trial.reports, finished=True)
+    searcher = LedgerSearcher(
+        ledger,
+        spec,
+        paths,
+        scheduler,
+        concurrency=plan.concurrency,
+        threads=max(1, int(plan.cpu)),
+    )
+
+    ended: set[int] = set()  # as the user asked
+
+    def look_around() -> None:
+        lock.check()
+        if bookkeeper.hopeless and not searcher.draining:
+            control.order(paths)
+        searcher.draining = interruption.requested or bookkeeper.hopeless is not None
+        for number in wishes.trials - ended:
+            ended.add(number)
+            if searcher.is_live(number):
+                control.order(paths, [number])
+            else:
+                bookkeeper.end_waiting(number)
+        if interruption.trials_left <= 0:
+            raise _GraceExpired
+
+    bookkeeper = Bookkeeper(
+        spec, paths, ledger, sweep.recorder, view, on_step=look_around, on_end=on_end
+    )
+    tuner = tune.Tuner(
+        tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
+        tune_config=tune.TuneConfig(
+            num_samples=-1, search_alg=searcher, scheduler=scheduler, reuse_actors=True
+        ),
+        run_config=tune.RunConfig(
+            storage_path=str(paths.ray),
+            name=f"attempt-{_next_attempt(paths.ray):03d}",
+            callbacks=[bookkeeper],
+            # Tune tries again without end; the bookkeeper knows when a trial comes no further.
+            failure_config=tune.FailureConfig(max_failures=-1),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+            verbose=0,
+        ),
+    )
+    try:
+        tuner.fit()
+    except _GraceExpired:
+        bookkeeper.interrupt_live()  # they continue from their last checkpoint
+    except TuneError as error:
+        # Tune turns what a callback raises into text, and keeps the error itself as the context.
+        if isinstance(error.__context__, LedgerError | OutboxError):
+            raise error.__context__ from None
+        raise
+
+    return bookkeeper.hopeless
+
+
+def _next_attempt(ray_directory: Path) -> int:
+    return 1 + len(list(ray_directory.glob("attempt-*")))
+
+
+class _GraceExpired(BaseException):
+    """The trials' time to checkpoint is over.
+
+    No `Exception`: on one of those Tune would wait for its actors before it lets go.
+    """
