@@ -46,8 +46,11 @@ class TuneTrial(tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Open the run, resuming from its newest checkpoint; an error here is reported by the
-        first `step`.
+        """Get ready; an error here is reported by the first `step`.
+
+        The run itself is opened there, not here: Tune sets an actor up for a trial and may then
+        drop it for a warm one that has become free, and of two that open one run only the
+        later may write.
         """
         self._directory = Path(config["directory"])
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -62,11 +65,10 @@ class TuneTrial(tune.Trainable):
         self._halved = False
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
-            if not self._is_asked_to_end():
-                self._open()
+            import trainable.build  # noqa: F401  torch: seconds that only workers pay
 
     def step(self) -> dict[str, Any]:
-        """Train up to the next report.
+        """Train up to the next report; the first time, open the run at its newest checkpoint.
 
         Returns:
             `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of the report; at the end
@@ -104,7 +106,7 @@ class TuneTrial(tune.Trainable):
         (Path(checkpoint_dir) / _POINTER).write_text(json.dumps(pointer), encoding="utf-8")
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing to load: `setup` resumed from the newest generation, which is this pointer's or
+        """Nothing to load: the run is opened at its newest generation, which is this pointer's or
         a later one.
         """
 
@@ -128,7 +130,7 @@ class TuneTrial(tune.Trainable):
         self._log.close()
 
     def _open(self) -> None:
-        from trainable.build import open_trainer  # imports torch: seconds that only workers pay
+        from trainable.build import open_trainer
 
         self._trainer = open_trainer(
             self._config,
@@ -145,8 +147,11 @@ class TuneTrial(tune.Trainable):
 
     def _next_report(self) -> Any:
         with self._reporting_failures(), self._logged():
-            if self._failure is None:
-                return next(self._events, None)
+            if self._failure is not None:
+                return None
+            if self._trainer is None and not self._is_asked_to_end():
+                self._open()
+            return next(self._events, None)
         return None
 
     def _is_out_of_memory(self) -> bool:

@@ -131,13 +131,14 @@ def creation(directory: Path, acknowledge: Acknowledge) -> None:
     from sweeps.layout import SweepPaths
     from sweeps.lock import SweepLock
     from sweeps.opening import open_ledger
+    from sweeps.origin import Origin
     from sweeps.spec import parse_spec
 
     paths = SweepPaths(directory, "small")
     lock = SweepLock(paths.lock)
     lock.acquire()
     new = not paths.exists()
-    open_ledger(paths, parse_spec(SPEC, "small.yaml"), new=new)
+    open_ledger(paths, parse_spec(SPEC, "small.yaml"), Origin(), new=new, accepted=False)
     acknowledge("created" if new else "opened")
     lock.release()
 
@@ -154,7 +155,7 @@ _IMPORTS = {
     "curve": ["trainable.history"],
     "ledger": ["sweeps.ledger", "tests.chaos.spaces"],
     "outbox": ["tracking.outbox", "trainable.history"],
-    "creation": ["sweeps.opening", "sweeps.spec"],
+    "creation": ["sweeps.opening", "sweeps.origin", "sweeps.spec"],
 }
 
 

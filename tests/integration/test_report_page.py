@@ -132,7 +132,8 @@ def test_survival_adds_up(page: Page) -> None:
 def test_parallel_coordinates_have_an_axis_for_each_parameter(page: Page) -> None:
     axes = dict(
         page.locator("#parallel-coordinates .js-plotly-plot").evaluate(
-            "plot => plot.data[0].dimensions.map(d => [d.label, Array.from(d.ticktext || [])])"
+            "plot => plot.layout.xaxis.ticktext.map((name, place) => "
+            "[name, plot.layout.annotations.filter(a => a.x === place).map(a => a.text)])"
         )
     )
     assert list(axes) == ["val/loss", "lr", "max_norm", "warmup"]

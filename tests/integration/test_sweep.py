@@ -135,7 +135,7 @@ def test_status_of_each_run_tells_the_truth(
         run = children[trial["number"]]
         if trial["state"] == "complete":
             assert run.info.status == "FINISHED"
-            assert "stopped_by" not in run.data.tags
+            assert not run.data.tags.get("stopped_by")
         else:
             assert run.info.status == "KILLED"
             assert run.data.tags["stopped_by"] == "asha"
