@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from optuna.samplers import BaseSampler
 
@@ -28,6 +29,7 @@ from sweeps.reconcile import (
 from sweeps.spec import SpecError, SweepSpec
 from sweeps.tags import STOPPED_BY_INTERRUPT, end_tags
 from tracking.recorder import Recorder
+from trainable.files import LocalFiles
 
 
 class StrangerInTheWay(ValueError):
@@ -65,6 +67,7 @@ def apply(
             case Suggested(number):
                 ledger.complete_parameters(number, space, sampler(number))
             case Ended(number, ending):
+                _close_store(paths.trial(number))
                 record = replace(ledger.trial(number), state=ending)
                 recorder.finish(number, STATUSES[ending], end_tags(record, spec))
                 ledger.finish(number, ending)
@@ -87,6 +90,13 @@ def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder:
                 ledger.report(number, epoch=report.epoch, step=report.step, value=report.value)
             case Logged(number, rows):
                 recorder.log(number, rows)
+
+
+def _close_store(trial: Path) -> None:
+    """Remove what a writer leaves that is killed after its last commit: nobody opens it again."""
+    files = LocalFiles.of(trial)
+    files.open()
+    files.close()
 
 
 def _refuse(wrong: Correction, paths: SweepPaths) -> None:

@@ -7,6 +7,7 @@ sweep must not touch. What must not live here: what is sent when, and what happe
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 _PAGE = 1000
+_SQLITE = "sqlite:///"
 # A plain "bad request" is not among them: a proxy on the way answers so, too, and the next attempt
 # may get through.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE"})
@@ -44,7 +46,7 @@ _ENVIRONMENT = {
 def connect(uri: str) -> MlflowClient:
     """Import mlflow and return a client.
 
-    The first use of an SQLite store creates its tables, which takes seconds. Environment variables
+    An SQLite store that does not exist yet is created, which takes seconds. Environment variables
     that the user has set are left as they are.
     """
     for name, value in _ENVIRONMENT.items():
@@ -53,7 +55,33 @@ def connect(uri: str) -> MlflowClient:
 
     if "MLFLOW_LOGGING_LEVEL" not in os.environ:
         _quiet()
+    plain = uri.startswith(_SQLITE) and not re.search(r"[?:]", uri.removeprefix(_SQLITE))
+    if plain and not (store := Path(uri.removeprefix(_SQLITE))).exists():
+        _create(store)
     return mlflow.MlflowClient(tracking_uri=uri)
+
+
+def _create(store: Path) -> None:
+    """Create an SQLite store as a whole or not at all.
+
+    mlflow makes its tables and then migrates them one version after the other; killed in between,
+    it leaves a file that it refuses for ever.
+    """
+    import mlflow
+
+    aside = store.with_name(f".{store.name}.new")
+    store.parent.mkdir(parents=True, exist_ok=True)
+    directory = os.open(store.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)  # another sweep may be creating it
+        if store.exists():
+            return
+        aside.unlink(missing_ok=True)  # of a process that was killed
+        mlflow.MlflowClient(tracking_uri=f"{_SQLITE}{aside}").search_experiments(max_results=1)
+        aside.rename(store)
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def search(client: MlflowClient, experiment_id: str, sweep_id: str) -> Iterator[Run]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from tests.integration.commandline import wait_until
 from tracking.mlflow_recorder import MlflowRecorder, sync
+from tracking.mlflow_server import connect
 from tracking.reader import runs_of_sweep
 from tracking.ui import start_server
 
@@ -282,3 +285,16 @@ def test_the_user_interface_starts_and_leaves_no_process(store: Store) -> None:
 
 def _refuse() -> object:
     raise ConnectionRefusedError
+
+
+def test_a_store_whose_creation_is_killed_is_created_by_the_next(tmp_path: Path) -> None:
+    store = tmp_path / "mlflow.db"
+    creating = f"from tracking.mlflow_server import connect; connect('sqlite:///{store}')"
+    child = subprocess.Popen([sys.executable, "-c", creating], cwd=ROOT)
+    aside = tmp_path / ".mlflow.db.new"
+    wait_until(lambda: aside.exists() and aside.stat().st_size, every=0.002)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    assert not store.exists()
+    assert connect(f"sqlite:///{store}").create_experiment("whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
