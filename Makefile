@@ -24,8 +24,9 @@ demo: $(READY)  ## Run the digits sweep to its end and say how to look at it
 	@if [ -e runs/digits/sweep.yaml ]; then $(BIN)/sweep resume digits; \
 	 else $(BIN)/sweep run sweeps/examples/digits.yaml; fi
 
-test: $(READY)  ## Run the tests, two files at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+test: $(READY)  ## Run the tests, two files at a time, and then the fault matrix's slice
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/chaos
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/chaos
 
 unit: $(READY)  ## Run the quick tests only
 	$(BIN)/python -m pytest tests/unit tests/contract tests/golden
