@@ -95,8 +95,9 @@ def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder:
 def _close_store(trial: Path) -> None:
     """Remove what a writer leaves that is killed after its last commit: nobody opens it again."""
     files = LocalFiles.of(trial)
-    files.open()
-    files.close()
+    if files.has_writer():
+        files.open()
+        files.close()
 
 
 def _refuse(wrong: Correction, paths: SweepPaths) -> None:

@@ -192,6 +192,10 @@ class LocalFiles:
     def close(self) -> None:
         shutil.rmtree(self.own, ignore_errors=True)  # gone already when it is fenced
 
+    def has_writer(self) -> bool:
+        """Whether a writer's room is there: of one that lives, or of one that was killed."""
+        return any(self._root.glob(f"{_OWN}*"))
+
     def rename(self, source: Path, target: Path) -> None:
         """Move within the run's file system, atomically."""
         source.rename(target)
