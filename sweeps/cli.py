@@ -42,6 +42,26 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        out.print(f"gradsweep {version('gradsweep')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def read_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Read the options that stand before any command."""
+
+
 @app.command()
 def init(
     directory: Annotated[

@@ -29,7 +29,7 @@ from tests.chaos.probe_task import KINDS
 from trainable.checkpoint import CheckpointStore
 from trainable.manifest import STATE
 
-CASES, FAULTS, SLICE = int(os.environ.get("CHAOS_CASES", "12")), 3, 2
+CASES, FAULTS, SLICE = int(os.environ.get("CHAOS_CASES", "12")), 3, 1
 _PAGE = 4096
 
 
