@@ -20,6 +20,7 @@ from sweeps.reconcile import (
     Ended,
     Gap,
     Interrupted,
+    LeftOpen,
     Logged,
     Reported,
     Stranger,
@@ -66,8 +67,9 @@ def apply(
                 warn(f"{wrong}; it is left alone")
             case Suggested(number):
                 ledger.complete_parameters(number, space, sampler(number))
+            case LeftOpen(number):
+                close_store(paths.trial(number))
             case Ended(number, ending):
-                _close_store(paths.trial(number))
                 record = replace(ledger.trial(number), state=ending)
                 recorder.finish(number, STATUSES[ending], end_tags(record, spec))
                 ledger.finish(number, ending)
@@ -92,8 +94,8 @@ def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder:
                 recorder.log(number, rows)
 
 
-def _close_store(trial: Path) -> None:
-    """Remove what a writer leaves that is killed after its last commit: nobody opens it again."""
+def close_store(trial: Path) -> None:
+    """Remove what a worker was writing with that was killed: nobody opens this trial again."""
     files = LocalFiles.of(trial)
     if files.has_writer():
         files.open()

@@ -18,6 +18,7 @@ from sweeps.spec import SweepSpec
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError
+from trainable.files import LocalFiles
 from trainable.history import Row, read_rows
 
 Judge = Callable[[Mapping[int, Mapping[int, float]], Set[int]], frozenset[int]]
@@ -74,9 +75,11 @@ def trial_facts(
         StoreError: Its curve cannot be read.
     """
     number, told = record.number, delivered.told.get(record.number)
-    if record.finished and told not in (None, "RUNNING"):
-        return TrialFacts(record, told=told)  # both know its end, and rows are queued before it
     directory = paths.trial(number)
+    left_open = LocalFiles.of(directory).has_writer()
+    if record.finished and told not in (None, "RUNNING"):
+        # Both know its end, and rows are queued before it.
+        return TrialFacts(record, told=told, left_open=left_open)
     rows = _read(directory)
     curve = tuple(
         Report(int(row.metrics["epoch"]), row.step, row.metrics[spec.metric])
@@ -97,6 +100,7 @@ def trial_facts(
         told=told,
         rows=logged,
         unlogged=delivered.lacks(number, logged),
+        left_open=left_open,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ray.tune.schedulers import TrialScheduler
 
-from sweeps.corrections import apply
+from sweeps.corrections import apply, close_store
 from sweeps.facts import gather
 from sweeps.layout import LedgerError, SweepPaths, artifact_root, tracking_uri
 from sweeps.ledger import Ledger
@@ -70,6 +70,12 @@ class OpenSweep:
             sampler=lambda number: make_sampler(spec.search, seed=spec.seed, number=number),
             warn=warn,
         )
+
+    def close_stores(self) -> None:
+        """Close what workers left open that were killed after their trial's end."""
+        for trial in self.ledger.trials():
+            if trial.finished:
+                close_store(self.paths.trial(trial.number))
 
 
 def open_sweep(

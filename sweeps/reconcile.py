@@ -51,6 +51,8 @@ class TrialFacts:
     """The store's rows that tracking must have: those up to the last report, or to the end."""
     unlogged: bool = False
     """Tracking was never given some of them."""
+    left_open: bool = False
+    """A worker was killed before it closed the store's checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,16 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class LeftOpen:
+    """A trial has ended, and what its worker was writing with is still there."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: its worker was killed and left its checkpoints open"
+
+
+@dataclass(frozen=True)
 class Told:
     """Tracking does not know the end that the ledger has."""
 
@@ -155,7 +167,7 @@ class Gap:
         return f"the ledger has no trial {', '.join(map(str, self.missing))}, but later ones"
 
 
-Correction = Reported | Suggested | Logged | Ended | Told | Interrupted | Stranger | Gap
+Correction = Reported | Suggested | Logged | Ended | LeftOpen | Told | Interrupted | Stranger | Gap
 
 
 def reconcile(facts: Facts) -> list[Correction]:
@@ -188,15 +200,23 @@ def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
     yield from missed(trial)
     if not trial.record.params.keys() >= facts.parameters:
         yield Suggested(number)
-    elif trial.trained:
-        yield Ended(number, "complete")
-    elif trial.stopped and not trial.went_on:
-        yield Ended(number, "pruned")
+    elif ending := _ending(trial):
+        if trial.left_open:
+            yield LeftOpen(number)
+        yield Ended(number, ending)
     elif trial.told == "RUNNING" or (trial.told is None and trial.unlogged):
         yield Interrupted(number)
 
 
+def _ending(trial: TrialFacts) -> Ending | None:
+    if trial.trained:
+        return "complete"
+    return "pruned" if trial.stopped and not trial.went_on else None
+
+
 def _of_finished(trial: TrialFacts) -> Iterator[Correction]:
+    if trial.left_open:  # one that is not finished is closed by whoever goes on with it
+        yield LeftOpen(trial.record.number)
     status = STATUSES[trial.record.state]
     if trial.told != status:
         yield Told(trial.record.number, status, trial.rows)

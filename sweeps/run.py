@@ -113,6 +113,7 @@ def run_sweep(
                                         lock,
                                         on_end=gallery.add,
                                     )
+                        sweep.close_stores()
                     lock.check()
                     say("delivering to the tracking store")
                     return conclude(sweep, gallery, interruption, hopeless)

@@ -5,6 +5,7 @@ from another test.
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -16,6 +17,10 @@ from tests.chaos.fault_table import FaultTable
 def pytest_configure(config: pytest.Config) -> None:
     """Every session that runs tests of the fault matrix ends with its table."""
     config.pluginmanager.register(FaultTable())
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell lets what it starts in the background ignore Ctrl-C, and so would every command
+        # that is started from here.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

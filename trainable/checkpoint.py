@@ -4,7 +4,8 @@ A generation is a directory `checkpoints/step-00000120/` with `state.pt` and `ma
 written aside, synced, described by the manifest (length and sha256 of each file), synced, and
 renamed into place; only then does anyone see it. Readers trust nothing but a manifest that
 verifies, and the newest one that does wins. "Newest" is a counter in the manifest, never a time.
-All of that happens in a thread beside the training, which waits only while its state is copied.
+All of that happens in a thread beside the training, which waits only while its state is copied;
+what only the optimizer's next step changes is copied beside it, too.
 What must not live here: what a state consists of (see `state.py`), how it is copied and turned
 into bytes (`snapshot.py`), which calls make it durable and keep a stale writer out (`files.py`),
 or Ray.
@@ -16,8 +17,9 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -97,6 +99,7 @@ class CheckpointStore:
         self._last_step: int | None = None
         self._kept: list[Generation] = []  # changed by the thread that writes, while there is one
         self._writing: Future[None] | None = None
+        self._copying: Future[None] | None = None
         self._snapshots: Snapshots | None = None
         if config is not None:
             try:
@@ -193,6 +196,7 @@ class CheckpointStore:
         new_best: bool = False,
         final: bool = False,
         covered: Callable[[], None] = lambda: None,
+        steady: Collection[str] = (),
     ) -> bool:
         """Save if the interval, a new best or the end asks for it.
 
@@ -211,6 +215,8 @@ class CheckpointStore:
             final: The run ends here: returns only when everything is committed.
             covered: Makes durable what the state refers to; returns before the generation is
                 committed. Called in the thread that writes.
+            steady: Entries of the state whose tensors nobody changes without calling `settle`
+                first: they are copied in the thread that writes, too.
 
         Returns:
             Whether it saves.
@@ -229,15 +235,24 @@ class CheckpointStore:
             from trainable.snapshot import Snapshots  # imports torch, which readers do not need
 
             self._snapshots = Snapshots()
-        copied = self._snapshots.take(state())
+        copied = self._snapshots.take(state(), steady)
         self._last_step, self._last_time = step, self._clock()
         # A thread for each: none is left behind when a run is dropped, or where a loader forks.
         thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing = thread.submit(self._write, copied, covered, step, epoch, value)
+        self._copying = thread.submit(self._snapshots.finish)
+        self._writing = thread.submit(
+            self._write, self._copying, copied, covered, step, epoch, value
+        )
         thread.shutdown(wait=False)
         if final:
             self.close()
         return True
+
+    def settle(self) -> None:
+        """Return once everything offered is copied. Costs nothing while nothing is being saved."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            wait_for([copying])  # an error is raised where the writing's would be
 
     def wait(self) -> None:
         """Return once everything offered is committed.
@@ -293,6 +308,7 @@ class CheckpointStore:
 
     def _write(
         self,
+        copying: Future[None],
         state: dict[str, Any],
         covered: Callable[[], None],
         step: int,
@@ -304,6 +320,7 @@ class CheckpointStore:
 
         name = self._free_name(step)
         try:
+            copying.result()
             covered()
             self._kept.append(self._commit(name, state, step=step, epoch=epoch, value=value))
             self._retain()

@@ -33,6 +33,8 @@ _FETCH_EVERY = 512
 # From the first scale (2**10) this many halvings go below what fp16 can underflow by: the gradient
 # itself is broken.
 _MAX_SKIPPED_IN_A_ROW = 40
+# Entries of the state that the optimizer's step alone changes: a save copies them until then.
+_STEADY = ("optimizer",)
 # Looks at the memory in use for each epoch: enough to see it grow within three epochs.
 _LOOKS_PER_EPOCH = 4
 
@@ -108,6 +110,7 @@ class Trainer(Run):
         self._unreported: list[Row] = [row for row in earlier if row.step > reported]
         self._scheduled: dict[int, float] = {}
         self._interrupted = interrupted
+        step.optimizer.register_step_pre_hook(lambda *_: store.settle())
 
     def events(self) -> Iterator[Report]:
         """Train, and yield a report at the end of each epoch.
@@ -141,6 +144,7 @@ class Trainer(Run):
                             epoch=progress.epoch,
                             final=interrupted,
                             covered=self._history.sync,
+                            steady=_STEADY,
                         )
                         if interrupted:
                             return
@@ -160,6 +164,7 @@ class Trainer(Run):
                 new_best=new_best,
                 final=interrupted or progress.epoch >= self._epochs,
                 covered=self._history.sync,
+                steady=_STEADY,
             )
             rows, self._unreported = self._unreported, []
             yield self._news(rows)

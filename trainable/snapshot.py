@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from trainable.errors import CheckpointError
 
 _Memo = dict[tuple[Any, ...], Tensor]
 _Spare = dict[tuple[Any, ...], list[Tensor]]
+_Pairs = list[tuple[Tensor, Tensor]]
 
 
 class Snapshots:
@@ -28,8 +30,9 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._spare: _Spare = {}
+        self._unfinished: _Pairs = []
 
-    def take(self, state: dict[str, Any]) -> dict[str, Any]:
+    def take(self, state: dict[str, Any], steady: Collection[str] = ()) -> dict[str, Any]:
         """Copy a state over the one before it.
 
         Device synchronisation: each tensor on a device is waited for. Tensors that are one in the
@@ -37,14 +40,25 @@ class Snapshots:
 
         Args:
             state: Tensors, plain data, and dicts, lists and tuples of them.
+            steady: Its entries whose tensors do not change before `finish` has copied them.
         """
         spare, self._spare = self._spare, {}
         memo: _Memo = {}
-        copied: dict[str, Any] = _copy(state, memo, spare)
+        self._unfinished = []
+        copied = copy.copy(state)
+        for key in sorted(state, key=lambda key: key in steady):  # shared: copied at once
+            pairs = self._unfinished if key in steady else None
+            copied[key] = _copy(state[key], memo, spare, pairs)
         for tensor in memo.values():
             if _is_plain(tensor):
                 self._spare.setdefault(_layout(tensor), []).append(tensor)
         return copied
+
+    def finish(self) -> None:
+        """Copy the tensors of the steady entries, in any thread."""
+        pairs, self._unfinished = self._unfinished, []
+        for target, original in pairs:
+            target.copy_(original)
 
 
 def snapshot(state: dict[str, Any]) -> dict[str, Any]:
@@ -97,20 +111,20 @@ def parse_state(content: bytes) -> dict[str, Any]:
     return state
 
 
-def _copy(value: Any, memo: _Memo, spare: _Spare) -> Any:
+def _copy(value: Any, memo: _Memo, spare: _Spare, later: _Pairs | None) -> Any:
     if isinstance(value, Tensor):
-        return _copy_tensor(value, memo, spare)
+        return _copy_tensor(value, memo, spare, later)
     if isinstance(value, dict):
         copied = copy.copy(value)  # keeps the versions that a module's state dict carries
         for key, entry in value.items():
-            copied[key] = _copy(entry, memo, spare)
+            copied[key] = _copy(entry, memo, spare, later)
         return copied
     if type(value) in (list, tuple):
-        return type(value)(_copy(entry, memo, spare) for entry in value)
+        return type(value)(_copy(entry, memo, spare, later) for entry in value)
     return copy.deepcopy(value)
 
 
-def _copy_tensor(tensor: Tensor, memo: _Memo, spare: _Spare) -> Tensor:
+def _copy_tensor(tensor: Tensor, memo: _Memo, spare: _Spare, later: _Pairs | None) -> Tensor:
     key: tuple[Any, ...] = (id(tensor),)
     if tensor.layout is torch.strided:
         # State dicts make a new tensor object of a parameter each time: its memory tells.
@@ -119,8 +133,11 @@ def _copy_tensor(tensor: Tensor, memo: _Memo, spare: _Spare) -> Tensor:
     if key not in memo:
         original = tensor.detach()
         free = spare.get(_layout(original)) if _is_plain(original) else None
-        # device synchronisation: the copy is whole before training goes on
-        memo[key] = free.pop().copy_(original) if free else original.to("cpu", copy=True)
+        if later is not None and _is_plain(original):
+            memo[key] = free.pop() if free else torch.empty_like(original, device="cpu")
+            later.append((memo[key], original))
+        else:  # device synchronisation: the copy is whole before training goes on
+            memo[key] = free.pop().copy_(original) if free else original.to("cpu", copy=True)
     copied = memo[key]
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(copied, requires_grad=tensor.requires_grad)

@@ -22,6 +22,7 @@ from sweeps.reconcile import (
     Facts,
     Gap,
     Interrupted,
+    LeftOpen,
     Logged,
     Report,
     Reported,
@@ -36,6 +37,7 @@ from sweeps.spec import SweepSpec, parse_spec
 from tests.curves import append_rows
 from tracking.outbox import Outbox
 from tracking.recorder import MemoryRecorder
+from trainable.files import LocalFiles
 from trainable.history import Row
 from trainable.manifest import STATE, Generation, format_manifest
 
@@ -94,6 +96,21 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
             TrialFacts(OPEN, CURVE, trained=True, told="RUNNING"),
             [Reported(0, CURVE[1]), Ended(0, "complete")],
             id="killed between the last commit and its report",
+        ),
+        pytest.param(
+            TrialFacts(OPEN, CURVE[:1], trained=True, left_open=True, told="RUNNING"),
+            [LeftOpen(0), Ended(0, "complete")],
+            id="killed before it closed its checkpoints, and trained to its end",
+        ),
+        pytest.param(
+            TrialFacts(OPEN, CURVE[:1], left_open=True, told="KILLED"),
+            [],
+            id="killed before it closed its checkpoints, which somebody will",
+        ),
+        pytest.param(
+            TrialFacts(replace(OPEN, state="pruned"), told="KILLED", left_open=True),
+            [LeftOpen(0)],
+            id="killed before it closed its checkpoints, and stopped for good",
         ),
         pytest.param(
             TrialFacts(OPEN, CURVE[:1], stopped=True, told="RUNNING"),
@@ -281,6 +298,22 @@ def test_a_run_that_a_dead_driver_left_running_is_killed(sweep: Sweep) -> None:
     run = sweep.recorder.runs[number]
     assert (run.status, run.tags["stopped_by"]) == ("KILLED", "interrupt")
     assert sweep.ledger.trial(number).state == "running"
+
+
+def test_what_a_killed_worker_wrote_with_is_removed_when_its_trial_has_ended(
+    sweep: Sweep,
+) -> None:
+    done, going_on = sweep.ask(), sweep.ask()
+    sweep.train(done, [0.4, 0.3, 0.2, 0.1])
+    sweep.train(going_on, [0.4])
+    for number in (done, going_on):
+        LocalFiles.of(sweep.paths.trial(number)).open()
+    sweep.apply()
+    assert not LocalFiles.of(sweep.paths.trial(done)).has_writer()
+    assert LocalFiles.of(sweep.paths.trial(going_on)).has_writer()
+    assert not [c for c in sweep.corrections() if isinstance(c, LeftOpen)]
+    LocalFiles.of(sweep.paths.trial(done)).open()  # killed only after the driver noted its end
+    assert [c for c in sweep.corrections() if isinstance(c, LeftOpen)] == [LeftOpen(done)]
 
 
 def test_incomplete_parameters_are_completed(sweep: Sweep) -> None:

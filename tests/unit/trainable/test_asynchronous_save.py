@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 
 import pytest
 import torch
@@ -90,6 +91,49 @@ def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opene
         assert found["progress"]["step"] == generation.step
         assert _bytes(found) == _bytes(parse_state(_bytes(expected)))
     assert not torch.equal(states[2]["model"]["0.weight"], states[3]["model"]["0.weight"])
+
+
+@pytest.mark.seeds("S16 asynchronous")
+def test_next_step_waits_for_the_copy_of_the_moments(
+    tmp_path, opened, configure, toy, monkeypatch
+):
+    """They are copied beside the next forward and backward pass, and no later than these."""
+    begun, copied, seen = threading.Event(), threading.Event(), []
+    finish = Snapshots.finish
+
+    def finish_late(self):
+        assert begun.wait(30)  # the next pass forward, while nothing of this is copied
+        time.sleep(0.1)  # most of the time its step would come first
+        finish(self)
+        copied.set()
+
+    class Watched(toy):
+        def loss(self, model, batch):
+            if trainer.state.progress.step == 2:
+                seen.append(copied.is_set())
+                begun.set()
+            return super().loss(model, batch)
+
+    states = {}
+
+    def interrupted():
+        step = trainer.state.progress.step
+        states[step] = snapshot(trainer.state.state_dict())
+        if step == 3:
+            seen.append(copied.is_set())
+        return step == 3
+
+    monkeypatch.setattr(Snapshots, "finish", finish_late)
+    config = configure(every="2 steps", optimizer={"lr": 0.1})
+    trainer = opened(config, tmp_path, Watched(samples=96), interrupted=interrupted)
+    list(trainer.events())
+    assert seen == [False, True]
+    store = CheckpointStore(tmp_path)
+    found = {g.step: store.load(g) for g in store.generations()}
+    for step in (2, 3):
+        assert _bytes(found[step]) == _bytes(parse_state(_bytes(states[step])))
+    moments = [found[step]["optimizer"]["state"][0]["exp_avg"] for step in (2, 3)]
+    assert not torch.equal(*moments)
 
 
 @pytest.mark.seeds("S16 asynchronous")
@@ -238,6 +282,38 @@ def test_snapshot_shares_nothing_but_what_the_state_shares():
     assert found["model"]._metadata == expected["model"]._metadata
     weights = found["model"]
     assert weights["0.weight"].data_ptr() == weights["head.weight"].data_ptr()
+
+
+def test_steady_entries_are_copied_when_it_is_finished():
+    snapshots, shared = Snapshots(), torch.ones(2)
+    for value in (1.0, 2.0):  # into new memory, then into the same again
+        state = {
+            "moments": [torch.full((3,), value), shared, torch.full((2,), value).to_sparse()],
+            "model": {"shared": shared, "other": torch.full((3,), value)},
+        }
+        copied = snapshots.take(state, ["moments"])
+        state["model"]["other"].fill_(9)
+        shared.fill_(value + 1)
+        state["moments"][0].fill_(value + 5)  # nobody may, but it shows when it is copied
+        snapshots.finish()
+        assert copied["moments"][0].tolist() == [value + 5] * 3
+        assert copied["moments"][1] is copied["model"]["shared"]
+        assert copied["moments"][1].tolist() == [value] * 2
+        assert copied["moments"][2].to_dense().tolist() == [value] * 2
+        assert copied["model"]["other"].tolist() == [value] * 3
+
+
+def test_copy_that_fails_is_an_error_of_the_save(tmp_path, monkeypatch):
+    def finish(_):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(Snapshots, "finish", finish)
+    store = _store(tmp_path, LocalFiles.of(tmp_path))
+    assert _offer(store, 1, steady=["optimizer"])
+    store.settle()
+    with pytest.raises(CheckpointError, match=r"step 1 failed \(MemoryError: no more\)"):
+        store.wait()
+    assert store.generations() == []
 
 
 def _addresses(tensors):
