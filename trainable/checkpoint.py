@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointStore", "Generation", "Pointer", "rank"]
 
+_PIECE = 2**20
+
 
 class _Digesting:
     """A file that knows the length and digest of what has been written to it."""
@@ -51,11 +53,15 @@ class _Digesting:
         self.length = 0
 
     def write(self, part: bytes | memoryview) -> int:
-        # Both let other threads run meanwhile: a state is written in parts of a tensor each.
-        self._sha256.update(part)
-        self._file.write(part)
-        self.length += len(part)
-        return len(part)
+        # A state comes in parts of a tensor each. Pieces that are still in the processor's cache
+        # when they are written cost the training beside it less of the memory's bandwidth.
+        view = memoryview(part).cast("B")
+        for start in range(0, len(view), _PIECE):
+            piece = view[start : start + _PIECE]
+            self._sha256.update(piece)  # lets other threads run meanwhile, as writing does
+            self._file.write(piece)
+        self.length += len(view)
+        return len(view)
 
     def flush(self) -> None:
         self._file.flush()
