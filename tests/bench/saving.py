@@ -8,6 +8,7 @@ live here: how a checkpoint is written, or what a step costs (`steps.py`).
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable
@@ -117,4 +118,4 @@ def _stretches(task: Task, batch_size: int, *, steps: int, every: int, count: in
     ):
         for _ in trainer.events():
             pass
-    return [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(stamps)]
