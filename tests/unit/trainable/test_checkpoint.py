@@ -91,7 +91,7 @@ def _damages(content, num_flips, seed):
         yield f"page at {page} zeroed", content.replace(zeroed, bytes(len(zeroed)))
 
 
-@pytest.mark.fault(13)
+@pytest.mark.fault(13, "each kind of damage, thousands of times, straight at the store")
 @pytest.mark.parametrize(("name", "num_flips"), [("state.pt", 1500), ("manifest.json", 500)])
 def test_row_13_every_bit_flip_cut_and_zeroed_page_is_detected(tmp_path, name, num_flips):
     """Detected is: not loaded, and the one before it is used. Nothing is loaded that differs."""
