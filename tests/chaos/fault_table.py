@@ -104,11 +104,15 @@ class FaultTable:
             self.ended[row].append(report.outcome)
 
     def result(self, row: int) -> str:
-        """`passed`, `failed`, `skipped` or `not run`; the worst end of a row's tests counts."""
+        """`passed`, `failed`, `partly` (some passed, the others were skipped), `skipped` or `not
+        run`; the worst end of a row's tests counts.
+        """
         ends = self.ended.get(row, [])
         if "failed" in ends:
             return "failed"
-        return "passed" if "passed" in ends else "skipped" if ends else "not run"
+        if "passed" in ends:
+            return "partly" if "skipped" in ends else "passed"
+        return "skipped" if ends else "not run"
 
     def lines(self) -> list[str]:
         """The table."""

@@ -119,7 +119,11 @@ def test_an_end_without_the_command_that_continues_is_found() -> None:
 
 def test_table_tells_the_worst_end_of_a_row() -> None:
     table = FaultTable()
-    for row, outcome in [(6, "passed"), (6, "failed"), (7, "passed"), (None, "failed")]:
+    ends = [
+        *((6, "passed"), (6, "failed"), (7, "passed"), (None, "failed")),
+        *((9, "passed"), (9, "skipped"), (10, "skipped")),
+    ]
+    for row, outcome in ends:
         table.pytest_runtest_logreport(
             SimpleNamespace(  # type: ignore[arg-type]
                 user_properties=[("fault", row)] if row else [],
@@ -127,10 +131,11 @@ def test_table_tells_the_worst_end_of_a_row() -> None:
                 duration=1.5,
                 outcome=outcome,
                 failed=outcome == "failed",
-                skipped=False,
+                skipped=outcome == "skipped",
             )
         )
-    assert [table.result(row) for row in (6, 7, 8)] == ["failed", "passed", "not run"]
+    found = [table.result(row) for row in (6, 7, 8, 9, 10)]
+    assert found == ["failed", "passed", "not run", "partly", "skipped"]
     (line,) = [line for line in table.lines() if line.startswith("  6 ")]
     assert line.split()[:4] == ["6", "failed", "2", "3.0"]
 
