@@ -1,11 +1,14 @@
-"""Row 3: the driver dies between two of the places in which one thing is written down.
+"""Row 3: the driver, or a worker, dies between two of the places in which one thing is written
+down.
 
 Where it dies is told by the environment variable `CHAOS_DIE` to `hooks/sitecustomize.py`, which
-the driver's Python loads when it starts.
+every Python of the sweep loads when it starts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,12 @@ PLACES = {
     "trial created and its parameters": "optuna.storages:RDBStorage.set_trial_param:3",
 }
 """`module:Class.method:N`: killed before the N-th call; `-N`: after it."""
+# In the first trial: its third generation is that of its first epoch; its third report is its
+# last, whose generation is committed before it is told.
+WORKER_PLACES = {
+    "a commit and what follows": "trainable.files:LocalFiles.commit:-3",
+    "the last commit and its report": "trainable.ray_adapter:TuneTrial._next_report:-3",
+}
 
 
 @pytest.mark.chaos
@@ -38,15 +47,33 @@ def test_row_03_killed_between_report_and_outbox(tmp_path: Path, references: Ref
     _killed_at(PLACES["report and outbox"], tmp_path, references)
 
 
+@pytest.mark.chaos
+@pytest.mark.fault(3, "kill -9 of a worker between its commit and its report")
+@pytest.mark.parametrize("place", WORKER_PLACES.values(), ids=WORKER_PLACES.keys())
+def test_row_03_worker_killed_between(tmp_path: Path, references: References, place: str) -> None:
+    ticket = tmp_path / "ticket"
+    ticket.touch()
+    with _dying_at(place, tmp_path, CHAOS_DIE_ONCE=str(ticket)) as sandbox:
+        ended = sandbox.run().wait()
+        assert not ticket.exists(), f"no worker was killed at {place}"
+        found = assert_all(sandbox, references.of(SERIAL), ended)
+        assert [trial["attempts"] for trial in found.trials] == [2, 1, 1, 1]
+
+
 def _killed_at(place: str, tmp_path: Path, references: References) -> None:
-    hooks = Path(__file__).with_name("hooks")
-    environment = {"PYTHONPATH": str(hooks), "CHAOS_DIE": place}
-    sandbox = Sandbox(tmp_path / "sweep", SERIAL, environment)
-    try:
-        driver = sandbox.run()
-        ended = driver.wait()
+    with _dying_at(place, tmp_path) as sandbox:
+        ended = sandbox.run().wait()
         assert ended.code == -9, f"it was not killed at {place}:\n{ended.text}"
         del sandbox.cli.environment["CHAOS_DIE"]
         assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@contextmanager
+def _dying_at(place: str, tmp_path: Path, **more: str) -> Iterator[Sandbox]:
+    hooks = Path(__file__).with_name("hooks")
+    environment = {"PYTHONPATH": str(hooks), "CHAOS_DIE": place, **more}
+    sandbox = Sandbox(tmp_path / "sweep", SERIAL, environment)
+    try:
+        yield sandbox
     finally:
         sandbox.close()

@@ -1,8 +1,9 @@
 """Loaded by every Python that a chaos test starts: kills it where the test says.
 
 `CHAOS_DIE=module:Class.method:N` sends SIGKILL to the process before its N-th call of that method,
-`-N` after it. Only processes that import the module are concerned: the driver. What must not live
-here: anything that happens without the variable.
+`-N` after it. Only processes that import the module are concerned. `CHAOS_DIE_ONCE` names a file:
+only the process that removes it dies, and none that is started in its place. What must not live
+here: anything that happens without these variables.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-VARIABLE = "CHAOS_DIE"
+VARIABLE, ONCE = "CHAOS_DIE", "CHAOS_DIE_ONCE"
 
 
 class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -47,13 +48,22 @@ class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             nonlocal seen
             seen += 1
             if seen == number:
-                os.kill(os.getpid(), signal.SIGKILL)
+                _die()
             done = real(*args, **kwargs)
             if seen == -number:
-                os.kill(os.getpid(), signal.SIGKILL)
+                _die()
             return done
 
         setattr(kind, method, fatal)
+
+
+def _die() -> None:
+    if ticket := os.environ.get(ONCE):
+        try:
+            os.unlink(ticket)
+        except FileNotFoundError:
+            return  # another process had it
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if _place := os.environ.get(VARIABLE):
