@@ -19,6 +19,7 @@ from tests.chaos.sandbox import Sandbox
 from tests.chaos.tracking_service import Run, read_store
 from trainable.checkpoint import CheckpointStore
 from trainable.diagnostics import MEASURED
+from trainable.errors import AllCheckpointsDamaged
 
 
 @dataclass
@@ -67,9 +68,12 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
 
 
 def read_state(sandbox: Sandbox, number: int) -> dict[str, Any]:
-    """The newest saved state of a trial, without measured metrics; empty when there is none."""
+    """The newest sound state of a trial, without measured metrics; empty when there is none."""
     store = CheckpointStore(sandbox.paths.trial(number))
-    newest = store.newest()
+    try:
+        newest = store.newest()
+    except AllCheckpointsDamaged:
+        return {}
     return _without_measured(store.load(newest)) if newest is not None else {}
 
 

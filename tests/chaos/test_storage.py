@@ -5,17 +5,32 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sweeps.lock import is_held
+from sweeps.ledger import Ledger
 from tests.chaos.faults import Faults
-from tests.chaos.harness import SERIAL, References, Sandbox, Template, assert_all
+from tests.chaos.harness import (
+    SERIAL,
+    Driver,
+    References,
+    Sandbox,
+    Template,
+    assert_all,
+    assert_ended,
+    assert_says_how_to_go_on,
+)
+from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES, STEPS
+from tests.integration.commandline import wait_until
 from trainable.checkpoint import CheckpointStore
 
 CHECKPOINTS, LEDGER, OUTBOX = "*/checkpoints/*", "*/ledger.db*", "*/outbox/*"
+_BEFORE_A_SAVE, _TRIAL = 47, 2
+"""A gradient pass of the serial sweep, and its trial: the second step is saved, next is the fourth.
+"""
 
 
 @pytest.fixture
@@ -31,22 +46,47 @@ def sandbox(storage: Faults, tmp_path: Path) -> Iterator[Sandbox]:
     made.close()
 
 
+def _run_to_before_a_save(sandbox: Sandbox) -> Driver:
+    """Hold the third trial where nothing is being written."""
+    driver, _ = sandbox.run_to("backward", _BEFORE_A_SAVE)
+    room = sandbox.paths.trial(_TRIAL) / "checkpoints"
+    wait_until(lambda: [p.name for p in room.glob("step-*")] == [f"step-{INTERVAL:08d}"])
+    wait_until(lambda: not list(room.glob(".writing-*/*")))
+    return driver
+
+
 @pytest.mark.chaos
 @pytest.mark.fault(11, "the disk is full while a checkpoint, the ledger or the outbox is written")
 @pytest.mark.parametrize("place", [CHECKPOINTS, LEDGER, OUTBOX])
 def test_row_11_disk_full_leaves_old_data_and_names_path_and_bytes(
     storage: Faults, sandbox: Sandbox, references: References, place: str
 ) -> None:
-    driver = sandbox.run()
-    driver.until(lambda: sandbox.probe.count("backward") > 40)
+    driver = _run_to_before_a_save(sandbox)
+    paths = sandbox.paths
+    saved, ledger = _generations(sandbox), paths.ledger.read_bytes()
+    ended_before = [t for t in Ledger.open(paths.ledger).trials() if t.finished]
     storage.fill(0, match=place)
+    sandbox.probe.let_go(f"backward-{_BEFORE_A_SAVE}")
     ended = driver.wait()
-    assert ended.code in (2, 3), ended.text  # 2: the ledger, as whenever it cannot be used
-    assert "sweep resume chaos" in ended.last_line, ended.text
-    cause = next(line for line in ended.text.splitlines() if "full" in line or "No space" in line)
-    assert place.strip("*/").split("/")[0] in cause, ended.text
-    assert "bytes" in cause, ended.text
-    assert "Traceback" not in ended.text, ended.text
+    where, said = {
+        CHECKPOINTS: (paths.trial(_TRIAL) / "checkpoints", r"\(\d+ bytes\) could not be written"),
+        LEDGER: (paths.ledger, r"\d+ bytes are free on that disk"),
+        OUTBOX: (paths.outbox, r"\d+ bytes are free on that disk"),
+    }[place]
+    path = re.escape(str(where))
+    assert_says_how_to_go_on(ended, 3, rf"{path}.*{said}|{said}.*{path}")
+
+    after = _generations(sandbox)
+    if place == CHECKPOINTS:
+        assert after == saved
+    else:  # the trial went on to its report; what is neither among its newest nor its best goes
+        ours = str(paths.trial(_TRIAL))
+        kept = {path: content for path, content in saved.items() if not path.startswith(ours)}
+        still = {path: content for path, content in saved.items() if path in after}
+        assert (kept | still).items() <= after.items()
+    if place != OUTBOX:  # told before the outbox is
+        assert paths.ledger.read_bytes() == ledger
+    assert [t for t in Ledger.open(paths.ledger).trials() if t.finished] == ended_before
     storage.clear()
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
 
@@ -68,28 +108,24 @@ def test_row_12_sweep_refuses_before_any_trial_where_it_cannot_write(
 
 @pytest.mark.chaos
 @pytest.mark.fault(12, "the storage becomes read-only in the middle")
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES], ids=errno.errorcode.get)
 def test_row_12_storage_that_becomes_read_only_never_holds_what_is_reported_as_saved(
-    storage: Faults, sandbox: Sandbox, references: References
+    storage: Faults, sandbox: Sandbox, references: References, error: int
 ) -> None:
-    driver = sandbox.run()
-    driver.until(lambda: sandbox.probe.count("backward") > 40)
-    before = _generations(sandbox)
-    storage.fail(errno.EROFS, match=CHECKPOINTS)
+    driver = _run_to_before_a_save(sandbox)
+    saved, told = _generations(sandbox), _told(sandbox)
+    printed = driver.text
+    storage.fail(error, match=CHECKPOINTS)
+    sandbox.probe.let_go(f"backward-{_BEFORE_A_SAVE}")
     ended = driver.wait()
-    assert ended.code not in (0, 2), ended.text
-    assert "Read-only file system" in ended.text
-    assert "sweep resume chaos" in ended.last_line
+    assert_says_how_to_go_on(ended, 3, rf"^stopped: .*{os.strerror(error)}")
+    assert _generations(sandbox) == saved
+    assert _told(sandbox) == told
+    since = ended.text.removeprefix(printed)
+    assert not re.search(r"\bsaved\b", since), since
+    assert not re.search(rf"trial {_TRIAL} (epoch|complete|pruned)", since), since
+    assert Ledger.open(sandbox.paths.ledger).trial(_TRIAL).reports == {}
     storage.clear()
-    told = {
-        trial["number"]: Path(trial["checkpoint"]).name
-        for trial in sandbox.cli.json("trials", "chaos")
-        if trial["checkpoint"]
-    }
-    for number, name in told.items():
-        newest = CheckpointStore(sandbox.paths.trial(number)).newest()
-        assert newest is not None
-        assert newest.path.name == name
-    assert before.keys() <= told.keys()
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
 
 
@@ -100,7 +136,7 @@ def test_row_13_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
     interrupted: Template, references: References, damage: str
 ) -> None:
     sandbox = interrupted.fresh()
-    path = Path(next(reversed(_generations(sandbox).values())))
+    path = _states(sandbox, _TRIAL)[-1]
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
     if damage == "flipped":
@@ -115,34 +151,48 @@ def test_row_13_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
     assert [p.name for p in quarantine.iterdir()] == [path.parent.name]
 
 
-@pytest.mark.chaos
 @pytest.mark.fault(14, "every checkpoint of a trial is damaged")
 def test_row_14_trial_whose_checkpoints_are_all_damaged_names_them_and_never_starts_anew(
-    interrupted: Template,
+    interrupted: Template, references: References
 ) -> None:
     sandbox = interrupted.fresh()
-    newest = Path(next(reversed(_generations(sandbox).values())))
-    damaged = sorted(newest.parents[1].glob("step-*/state.pt"))
+    damaged, curve = _states(sandbox, _TRIAL), sandbox.paths.trial(_TRIAL) / "metrics.jsonl"
     for path in damaged:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 8
         path.write_bytes(content)
-    number = int(newest.parents[2].name)
+    rows, passes = curve.read_bytes(), sandbox.probe.count("forward")
+
     ended = sandbox.go_on()
-    (trial,) = [t for t in sandbox.cli.json("trials", "chaos") if t["number"] == number]
-    assert trial["state"] == "failed", ended.text
+    assert_ended(ended, 0, rf"^trial {_TRIAL} failed.*: checkpoint: every checkpoint below")
+    assert ended.last_line == "try more: sweep resume chaos -s trials=8"
+    # What is suggested after this trial and stopped because of it is another sweep's.
+    found = assert_all(sandbox, references.of(SERIAL), only=(0, 1))
+    assert len(found.trials) == 4
+    assert found.trials[_TRIAL]["state"] == "failed"
     for path in damaged:
-        assert str(path) in trial["reason"]
-        assert hashlib.sha256(path.read_bytes()).hexdigest() in trial["reason"]
-    assert sorted(newest.parents[1].glob("step-*/state.pt")) == damaged
-    assert not is_held(sandbox.paths.lock)
+        assert str(path) in found.trials[_TRIAL]["reason"]
+        assert hashlib.sha256(path.read_bytes()).hexdigest() in found.trials[_TRIAL]["reason"]
+    assert _states(sandbox, _TRIAL) == damaged
+    assert curve.read_bytes() == rows
+    per_epoch = STEPS // 3 * MICRO_BATCHES
+    assert sandbox.probe.count("forward") - passes == found.trials[3]["epoch"] * per_epoch
 
 
-def _generations(sandbox: Sandbox) -> dict[int, str]:
-    """The newest state file of each trial that has one."""
-    found = {}
-    for directory in sorted(sandbox.paths.directory.glob("trials/*")):
-        saved = CheckpointStore(directory).generations()
-        if saved:
-            found[int(directory.name)] = str(saved[-1].path / "state.pt")
-    return found
+def _states(sandbox: Sandbox, number: int) -> list[Path]:
+    """The state files of a trial's generations, oldest first."""
+    saved = CheckpointStore(sandbox.paths.trial(number)).generations()
+    assert saved
+    return [generation.path / "state.pt" for generation in saved]
+
+
+def _generations(sandbox: Sandbox) -> dict[str, str]:
+    """The digest of every file of every generation, by its path."""
+    files = sandbox.paths.directory.glob("trials/*/checkpoints/step-*/*")
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _told(sandbox: Sandbox) -> list[tuple[str | None, str | None]]:
+    """What `sweep trials` names as the newest and the best checkpoint of each trial."""
+    trials = sandbox.cli.json("trials", sandbox.paths.name)
+    return [(trial["checkpoint"], trial["best_checkpoint"]) for trial in trials]
