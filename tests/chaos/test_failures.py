@@ -6,11 +6,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.trial import TrialState
 
 from sweeps.ledger import Ledger
 from tests.chaos.harness import (
     PARALLEL,
+    References,
     Sandbox,
     assert_all,
     assert_ended,
@@ -18,12 +21,17 @@ from tests.chaos.harness import (
     assert_says_how_to_go_on,
 )
 from tests.chaos.outcome import read_outcome
-from tests.chaos.sandbox import MICRO_BATCHES, SERIAL, STEPS
+from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES, SERIAL, STEPS
+from trainable.checkpoint import CheckpointStore
 
 _TROUBLED = '''
-"""The probe's task, in trouble for as long as a file of that name lies beside its marks."""
+"""The probe's task, in trouble for as long as a file of that name lies beside its marks, for all
+trials, or with a number behind the name for one.
+"""
 
+import hashlib
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -31,12 +39,33 @@ import torch
 import probe_task
 
 
+PLACE = Path(os.environ[probe_task.VARIABLE])
+DIVERGED = {}  # models whose loss diverged in this process, and their digest right before
+
+
 def there_is(trouble):
-    return (Path(os.environ[probe_task.VARIABLE]) / trouble).exists()
+    # What a trial prints goes to the log in its own directory.
+    number = int(Path(sys.stdout.name).parent.name)
+    return (PLACE / trouble).exists() or (PLACE / f"{trouble}-{number}").exists()
+
+
+def digest(model):
+    found = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        found.update(tensor.numpy().tobytes())
+    return found.hexdigest()
 
 
 class Probe(probe_task.Probe):
     passes = 0
+
+    def build_model(self):
+        # A worker builds the next trial's model when the failed trial is over.
+        with open(PLACE / "after-divergence", "a") as file:
+            for model, before in DIVERGED.items():
+                print(before, digest(model), file=file)
+        DIVERGED.clear()
+        return super().build_model()
 
     def loss(self, model, batch):
         inputs, targets = batch
@@ -50,12 +79,16 @@ class Probe(probe_task.Probe):
         # A save that is due waits for the one before: five steps commit at least one.
         if there_is("tired") and Probe.passes == 11:
             os._exit(9)
-        if there_is("greedy") and len(inputs) > 6:
+        if there_is("starves") or (there_is("greedy") and len(inputs) > 6):
             raise torch.OutOfMemoryError("out of memory")
         total, weight = super().loss(model, batch)
         if there_is("overflows") and bool((inputs[:, 0] == inputs_of_sample(60)).any()):
             total.register_hook(lambda gradient: gradient * float("inf"))
-        return (total * float("nan"), weight) if there_is("diverges") else (total, weight)
+        for factor in ("nan", "inf"):
+            if there_is(f"diverges-to-{factor}"):
+                DIVERGED[model] = digest(model)
+                return total * float(factor), weight
+        return total, weight
 
 
 def inputs_of_sample(index):
@@ -113,21 +146,54 @@ def test_row_31_code_that_raises(troubled: Sandbox) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(22, "a loss that is NaN in every trial: failed, none retried, none the best")
-def test_row_22_diverging(troubled: Sandbox) -> None:
-    _trouble(troubled, "diverges")
+@pytest.mark.fault(
+    22, "a loss that is NaN or infinite in every trial: none retried, none the best"
+)
+@pytest.mark.parametrize("factor", ["nan", "inf"])
+def test_row_22_diverging(troubled: Sandbox, factor: str) -> None:
+    _trouble(troubled, f"diverges-to-{factor}")
     ended = troubled.run().wait()
     assert_ended(ended, 3, "^stopped: no trial succeeded, 4 failed; trial .: non_finite: the loss")
     assert ended.last_line == "sweep resume chaos -s trials=8"
     found = read_outcome(troubled)
-    assert [t["state"] for t in found.trials] == ["failed"] * 4  # FAIL in the study
+    assert _optuna_states(troubled) == [TrialState.FAIL] * 4
+    assert [t["state"] for t in found.trials] == ["failed"] * 4
+    assert [t["attempts"] for t in found.trials] == [1] * 4
     assert all(
-        t["reason"].startswith("non_finite: the loss is nan at step 1") for t in found.trials
+        t["reason"].startswith(f"non_finite: the loss is {factor} at step 1") for t in found.trials
     )
     assert {run.tags["failure.kind"] for n in range(4) for run in found.runs[n]} == {"non_finite"}
     assert found.status["best"] is None
     assert all(t["checkpoint"] is None for t in found.trials)
     assert_no_residue(troubled)
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(22, "a loss that becomes NaN in the middle: that step changes no parameter")
+@pytest.mark.parametrize("troubled", [SERIAL], indirect=True, ids=["serial"])
+def test_row_22_diverging_in_the_middle(troubled: Sandbox, references: References) -> None:
+    driver, _ = troubled.run_to("backward", 47)  # the first half of the third trial's fourth step
+    store = CheckpointStore(troubled.paths.trial(2))
+    driver.until(store.newest)
+    before = store.newest()
+    _trouble(troubled, "diverges-to-nan")
+    troubled.probe.let_go("backward-47")
+    assert_ended(driver.wait(), 0)
+    found = assert_all(troubled, references.of(SERIAL), only=(0, 1))
+    complete, pruned, failed = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
+    assert _optuna_states(troubled) == [complete, pruned, failed, failed]
+    assert found.trials[2]["reason"].startswith("non_finite: the loss is nan at step 4;")
+    assert (store.newest(), before and before.step) == (before, INTERVAL)
+    # The worker itself compared its parameters before that step and after the trial had failed.
+    seen = (troubled.probe.directory / "after-divergence").read_text().split()
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+
+
+def _optuna_states(sandbox: Sandbox) -> list[TrialState]:
+    """How the study itself has the trials' ends."""
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{sandbox.paths.ledger}")
+    return [trial.state for trial in study.trials]
 
 
 _ONE = SERIAL.replace("trials: 4", "trials: 1")
@@ -164,6 +230,7 @@ def test_row_31_lost_at_the_same_step(troubled: Sandbox) -> None:
     started = time.monotonic()
     ended = troubled.run().wait()
     assert_ended(ended, 3, "^stopped: the trial failed: lost: its process ended 3 times in a row ")
+    assert ended.last_line == "sweep resume chaos -s trials=2"
     (trial,) = troubled.cli.json("trials", "chaos")
     assert trial["state"] == "failed"
     assert trial["reason"] == ("lost: its process ended 3 times in a row without a new checkpoint")
@@ -171,6 +238,20 @@ def test_row_31_lost_at_the_same_step(troubled: Sandbox) -> None:
     assert read_outcome(troubled).runs[0][0].tags["failure.kind"] == "lost"
     assert_no_residue(troubled)
     poison.unlink()
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(31, "a worker that dies at the same step every time; the other trials finish")
+def test_row_31_lost_at_the_same_step_beside_others(
+    troubled: Sandbox, references: References
+) -> None:
+    _trouble(troubled, "poison-1")
+    ended = troubled.run().wait()
+    assert_ended(ended, 0, "^trial 1 failed.*: lost: its process ended 3 times in a row ")
+    found = assert_all(troubled, references.of(PARALLEL), only=(0, 2, 3))
+    assert [t["state"] for t in found.trials] == ["complete", "failed", "complete", "complete"]
+    assert found.trials[1]["attempts"] >= 3
+    assert found.status["best"]["number"] != 1
 
 
 @pytest.mark.chaos
@@ -191,8 +272,27 @@ def test_row_31_lost_but_further_each_time(troubled: Sandbox) -> None:
 @pytest.mark.parametrize("troubled", [_ONE], indirect=True, ids=["one trial"])
 def test_row_24_out_of_memory_fails(troubled: Sandbox) -> None:
     _trouble(troubled, "greedy")
-    assert_ended(troubled.run().wait(), 3, "^stopped: the trial failed: oom: the memory of the")
+    ended = troubled.run().wait()
+    assert_ended(ended, 3, "^stopped: the trial failed: oom: the memory of the")
+    assert ended.last_line == "sweep resume chaos -s trials=2"
     assert_no_residue(troubled)
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(24, "out of memory: failed by policy, while a neighbour is in training")
+def test_row_24_neighbours_notice_nothing(troubled: Sandbox, references: References) -> None:
+    driver = troubled.run()
+    places = []
+    for number in (5, 10):  # the first process that comes there stays; then it is the other one
+        places.append(troubled.probe.hold("forward", number))
+        driver.until_held(places[-1])
+    _trouble(troubled, "starves-1")
+    for place in places:
+        troubled.probe.let_go(place)
+    assert_ended(driver.wait(), 0, "^trial 1 failed.*: oom: ")
+    found = assert_all(troubled, references.of(PARALLEL), only=(0, 2, 3))
+    assert [t["state"] for t in found.trials] == ["complete", "failed", "complete", "complete"]
+    assert [t["attempts"] for t in found.trials] == [1] * 4
 
 
 _HALVED = f"{_ONE}failures: {{out_of_memory: halve_batch}}\n".replace("fp16", "fp32")
@@ -201,7 +301,7 @@ _HALVED = f"{_ONE}failures: {{out_of_memory: halve_batch}}\n".replace("fp16", "f
 @pytest.mark.chaos
 @pytest.mark.fault(24, "out of memory: the same steps in smaller parts, also when resumed")
 @pytest.mark.parametrize("troubled", [_HALVED], indirect=True, ids=["one trial"])
-def test_row_24_out_of_memory_halves(troubled: Sandbox) -> None:
+def test_row_24_out_of_memory_halves(troubled: Sandbox, references: References) -> None:
     greedy = _trouble(troubled, "greedy")
     place = troubled.probe.hold("backward", 4 * 8)  # in the second epoch, with four micro-batches
     driver = troubled.run()
@@ -211,12 +311,13 @@ def test_row_24_out_of_memory_halves(troubled: Sandbox) -> None:
     greedy.unlink()
     troubled.probe.let_go(place)
     before = troubled.probe.count("forward")
-    assert_ended(troubled.resume().wait(), 0)
-    (trial,) = troubled.cli.json("trials", "chaos")
-    assert (trial["state"], trial["step"]) == ("complete", STEPS)
+    ended = troubled.resume().wait()
+    # From its first step on, it is the sweep that was asked for these micro-batches at once.
+    finer = _HALVED.replace("accumulation: 2", f"accumulation: {2 * MICRO_BATCHES}")
+    found = assert_all(troubled, references.of(finer), ended)
     assert troubled.cli.json("show", "chaos", "0")["accumulation"] == 2 * MICRO_BATCHES
     left = troubled.probe.count("forward") - before
     assert left % (2 * MICRO_BATCHES) == 0, "went back to the larger micro-batches"
-    (run,) = read_outcome(troubled).runs[0]
+    (run,) = found.runs[0]
     assert run.tags["gradsweep.accumulation"] == str(2 * MICRO_BATCHES)
     assert run.status == "FINISHED"

@@ -29,8 +29,7 @@ from trainable.checkpoint import CheckpointStore
 
 CHECKPOINTS, LEDGER, OUTBOX = "*/checkpoints/*", "*/ledger.db*", "*/outbox/*"
 _BEFORE_A_SAVE, _TRIAL = 47, 2
-"""A gradient pass of the serial sweep, and its trial: the second step is saved, next is the fourth.
-"""
+"""A gradient pass of the serial sweep, and its trial: step 2 is saved, step 4 is next."""
 
 
 @pytest.fixture
