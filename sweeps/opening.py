@@ -72,10 +72,9 @@ class OpenSweep:
         )
 
     def close_stores(self) -> None:
-        """Close what workers left open that were killed after their trial's end."""
+        """Close what workers left open that were killed; none of them may live any more."""
         for trial in self.ledger.trials():
-            if trial.finished:
-                close_store(self.paths.trial(trial.number))
+            close_store(self.paths.trial(trial.number))
 
 
 def open_sweep(

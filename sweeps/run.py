@@ -113,6 +113,7 @@ def run_sweep(
                                         lock,
                                         on_end=gallery.add,
                                     )
+                        lock.check()  # the stores are otherwise another driver's workers'
                         sweep.close_stores()
                     lock.check()
                     say("delivering to the tracking store")

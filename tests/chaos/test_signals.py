@@ -17,6 +17,7 @@ from tests.chaos.harness import (
     PARALLEL,
     SERIAL,
     Driver,
+    Outcome,
     References,
     Sandbox,
     assert_all,
@@ -25,7 +26,6 @@ from tests.chaos.harness import (
 )
 from tests.chaos.outcome import read_outcome
 from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES
-from tests.integration.commandline import wait_until
 
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _GRACE = 30.0
@@ -87,20 +87,28 @@ def _no_more_trials(driver: Driver) -> bool:
     return "(4/4 trials)" in driver.text
 
 
-@pytest.mark.chaos
 @pytest.mark.fault(7, "Ctrl-C in the middle of a step, at the keyboard: to the whole group")
 def test_row_07_ctrl_c(sandbox: Sandbox, references: References) -> None:
+    _saves_at_the_step_it_is_at(sandbox, references.of(SERIAL), signal.SIGINT)
+
+
+def _saves_at_the_step_it_is_at(
+    sandbox: Sandbox, reference: Outcome, number: signal.Signals
+) -> None:
+    """Signal in the second trial's fourth step, and go on: Ctrl-C goes to the whole group."""
     driver, _ = sandbox.run_to("backward", 38)
-    os.killpg(driver.pid, signal.SIGINT)
+    (os.killpg if number == signal.SIGINT else os.kill)(driver.pid, number)
     started = time.monotonic()
     _wait(driver, sandbox.paths.drain.exists)
     sandbox.probe.let_go("backward-38")
-    assert_says_how_to_go_on(driver.wait(), 130, "stopping: trials save at their next step")
+    ended = driver.wait()
+    assert_says_how_to_go_on(ended, _CODES[number], "stopping: trials save at their next step")
     assert time.monotonic() - started < _GRACE
     assert_no_residue(sandbox)
     newest = sandbox.cli.json("trials", "chaos")[1]["checkpoint"]
     assert newest.endswith("00000004"), f"not saved at the step it was at: {newest}"
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    found = assert_all(sandbox, reference, sandbox.go_on())
+    assert found.passes == reference.passes, "what was saved was trained again"
 
 
 @pytest.mark.chaos
@@ -115,8 +123,14 @@ def test_row_08_twice(sandbox: Sandbox, references: References, second: signal.S
     ended = driver.wait(20)
     assert time.monotonic() - started < _AT_ONCE
     assert_says_how_to_go_on(ended, 130, "left at once; what was saved is whole")
-    wait_until(lambda: not sandbox.processes(), seconds=60)  # workers are nice, also in dying
+    assert_no_residue(sandbox)
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(9, "SIGTERM in the middle of a step: saved at its end, and nothing done again")
+def test_row_09_sigterm_in_a_step(sandbox: Sandbox, references: References) -> None:
+    _saves_at_the_step_it_is_at(sandbox, references.of(SERIAL), signal.SIGTERM)
 
 
 @pytest.mark.chaos
@@ -131,7 +145,9 @@ def test_row_09_sigterm(sandbox: Sandbox, references: References) -> None:
     assert_says_how_to_go_on(ended, 143)
     assert_no_residue(sandbox)
     sandbox.probe.pace(0)
-    assert_all(sandbox, references.of(PARALLEL), sandbox.go_on())
+    found = assert_all(sandbox, references.of(PARALLEL), sandbox.go_on())
+    again = found.passes["forward"] - references.of(PARALLEL).passes["forward"]
+    assert again == 0, f"{again} passes were done again: not saved at the steps they were at"
 
 
 @pytest.mark.chaos
@@ -159,6 +175,7 @@ def test_row_10_grace_shorter_than_a_save(tmp_path: Path) -> None:
         assert time.monotonic() - started < 3.0 + _AT_ONCE
         assert_says_how_to_go_on(ended, 143)
         assert _newest(sandbox) == INTERVAL
+        assert_no_residue(sandbox)
         slow.unlink()
         assert_all(sandbox, reference, sandbox.go_on())
     finally:
@@ -213,5 +230,5 @@ def test_row_08_twice_while_ray_starts(sandbox: Sandbox, references: References)
     ended = driver.wait(20)
     assert time.monotonic() - started < _AT_ONCE
     assert_says_how_to_go_on(ended, 143, "left at once")
-    wait_until(lambda: not sandbox.processes(), seconds=60)  # workers are nice, also in dying
+    assert_no_residue(sandbox)
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
