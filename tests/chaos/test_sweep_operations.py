@@ -1,0 +1,125 @@
+"""Row 2 and row 33 through the command line: a worker is killed before each persisting call of a
+save, and a whole sweep is found as a power loss left it.
+
+`test_every_operation.py` does the same to each piece alone, at every call. What must not live
+here: how calls are recorded and stopped (`faults.py`), what a power loss leaves (`power.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.faults import Faults, Kind, Operation
+from tests.chaos.harness import SERIAL, References, Sandbox, assert_all
+from tests.chaos.power import FATES, Disk, Fate
+from tests.chaos.sandbox import INTERVAL
+from tests.integration.commandline import wait_until
+from trainable.checkpoint import CheckpointStore
+
+CHECKPOINTS = "*/checkpoints/*"
+ONE = SERIAL.replace("trials: 4", "trials: 1")
+_BEFORE_A_SAVE = 7
+"""A gradient pass: step 2 is saved, step 4 is next."""
+_CALLS = 32
+"""More than a save makes, with the removal of what is no longer kept."""
+_CUTS = (0.1, 0.35, 0.6, 0.85)
+"""Where the power goes off: shares of all calls of a sweep."""
+_SAVED = re.compile(r"(?P<room>.*/checkpoints)/step-(?P<step>\d+)(\.\d+)?")
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(2, "kill -9 of a worker before each persisting call of a save")
+@pytest.mark.parametrize("index", range(_CALLS))
+def test_row_02_worker_killed_at_each_call_of_a_save(
+    shim: Path, tmp_path: Path, references: References, index: int
+) -> None:
+    storage = Faults(shim, tmp_path, tmp_path / "sweep" / "runs")
+    sandbox = Sandbox(tmp_path / "sweep", ONE, storage.environment)
+    try:
+        driver, _ = sandbox.run_to("backward", _BEFORE_A_SAVE)
+        room = sandbox.paths.trial(0) / "checkpoints"
+        wait_until(lambda: [p.name for p in room.glob("step-*")] == [f"step-{INTERVAL:08d}"])
+        wait_until(lambda: not list(room.glob(".writing-*/*")))
+        storage.record(match=CHECKPOINTS)
+        storage.kill_before(index, match=CHECKPOINTS)
+        sandbox.probe.let_go(f"backward-{_BEFORE_A_SAVE}")
+        found = assert_all(sandbox, references.of(ONE), driver.wait())
+        assert [trial["attempts"] for trial in found.trials] == [2], "nobody was killed"
+        before = [operation for operation in storage.operations() if operation.index < index]
+        print("\n".join(["killed after:", *map(str, before)]))
+        assert len(before) == index
+        if index == _CALLS - 1:
+            committed = [o.other for o in before if o.kind is Kind.RENAME and "step-" in o.other]
+            assert len(committed) >= 2, "not every call of a whole save was met"
+    finally:
+        sandbox.close()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A sweep that has run to its end, and every call by which it persisted something."""
+
+    sandbox: Sandbox
+    operations: Sequence[Operation]
+
+    def lose_power(self, index: int, fate: Fate) -> None:
+        """Put in the root's place what is left when the power goes off before a call."""
+        self.sandbox.close()
+        root = self.sandbox.cli.root
+        if root.exists():
+            shutil.rmtree(root)
+        disk = Disk()
+        disk.apply(self.operations[:index])
+        disk.write(root, fate)
+
+    def acknowledged(self, index: int) -> int:
+        """The step of the newest generation that was committed before a call: its directory's
+        rename was synced.
+        """
+        renamed = step = 0
+        for operation in self.operations[:index]:
+            if operation.kind is Kind.RENAME and (saved := _SAVED.fullmatch(operation.other)):
+                renamed = int(saved["step"])
+            elif operation.kind is Kind.SYNC and operation.path.endswith("/checkpoints"):
+                step = renamed
+        return step
+
+
+@pytest.fixture(scope="module")
+def recorded(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    directory = tmp_path_factory.mktemp("recorded")
+    storage = Faults(shim, directory, directory / "sweep" / "runs")
+    storage.record(contents=True)
+    sandbox = Sandbox(directory / "sweep", ONE, storage.environment)
+    try:
+        ended = sandbox.run().wait()
+        assert ended.code == 0, ended.text
+        for name in storage.environment:
+            del sandbox.cli.environment[name]
+        # What Ray keeps is never read again.
+        ray = str(sandbox.paths.ray.relative_to(sandbox.cli.root))
+        operations = [o for o in storage.operations() if not o.path.startswith(ray)]
+        yield Recorded(sandbox, operations)
+    finally:
+        sandbox.close()
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(33, "the power goes off in a sweep; what was not synced has four fates")
+@pytest.mark.parametrize("fate", FATES)
+@pytest.mark.parametrize("share", _CUTS)
+def test_row_33_power_loss_in_a_sweep(
+    recorded: Recorded, references: References, share: float, fate: Fate
+) -> None:
+    sandbox, index = recorded.sandbox, int(share * len(recorded.operations))
+    recorded.lose_power(index, fate)
+    print(f"power lost before call {index} of {len(recorded.operations)}, {fate}")
+    newest = CheckpointStore(sandbox.paths.trial(0)).newest()
+    assert (newest.step if newest else 0) >= recorded.acknowledged(index)
+    assert_all(sandbox, references.of(ONE), sandbox.go_on())
