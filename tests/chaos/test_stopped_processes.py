@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_ended
 
-SHORT, LONG = 8.0, 120.0
+SHORT, LONG = 4.0, 120.0
 
 
 def _stand_still(pids: list[int], seconds: float) -> None:
