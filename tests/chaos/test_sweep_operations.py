@@ -28,8 +28,8 @@ _BEFORE_A_SAVE = 7
 """A gradient pass: step 2 is saved, step 4 is next."""
 _CALLS = 32
 """More than a save makes, with the removal of what is no longer kept."""
-_CUTS = (0.1, 0.35, 0.6, 0.85)
-"""Where the power goes off: shares of all calls of a sweep."""
+_CUTS = (-0.5, 0.1, 0.4, 0.7, 0.95)
+"""Where the power goes off: shares of all calls since the trial began; below 0, of those before."""
 _SAVED = re.compile(r"(?P<room>.*/checkpoints)/step-(?P<step>\d+)(\.\d+)?")
 
 
@@ -67,6 +67,13 @@ class Recorded:
 
     sandbox: Sandbox
     operations: Sequence[Operation]
+
+    def index(self, share: float) -> int:
+        """Where a share of all calls has been made."""
+        every = enumerate(self.operations)
+        begun = next(index for index, o in every if o.path.endswith("/checkpoints"))
+        length = begun if share < 0 else len(self.operations) - begun
+        return begun + int(share * length)
 
     def lose_power(self, index: int, fate: Fate) -> None:
         """Put in the root's place what is left when the power goes off before a call."""
@@ -117,7 +124,7 @@ def recorded(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 def test_row_33_power_loss_in_a_sweep(
     recorded: Recorded, references: References, share: float, fate: Fate
 ) -> None:
-    sandbox, index = recorded.sandbox, int(share * len(recorded.operations))
+    sandbox, index = recorded.sandbox, recorded.index(share)
     recorded.lose_power(index, fate)
     print(f"power lost before call {index} of {len(recorded.operations)}, {fate}")
     newest = CheckpointStore(sandbox.paths.trial(0)).newest()
