@@ -29,7 +29,7 @@ _BEFORE_A_SAVE = 7
 _CALLS = 32
 """More than a save makes, with the removal of what is no longer kept."""
 _CUTS = (-0.5, 0.1, 0.4, 0.7, 0.95)
-"""Where the power goes off: shares of the calls since the trial began; below 0: of those before."""
+"""Where the power goes off: shares of the calls since the trial began; below 0, before it."""
 _SAVED = re.compile(r"(?P<room>.*/checkpoints)/step-(?P<step>\d+)(\.\d+)?")
 
 
