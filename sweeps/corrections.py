@@ -5,6 +5,7 @@ What must not live here: deciding what is wrong (`reconcile`).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from sweeps.reconcile import (
 from sweeps.spec import SpecError, SweepSpec
 from sweeps.tags import STOPPED_BY_INTERRUPT, end_tags
 from tracking.recorder import Recorder
+from trainable.errors import Fenced
 from trainable.files import LocalFiles
 
 
@@ -100,6 +102,17 @@ def close_store(trial: Path) -> None:
     if files.has_writer():
         files.open()
         files.close()
+
+
+def close_stores(trials: Iterable[Path]) -> None:
+    """Close what workers left open that were killed; none of them may live any more.
+
+    Where the storage refuses, it is left to whoever goes on with the trial: there is something
+    worse to be told.
+    """
+    for trial in trials:
+        with contextlib.suppress(OSError, Fenced):
+            close_store(trial)
 
 
 def _refuse(wrong: Correction, paths: SweepPaths) -> None:

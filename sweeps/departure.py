@@ -12,12 +12,11 @@ import signal
 import sys
 
 from sweeps import control, display
-from sweeps.corrections import close_store
+from sweeps.corrections import close_stores
 from sweeps.interrupt import Interruption
 from sweeps.layout import SweepPaths
 from sweeps.lock import SweepLock
 from sweeps.orphans import kill_children
-from trainable.errors import Fenced
 
 EXPORT = ".export-"
 """What the names of directories begin with in which a driver puts an export together."""
@@ -72,9 +71,7 @@ def _leave_at_once(
     kill_children(token)
     if lock.is_ours():  # what lies there is otherwise another driver's
         remove_scratch(paths)
-        for trial in paths.directory.glob("trials/*"):
-            with contextlib.suppress(OSError, Fenced):  # whoever goes on with it does this, too
-                close_store(trial)
+        close_stores(paths.directory.glob("trials/*"))
     lock.release()
     display.left_at_once(paths)
     os._exit(interruption.exit_code or 128 + signal.SIGINT)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ray.tune.schedulers import TrialScheduler
 
-from sweeps.corrections import apply, close_store
+from sweeps.corrections import apply, close_stores
 from sweeps.facts import gather
 from sweeps.layout import LedgerError, SweepPaths, artifact_root, tracking_uri
 from sweeps.ledger import Ledger
@@ -73,8 +73,7 @@ class OpenSweep:
 
     def close_stores(self) -> None:
         """Close what workers left open that were killed; none of them may live any more."""
-        for trial in self.ledger.trials():
-            close_store(self.paths.trial(trial.number))
+        close_stores(self.paths.trial(trial.number) for trial in self.ledger.trials())
 
 
 def open_sweep(
