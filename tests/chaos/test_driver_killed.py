@@ -23,8 +23,8 @@ def _kill_driver(
 ) -> int:
     """Start the sweep or go on with it, and kill the driver.
 
-    Where it ended before a time of its life, it is tried again at an earlier one: also a driver
-    that finds nothing more to do is killed while it looks.
+    Where it had ended before that time of its life, the next one is killed: also a driver that
+    finds nothing more to do dies while it looks.
 
     Args:
         sandbox: Where the sweep is.
@@ -36,6 +36,7 @@ def _kill_driver(
     Returns:
         How many drivers died of SIGKILL: 1, or 0 when all of them ended before.
     """
+    life = reference.seconds
     for _ in range(_TRIES):
         left = reference.passes[kind] - sandbox.probe.count(kind) if kind != "time" else 0
         driver, place = sandbox.resume() if sandbox.paths.exists() else sandbox.run(), ""
@@ -43,7 +44,7 @@ def _kill_driver(
             place = sandbox.probe.further(kind, draw.randint(1, left))
             driver.until_held(place)
         else:
-            wanted = time.monotonic() + share * reference.seconds
+            wanted = time.monotonic() + share * life
             driver.until(lambda at=wanted: time.monotonic() >= at, unless_ended=False)
         if driver.running:
             driver.send(signal.SIGKILL)
@@ -54,7 +55,7 @@ def _kill_driver(
             sandbox.probe.let_go(place)
         if ended.code == -signal.SIGKILL:
             return 1
-        share /= 2
+        life = min(life, ended.seconds)  # the next one has less to do
     return 0
 
 
