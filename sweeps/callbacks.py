@@ -261,7 +261,9 @@ class Bookkeeper(Callback):
         reason: str | None = None,
         traceback: str | None = None,
     ) -> None:
-        record = replace(self._ledger.trial(number), state=ending, reason=reason)
+        record = replace(
+            self._ledger.trial(number), state=ending, reason=reason, traceback=traceback
+        )
         self._recorder.finish(number, STATUSES[ending], end_tags(record, self._spec))
         self._ledger.finish(number, ending, reason=reason, traceback=traceback)
         self._live.discard(number)
