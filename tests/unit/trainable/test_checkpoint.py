@@ -102,18 +102,10 @@ def test_row_13_every_bit_flip_cut_and_zeroed_page_is_detected(tmp_path, name, n
     content = path.read_bytes()
     assert len(content) < 4096 * 8
     seed = int(os.environ.get("CHAOS_SEED", random.randrange(10**6)))
-    harmless = 0
     for what, damaged in _damages(content, num_flips, seed):
         path.write_bytes(damaged)
         newest = CheckpointStore(tmp_path).newest()
-        if newest.step == 2:
-            # Only what JSON reads as the same manifest is: the case of an escaped letter, a space.
-            assert name == "manifest.json", f"{what} of CHAOS_SEED={seed} was not detected"
-            assert json.loads(damaged) == json.loads(content), f"{what} of CHAOS_SEED={seed}"
-            harmless += 1
-        else:
-            assert newest.step == 1, f"{what} of CHAOS_SEED={seed}"
-    assert harmless < num_flips / 10
+        assert newest.step == 1, f"{what} of CHAOS_SEED={seed} was not detected"
     path.write_bytes(content)
     assert CheckpointStore(tmp_path).newest().step == 2
 
