@@ -121,6 +121,9 @@ def test_damaged_newest_goes_to_quarantine_and_the_one_before_it_is_used(tmp_pat
     again = _store(tmp_path)
     assert again.resume()["step"] == 1
     assert (tmp_path / "checkpoints" / "quarantine" / "step-00000002" / "state.pt").exists()
+    (told,) = again.set_aside
+    assert told.startswith("checkpoint step-00000002 is damaged and was set aside: ")
+    assert told.endswith("; step-00000001 is used instead")
     _save(again, 2)
     assert again.newest().step == 2
 
