@@ -127,5 +127,5 @@ def test_stopping_at_once_waits_for_nothing(cli: CommandLine) -> None:
     assert (stop.returncode, stopped["done"], stopped["state"]) == (0, True, "interrupted")
     wait_until(lambda: no_process_of(token), seconds=20)  # killed ones take a moment to go
     assert not (cli.root / "small/control").exists()
-    assert [trial["state"] for trial in cli.json("trials", "small")] == ["running"] * 2
+    assert [trial["state"] for trial in cli.json("trials", "small")] == ["waiting"] * 2
     assert cli.json("status", "small")["state"] == "interrupted"

@@ -147,7 +147,7 @@ import os, pathlib, sys
 from sweeps import orphans
 orphans._PLACE = pathlib.Path(sys.argv[2])
 
-def die(*_):
+def die(*_, **__):
     os.kill(os.getpid(), 9)
 
 if sys.argv[3] == "lock":
