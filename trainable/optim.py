@@ -1,16 +1,17 @@
 """Optimizers by name with their documented defaults, and the division and clipping of gradients.
 
-| name      | state in bytes for each fp32 parameter | defaults that `null` stands for      |
-|-----------|----------------------------------------|--------------------------------------|
-| sgd       | 0; 4 with momentum                     |                                      |
-| adam      | 8                                      | betas (0.9, 0.999), eps 1e-8         |
-| adamw     | 8                                      | betas (0.9, 0.999), eps 1e-8         |
-| adafactor | about 0 (a row and a column per matrix)| eps: torch's                         |
-| lamb      | 8                                      | betas (0.9, 0.999), eps 1e-6         |
-| lion      | 4                                      | betas (0.9, 0.99)                    |
+| name      | values of state for each parameter | lr   | other defaults                     |
+|-----------|------------------------------------|------|------------------------------------|
+| sgd       | 1; none without momentum           | 0.1  | momentum 0.9                       |
+| adam      | 2                                  | 3e-4 | betas (0.9, 0.999), eps 1e-8       |
+| adamw     | 2                                  | 3e-4 | same; weight_decay 0.01            |
+| adafactor | a row and a column for each matrix | 1e-3 | eps: torch's                       |
+| lamb      | 2                                  | 1e-3 | betas (0.9, 0.999), eps 1e-6       |
+| lion      | 1                                  | 3e-4 | betas (0.9, 0.99)                  |
 
-What must not live here: the order of a step (see `step.py`), or which parameters decay (see
-`task.py`).
+Learning rate, momentum and weight decay (0 where none is named) are filled in when a configuration
+is read (`config.OWN_DEFAULTS`); `null` betas and eps are left to the optimizer itself. What must
+not live here: the order of a step (see `step.py`), or which parameters decay (see `task.py`).
 """
 
 from __future__ import annotations
@@ -90,8 +91,10 @@ def _construct(
     if config.betas is not None:
         options["betas"] = config.betas
     # Fused kernels exist for CPU and CUDA; they also honour `found_inf`, by which `step.py` stops
-    # an update on the device without waiting for it.
-    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+    # an update on the device without waiting for it. Elsewhere None: torch takes its foreach
+    # kernels where the device has them, which it would not after a plain False.
+    on_known = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+    fused = on_known or None
     match config.name:
         case "sgd":
             for unused in ("eps", "betas"):

@@ -58,14 +58,15 @@ def test_lamb_scales_the_adam_update_by_the_norm_of_the_weight():
 
 @pytest.mark.seeds("S8")
 @pytest.mark.parametrize(
-    ("name", "betas", "eps"), [("lion", (0.9, 0.99), None), ("lamb", (0.9, 0.999), 1e-6)]
+    ("name", "lr", "betas", "eps"),
+    [("lion", 3e-4, (0.9, 0.99), None), ("lamb", 1e-3, (0.9, 0.999), 1e-6)],
 )
-def test_null_stands_for_the_documented_defaults(name, betas, eps):
+def test_defaults_are_the_documented_ones(name, lr, betas, eps):
     optimizer = build_optimizer(OptimizerConfig(name=name), decay_groups(nn.Linear(3, 2)))
     for group in optimizer.param_groups:
+        assert (group["lr"], group["weight_decay"]) == (lr, 0)
         assert tuple(group["betas"]) == betas
         assert group.get("eps") == eps
-    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.01, 0.0]
     chosen = OptimizerConfig(name=name, betas=(0.8, 0.95))
     assert tuple(build_optimizer(chosen, decay_groups(nn.Linear(3, 2))).defaults["betas"]) == (
         0.8,

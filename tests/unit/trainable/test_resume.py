@@ -181,7 +181,8 @@ def _constant(self, model, batches):  # noqa: ARG001  an evaluation's signature
 def test_plateau_remembers_across_a_crash(tmp_path, opened, configure, toy):
     """The metric never improves: every evaluation after the first drops the learning rate."""
     task = type("Constant", (toy,), {"evaluate": _constant})
-    config = configure(every="2 steps", schedule={"name": "plateau", "patience": 0})
+    plateau = {"name": "plateau", "patience": 0}
+    config = configure(every="2 steps", schedule=plateau, optimizer={"lr": 1e-3})
     _run(opened(config, tmp_path / "whole", task()))
     with pytest.raises(Crash):
         _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(7)))
