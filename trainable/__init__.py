@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from trainable.loop import Trainer as Trainer
     from trainable.manifest import Generation as Generation
     from trainable.manifest import Pointer as Pointer
-    from trainable.optim import bytes_per_parameter as bytes_per_parameter
     from trainable.own_loop import Context as Context
     from trainable.own_loop import OwnLoop as OwnLoop
     from trainable.run import Report as Report
@@ -43,7 +42,6 @@ _ROOMS = {
     "Trainer": "loop",
     "TrialConfig": "config",
     "binary_cross_entropy": "task",
-    "bytes_per_parameter": "optim",
     "check_task": "testing",
     "cross_entropy": "task",
     "decay_groups": "task",

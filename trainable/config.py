@@ -182,7 +182,9 @@ class TrainConfig(Section):
     batch_size: int = Field(default=64, ge=1)
     """Samples per optimizer step."""
     accumulation: int = Field(default=1, ge=1)
-    """Micro-batches per optimizer step; each holds batch_size / accumulation samples."""
+    """Micro-batches per optimizer step; each holds batch_size / accumulation samples. The step is
+    that of the whole batch, except for BatchNorm, whose statistics see micro-batches alone: use
+    GroupNorm or LayerNorm there."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Autocast precision. `auto` is bf16 on a GPU that computes in it, fp16 on an older one, and
     fp32 on every CPU: also where a CPU computes in bf16, small models (up to an MLP of about

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainable.config import OptimizerConfig
 from trainable.diagnostics import MEASURED
-from trainable.optim import build_optimizer, bytes_per_parameter
+from trainable.optim import build_optimizer, state_bytes
 from trainable.task import decay_groups
 
 if os.environ.get("CI") != "true":  # there its absence is a failure
@@ -76,9 +76,10 @@ def test_defaults_are_the_documented_ones(name, lr, betas, eps):
 
 @pytest.mark.seeds("S27")
 @pytest.mark.parametrize("name", ["lion", "lamb"])
-def test_bytes_per_parameter_are_what_the_state_takes(name):
+def test_bytes_told_before_the_run_are_what_the_state_takes(name):
     model = nn.Linear(100, 100, bias=False)
-    optimizer = build_optimizer(OptimizerConfig(name=name), decay_groups(model))
+    config = OptimizerConfig(name=name)
+    optimizer = build_optimizer(config, decay_groups(model))
     model(torch.ones(1, 100)).sum().backward()
     optimizer.step()
     moments = [
@@ -88,7 +89,7 @@ def test_bytes_per_parameter_are_what_the_state_takes(name):
         if isinstance(value, torch.Tensor) and value.ndim  # scalars count for nothing
     ]
     size = sum(value.numel() * value.element_size() for value in moments)
-    assert size / 10_000 == bytes_per_parameter(name)
+    assert size == state_bytes(config, model.parameters())
 
 
 class Crash(Exception):
