@@ -122,9 +122,11 @@ class Task:
         """Return the summed loss of a batch (a scalar) and its weight (targets counted)."""
         inputs, targets = batch
         logits = model(inputs)
-        if self.class_weights is not None:
-            # Moves them once; afterwards they are where the model is.
-            self.class_weights = self.class_weights.to(logits.device)
+        if self.class_weights is not None and self.class_weights.device != logits.device:
+            # Once. A copy made in inference mode, should an evaluation be first, could not be
+            # used in training.
+            with torch.inference_mode(False):
+                self.class_weights = self.class_weights.to(logits.device)
         return cross_entropy(
             logits,
             targets,
