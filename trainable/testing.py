@@ -19,6 +19,7 @@ from torch.utils.data import default_collate
 
 from trainable.data import sample_count
 from trainable.errors import TaskError
+from trainable.losses import cross_entropy
 from trainable.optim import Scalar
 from trainable.seeding import derive_seed, isolated_host_randomness, seed_host, set_seed
 from trainable.task import (

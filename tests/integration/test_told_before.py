@@ -1,4 +1,7 @@
-"""What the command line tells of a run before it starts: its memory, and what is doubtful."""
+"""What the command line tells of a run before it starts: its memory, and what is doubtful.
+
+That `sweep run` does so too is looked at where a sweep is run (`test_sweep.py`).
+"""
 
 from __future__ import annotations
 
@@ -68,10 +71,3 @@ def test_train_tells_the_same_beside_what_it_prints(normed: CommandLine) -> None
     assert MEMORY in done.stderr.splitlines()
     assert CAUTION in done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["epoch 1 step 2"]
-
-
-@pytest.mark.seeds("S5", "S27")
-def test_run_tells_the_same_before_its_first_trial(normed: CommandLine) -> None:
-    done = normed("run", "normed.yaml")
-    assert done.returncode == 0, done.stderr
-    assert {MEMORY, CAUTION} <= set(done.stderr.splitlines())
