@@ -28,7 +28,6 @@ from trainable.task import (
     Samples,
     Task,
     check_data,
-    cross_entropy,
 )
 
 _SAMPLES = 8  # enough for two halves of a batch, few enough for a large model on a CPU
