@@ -116,7 +116,7 @@ class SeedTable:
             terminalreporter.write_line("\n".join(self.summary()))
 
     def summary(self) -> list[str]:
-        """The table in a few lines: how many tests each row had, and the rows without a good one."""
+        """The table in a few lines: tests of each row, and the rows without a good one."""
         counts = [f"{row}: {self._num_run(row)}" for row in ROWS]
         missing = ", ".join(self.missing) or "none"
         return [*textwrap.wrap(", ".join(counts), 90), f"not shown by this session: {missing}"]
