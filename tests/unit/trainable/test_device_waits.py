@@ -22,7 +22,7 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self._waits = waits
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.overloadpacket.__name__ in _FETCHING:
             self._waits.append(str(func))
         return func(*args, **(kwargs or {}))
@@ -33,7 +33,7 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self._waits = waits
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
         to_host = name == "to" and any(
             str(value).startswith("cpu") for value in (*args[1:], *(kwargs or {}).values())
