@@ -1,7 +1,7 @@
 """Training on a CUDA device: parity with fp32, overflow, stopping, resuming across devices.
 
-Needs torch, NumPy, pydantic and pytest only. `GPU_TESTS_DEVICE=cpu` runs what a CPU can do of them,
-which shows where there is no GPU that they are sound (`tests/unit/trainable/test_gpu_tests.py`).
+Needs torch, NumPy, pydantic and pytest only. `GPU_TESTS_DEVICE=cpu` runs what a CPU can do of it,
+which shows where there is no GPU that it is sound (`tests/unit/trainable/test_gpu_tests.py`).
 """
 
 from __future__ import annotations
