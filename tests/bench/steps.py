@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 from tests.bench.loops import PROBLEMS, Bare, Ours
 from tests.bench.peers import installed, make_environment, missing
@@ -26,8 +25,10 @@ def steps(repeats: int) -> list[Result]:
         command = [make_environment(), "-m", "tests.bench.steps", str(repeats)]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as problem:
-        why = f"their environment failed ({problem})"
-        absent = [not_measured(f"P3 DataLoader / {peer}", why) for peer in missing()]
+        print(f"the environment of the peers failed: {problem}", file=sys.stderr)
+        absent = [
+            not_measured(f"P3 DataLoader / {peer}", "its environment failed") for peer in missing()
+        ]
         return measure(repeats) + absent
     return load(printed.splitlines()[-1])
 
@@ -43,7 +44,7 @@ def measure(repeats: int) -> list[Result]:
                 peers["bare, indexed"] = Bare(problem, loader=False)
                 peers["bare, indexed, fused"] = Bare(problem, loader=False, fused=True)
             elif problem.accumulation == 1:
-                peers |= _peers(problem)
+                peers |= {peer: make(problem) for peer, make in installed().items()}
             for side in (ours, *peers.values()):
                 for _ in range(_WARM_UP):
                     side()
@@ -58,10 +59,6 @@ def measure(repeats: int) -> list[Result]:
             )
             ours.close()
     return results
-
-
-def _peers(problem: Any) -> dict[str, Sample]:
-    return {name: make(problem) for name, make in installed().items()}
 
 
 def _scaled(side: Sample, factor: float) -> Sample:
