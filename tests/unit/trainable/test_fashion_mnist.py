@@ -15,10 +15,10 @@ import torch
 from torchvision.datasets import FashionMNIST
 
 from sweeps.spec import load_spec
+from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import CheckpointConfig
 from trainable.errors import ConfigError
-from trainable.figures import draw_run
 from trainable.history import read_rows
 from trainable.task import load_task
 from trainable.testing import check_task
@@ -170,7 +170,7 @@ with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
 
 
 @pytest.mark.seeds("S24")
-def test_lab_survives_a_crash_in_the_third_epoch_and_draws_its_pictures(tmp_path):
+def test_lab_survives_a_crash_in_the_third_epoch_and_draws_its_pictures(tmp_path, monkeypatch):
     """The example as it ships, on fewer images and with more frequent checkpoints."""
     _write(tmp_path / "FashionMNIST" / "raw", ".gz", samples=800)
     spec = load_spec(Path(str(files("sweeps.examples") / "fashion_mnist.yaml")))
@@ -184,8 +184,16 @@ def test_lab_survives_a_crash_in_the_third_epoch_and_draws_its_pictures(tmp_path
     with open_trainer(config, directory, device="cpu") as trainer:
         # The second one was perhaps still being written.
         assert (trainer.resumed_at, trainer.state.progress.epoch) in ((5, 1), (10, 2))
+        resumed_at = trainer.resumed_at
         reports = list(trainer.events())
-        pictures = draw_run(config, trainer, directory, tmp_path / "figures")
+        drawn, save = {}, figures._save
+
+        def keep(figure, path):
+            drawn[path.name] = figure
+            return save(figure, path)
+
+        monkeypatch.setattr(figures, "_save", keep)
+        pictures = figures.draw_run(config, trainer, directory, tmp_path / "figures")
     assert reports[-1].metrics["val/accuracy"] > 0.9
     rows = read_rows(directory)
     assert [row.step for row in rows] == list(range(1, 26))
@@ -195,3 +203,11 @@ def test_lab_survives_a_crash_in_the_third_epoch_and_draws_its_pictures(tmp_path
     rates = [row.metrics["train/lr"] for row in rows]
     assert rates.index(max(rates)) == pytest.approx(0.3 * 25, abs=1)
     assert {path.name for path in pictures} >= {"grad_norm.png", "val_accuracy.png"}
+    # Large norms belong to the warmup: in the second half hardly a step is clipped.
+    steady = [row.metrics["train/grad_norm"] for row in rows[len(rows) // 2 :]]
+    assert sum(norm > config.train.clip.max_norm for norm in steady) <= 0.1 * len(steady)
+    for name, points in (("train_loss.png", 25), ("val_accuracy.png", 5)):
+        line, mark = drawn[name].axes[0].lines
+        assert len(line.get_xdata()) == points, "one line, across the crash"
+        assert list(mark.get_xdata()) == [resumed_at, resumed_at]
+        assert mark.get_label() == f"interrupted; resumed after step {resumed_at}"
