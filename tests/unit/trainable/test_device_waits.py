@@ -35,9 +35,11 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        # Only the word: a device object is where the tensors are, which is the host in these tests.
-        to_host = name == "to" and "cpu" in (*args[1:], *(kwargs or {}).values())
-        if name in _COPYING or to_host:
+        # By its name only: a device object is where the tensors are, the host in these tests.
+        named = [
+            value for value in (*args[1:], *(kwargs or {}).values()) if isinstance(value, str)
+        ]
+        if name in _COPYING or (name == "to" and "cpu" in named):
             self._waits.append(name)
         return func(*args, **(kwargs or {}))
 
