@@ -36,10 +36,9 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
         # By its name only: a device object is where the tensors are, the host in these tests.
-        named = [
-            value for value in (*args[1:], *(kwargs or {}).values()) if isinstance(value, str)
-        ]
-        if name in _COPYING or (name == "to" and "cpu" in named):
+        given = (*args[1:], *(kwargs or {}).values())
+        names = [value for value in given if isinstance(value, str)]
+        if name in _COPYING or (name == "to" and "cpu" in names):
             self._waits.append(name)
         return func(*args, **(kwargs or {}))
 
