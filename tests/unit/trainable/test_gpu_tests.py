@@ -26,10 +26,15 @@ def test_gpu_tests_pass_on_a_cpu_with_torch_numpy_pydantic_and_pytest_only():
         f"for name in {_ABSENT}: sys.modules[name] = None\n"
         "sys.exit(pytest.main(['-q', 'tests/gpu']))"
     )
+    environment = {
+        "GPU_TESTS_DEVICE": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT,
-        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "GPU_TESTS_DEVICE": "cpu"},
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
