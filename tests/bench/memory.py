@@ -42,8 +42,8 @@ def trial_process(repeats: int) -> list[Result]:
             row = f"memory, a trial's {kind} / {peer} script"
             results.append(paired(row, ours, theirs, "MiB", goal))
     # One copy of the state stays in the host's memory from a save to the next: a copy into memory
-    # that is touched for the first time costs eight times as much. The bare script's optimizer takes
-    # memory too, for what fused kernels do without.
+    # that is touched for the first time costs eight times as much. The bare script's optimizer
+    # takes memory too, for what fused kernels do without.
     peaks = [[one["peak RSS"] for one in sides[side]] for side in ("ours, large", "bare, large")]
     more = [ours - bare for ours, bare in zip(*peaks, strict=True)]
     row = "memory, a trial's peak RSS beyond a bare script's, 100 MB of state saved each epoch"
