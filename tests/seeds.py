@@ -117,7 +117,7 @@ class SeedTable:
 
     def summary(self) -> list[str]:
         """The table in a few lines: tests of each row, and the rows without a good one."""
-        counts = [f"{row}: {self._num_run(row)}" for row in ROWS]
+        counts = [f"{row}:{self._num_run(row)}" for row in ROWS]
         missing = ", ".join(self.missing) or "none"
         return [*textwrap.wrap(", ".join(counts), 90), f"not shown by this session: {missing}"]
 

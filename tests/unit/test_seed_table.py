@@ -86,5 +86,5 @@ def test_summary_counts_what_was_run_and_comes_only_after_most_rows() -> None:
     for row in list(ROWS)[3:-1]:
         table.pytest_runtest_logreport(_report(f"u{row}", "call", "passed", [row]))  # type: ignore[arg-type]
     table.pytest_terminal_summary(terminal)  # type: ignore[arg-type]
-    assert "S3: 1, S4: 2, S5: 1," in written[1]
+    assert "S3:1, S4:2, S5:1," in written[1]
     assert written[1].endswith("not shown by this session: S27")
