@@ -21,11 +21,11 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
-from trainable.files import STATE, Files, LocalFiles
+from trainable.files import STATE, Files, LocalFiles, Sink
 from trainable.manifest import (
     Generation,
     Pointer,
@@ -47,7 +47,7 @@ _PIECE = 2**20
 class _Digesting:
     """A file that knows the length and digest of what has been written to it."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Sink) -> None:
         self._file = file
         self._sha256 = hashlib.sha256()
         self.length = 0
@@ -107,6 +107,8 @@ class CheckpointStore:
         self._writing: Future[None] | None = None
         self._copying: Future[None] | None = None
         self._snapshots: Snapshots | None = None
+        self.set_aside: list[str] = []
+        """What `resume` found damaged, why, and what is used instead: a sentence each."""
         if config is not None:
             try:
                 self._files.open()
@@ -186,7 +188,12 @@ class CheckpointStore:
                 found.number <= usable.number or read_state(self._files, found) is not None
             )
             if not sound:
+                damage = describe_damage(self._files, name)
                 self._files.quarantine(name)
+                self.set_aside.append(
+                    f"checkpoint {name} is damaged and was set aside: {damage}; "
+                    f"{usable.path.name} is used instead"
+                )
         self._kept = self.generations()
         self._last_step = usable.step
         return _parse(content)
@@ -258,7 +265,9 @@ class CheckpointStore:
         """Return once everything offered is copied. Costs nothing while nothing is being saved."""
         copying, self._copying = self._copying, None
         if copying is not None:
-            wait_for([copying])  # an error is raised where the writing's would be
+            # Device synchronisation, at the first step after a save: the optimizer must not change
+            # what is still being copied. An error is raised where the writing's would be.
+            wait_for([copying])
 
     def wait(self) -> None:
         """Return once everything offered is committed.
@@ -351,7 +360,7 @@ class CheckpointStore:
 
         committed: list[Generation] = []
 
-        def write(file: BinaryIO) -> bytes:
+        def write(file: Sink) -> bytes:
             digesting = _Digesting(file)
             write_state(state, digesting)
             generation = Generation(
