@@ -22,12 +22,12 @@ from tests.chaos.sandbox import INTERVAL
 from tests.integration.commandline import wait_until
 from trainable.checkpoint import CheckpointStore
 
-CHECKPOINTS = "*/checkpoints/*"
+CHECKPOINTS = "*/checkpoints*"
 ONE = SERIAL.replace("trials: 4", "trials: 1")
 _BEFORE_A_SAVE = 7
 """A gradient pass: step 2 is saved, step 4 is next."""
-_CALLS = 32
-"""More than a save makes, with the removal of what is no longer kept."""
+_CALLS = 25
+"""What two saves make, with the removal of what is no longer kept; and one more."""
 _CUTS = (-0.5, 0.1, 0.4, 0.7, 0.95)
 """Where the power goes off: shares of the calls since the trial began; below 0, before it."""
 _SAVED = re.compile(r"(?P<room>.*/checkpoints)/step-(?P<step>\d+)(\.\d+)?")
@@ -55,8 +55,7 @@ def test_row_02_worker_killed_at_each_call_of_a_save(
         print("\n".join(["killed after:", *map(str, before)]))
         assert len(before) == index
         if index == _CALLS - 1:
-            committed = [o.other for o in before if o.kind is Kind.RENAME and "step-" in o.other]
-            assert len(committed) >= 2, "not every call of a whole save was met"
+            assert before[-1].kind is Kind.RMDIR, "two whole saves make more calls, or fewer"
     finally:
         sandbox.close()
 
