@@ -14,7 +14,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from sweeps.corrections import apply, close_store
 from sweeps.facts import gather
-from sweeps.layout import LedgerError, SweepPaths, artifact_root, tracking_uri
+from sweeps.layout import LedgerError, SweepPaths, tracking_place
 from sweeps.ledger import Ledger
 from sweeps.ledger_file import num_trials
 from sweeps.origin import Origin, check_origin
@@ -94,9 +94,10 @@ def open_sweep(
         OriginChanged: Trials before and after could not be compared.
     """
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes)
+    uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
     recorder = MlflowRecorder(
-        uri=spec.tracking.uri or tracking_uri(paths.root),
-        artifact_root=None if spec.tracking.uri else artifact_root(paths.root),
+        uri=uri,
+        artifact_root=artifacts,
         experiment=spec.name,
         sweep_id=ledger.sweep_id,
         outbox=paths.outbox,

@@ -6,7 +6,7 @@ driver's business.
 
 from __future__ import annotations
 
-from sweeps.layout import artifact_root, tracking_uri
+from sweeps.layout import tracking_place
 from sweeps.lock import SweepLock
 from sweeps.orphans import end_orphans
 from sweeps.results import SweepView
@@ -28,18 +28,19 @@ def deliver(view: SweepView, *, patience: float = 30.0) -> tuple[int, int]:
         SweepHeld: A driver runs the sweep, and delivers by itself.
         TrackingUnusable: The tracking server does not answer, or refuses.
     """
-    paths, uri = view.paths, view.spec.tracking.uri
+    paths = view.paths
+    uri, artifacts = tracking_place(view.spec.tracking.uri, paths.root)
     waiting = view.delivered.pending
     lock = SweepLock(paths.lock)
     lock.acquire()
     try:
         if lock.previous is not None:
             end_orphans(lock.previous.token)
-        if uri is not None and waiting:
-            probe(uri)
+        if waiting:
+            probe(uri, known=view.spec.tracking.uri is None)
         left = sync(
-            uri or tracking_uri(paths.root),
-            None if uri else artifact_root(paths.root),
+            uri,
+            artifacts,
             view.spec.name,
             view.ledger.sweep_id,
             paths.outbox,
