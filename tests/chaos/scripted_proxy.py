@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,7 +55,10 @@ class Exchange:
             upstream.request(self.method, self.path, self._body or None, kept)
             answer = upstream.getresponse()
             headers = [(k, v) for k, v in answer.getheaders() if k.lower() not in _OF_ONE_HOP]
-            return Reply(answer.status, headers, answer.read())
+            reply = Reply(answer.status, headers, answer.read())
+            if answer.status == 200 and self.path.endswith("/runs/log-batch"):
+                self._handler.server.proxy.note_points(self._body)
+            return reply
         except http.client.HTTPException as error:
             raise ConnectionError(str(error)) from error
         finally:
@@ -131,11 +136,14 @@ class Proxy:
     Attributes:
         url: The proxy's address, the same for its whole life.
         seen: The path of every request so far.
+        points: How often each (run, key, step) was sent and taken. A store drops a row that it
+            has, so what lies there does not tell whether it came twice.
     """
 
     def __init__(self, upstream: str) -> None:
         self.upstream = urlsplit(upstream).netloc
         self.seen: list[str] = []
+        self.points: Counter[tuple[str, str, int]] = Counter()
         self.connections: set[socket.socket] = set()
         self._script: list[tuple[str, Fault]] = []
         self._otherwise: Fault = pass_on
@@ -175,6 +183,15 @@ class Proxy:
         """Accept connections again, under the same address."""
         assert self._server is None, "it is up already"
         self._server = _Server(self, int(self.url.rpartition(":")[2]))
+
+    def note_points(self, body: bytes) -> None:
+        """Count the metrics of a request that the server has taken."""
+        sent = json.loads(body)
+        with self._lock:
+            self.points.update(
+                (sent["run_id"], metric["key"], int(metric["step"]))
+                for metric in sent.get("metrics", ())
+            )
 
     def treat(self, exchange: Exchange) -> None:
         """Do to a request what the script says; called by the threads that serve."""
