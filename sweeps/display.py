@@ -90,9 +90,19 @@ def status(found: dict[str, Any]) -> RenderableType:
         if found["state"] != "running":
             waiting += f"; deliver them with: sweep sync {found['name']}"
         lines.append(Text(waiting))
+    if found["outbox_refused"]:
+        lines.append(Text(refused(found["outbox_refused"]), style="yellow"))
     if found["state"] == "interrupted":
         lines.append(Text(f"continue with: sweep resume {found['name']}"))
     return Group(*lines)
+
+
+def refused(count: int) -> str:
+    """How many records tracking lacks for good."""
+    return (
+        f"{count} records were refused by the tracking store and are not sent again; "
+        "each is kept with the reason in the table `refused` of outbox/outbox.db"
+    )
 
 
 def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:

@@ -187,6 +187,19 @@ def reconcile(facts: Facts) -> list[Correction]:
     return found
 
 
+def untold(facts: Facts) -> Iterator[Logged | Told | Interrupted]:
+    """Yield what can be put right in tracking alone, by one who does not run the sweep.
+
+    A trial whose end the ledger does not know is interrupted until a resume finds its end.
+    """
+    for trial in facts.trials:
+        for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, facts):
+            if isinstance(wrong, Logged | Told | Interrupted):
+                yield wrong
+            elif isinstance(wrong, Ended) and trial.told == "RUNNING":
+                yield Interrupted(wrong.number)
+
+
 def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
     """Yield what a trial's worker had stored and could not tell any more when it died."""
     number, known = trial.record.number, trial.record.reports

@@ -150,6 +150,7 @@ class SweepView:
             "num_trials": self.spec.trials,
             "best": best and {"number": best.number, "value": best.value, "params": best.params},
             "outbox_pending": self.delivered.pending,
+            "outbox_refused": self.delivered.refused,
             "mlflow_experiment_id": self.delivered.experiment_id,
             "mlflow_run_id": self.delivered.sweep_run_id,
         }

@@ -1,4 +1,4 @@
-"""Where people are sent to look at a sweep that a tracking server of their own keeps."""
+"""What people are told of a sweep that a tracking server of their own keeps."""
 
 from __future__ import annotations
 
@@ -14,6 +14,22 @@ from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox import Outbox
 
 SERVER = "https://mlflow.example:8443/base"
+
+
+def test_refused_records_are_told(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.append(0, "tags", {"bad": "1"})
+    assert sweep.view.status()["outbox_refused"] == 0
+    batch = outbox.claim(0)
+    assert batch is not None
+    outbox.refuse(batch, "not allowed here")
+    outbox.close()
+    found = sweep.view.status()
+    assert (found["outbox_pending"], found["outbox_refused"]) == (0, 1)
+    text = io.StringIO()
+    Console(file=text, width=200).print(display.status(found))
+    assert "1 records were refused by the tracking store" in text.getvalue()
 
 
 def test_the_page_on_a_server_is_opened_and_none_is_started(
