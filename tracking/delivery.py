@@ -242,7 +242,7 @@ class Delivery:
     def _log(self, batch: Batch) -> None:
         known = self._outbox.run_id(batch.trial)
         run_id = self._run(batch.trial)
-        points = [point for record in batch.records for point in record.points]
+        points = [point for record in batch.records for point in record.payload]
         # A run that was only found now may hold what an outbox that is lost had delivered.
         if batch.uncertain or run_id != known:
             points = self._missing(run_id, points)

@@ -244,9 +244,8 @@ class MlflowRecorder:
                 if self._closing.is_set():
                     continue
                 self._work.wait()
-                self._closing.wait(
-                    _LINGER_SECONDS
-                )  # let more come together: a request costs more than a point
+                # Let more come together, unless somebody waits: a request costs more than a point.
+                self._awaited.wait(_LINGER_SECONDS)
         finally:
             self._outbox.close()
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from tracking.limits import MAX_POINTS
 from tracking.outbox_file import FILE_NAME, OutboxError, move_aside, open_file, read_meta
-from tracking.points import Marks, Point, Row, parts
+from tracking.points import Marks, Row, pack, parts, unpack
 from tracking.recorder import check_artifact_name
 
 Kind = Literal["start", "metrics", "tags", "artifact", "finish"]
@@ -38,20 +38,11 @@ _MAX_RECORDS = 256
 
 @dataclass(frozen=True)
 class Record:
-    """One queued call. `payload` is what JSON made of it."""
+    """One queued call: the points of a metrics record, or what JSON made of another one."""
 
     id: int
     kind: Kind
     payload: Any
-
-    @property
-    def points(self) -> list[Point]:
-        """The points of a metrics record, in the order they were logged."""
-        return [
-            Point(key, value, step, timestamp_ms)
-            for step, timestamp_ms, metrics in self.payload
-            for key, value in metrics.items()
-        ]
 
 
 @dataclass(frozen=True)
@@ -141,7 +132,7 @@ class Outbox:
             with self._transaction() as db:
                 for part, num_points in packed:
                     state = _QUEUED if marks.are_complete else _IN_FLIGHT
-                    _insert(db, trial, "metrics", num_points, json.dumps(part), state)
+                    _insert(db, trial, "metrics", num_points, pack(part), state)
                 _save_marks(db, trial, marks)
             self._marks[trial] = marks
             self._pending += len(packed)
@@ -232,7 +223,8 @@ class Outbox:
                     )
         if mark:
             self._sync()
-        records = [Record(id_, kind_, json.loads(payload)) for id_, kind_, payload, _, _ in taken]
+        read = unpack if kind == "metrics" else json.loads
+        records = [Record(id_, kind, read(payload)) for id_, _, payload, _, _ in taken]
         return Batch(trial, records, uncertain=state == _IN_FLIGHT)
 
     def delivered(self, batch: Batch) -> None:
@@ -392,7 +384,7 @@ def _insert(
     trial: int,
     kind: Kind,
     num_points: int,
-    payload: str,
+    payload: str | bytes,
     state: int = _QUEUED,
 ) -> None:
     db.execute(

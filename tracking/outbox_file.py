@@ -11,14 +11,14 @@ from pathlib import Path
 
 FILE_NAME = "outbox.db"
 
-_VERSION = 2
+_VERSION = 3
 _SCHEMA = """
 CREATE TABLE records (
     id INTEGER PRIMARY KEY, trial INTEGER NOT NULL, kind TEXT NOT NULL, state INTEGER NOT NULL,
-    points INTEGER NOT NULL, payload TEXT NOT NULL);
+    points INTEGER NOT NULL, payload NOT NULL);
 CREATE INDEX records_in_order ON records (trial, id);
 CREATE TABLE refused (
-    id INTEGER PRIMARY KEY, trial INTEGER NOT NULL, kind TEXT NOT NULL, payload TEXT NOT NULL,
+    id INTEGER PRIMARY KEY, trial INTEGER NOT NULL, kind TEXT NOT NULL, payload NOT NULL,
     reason TEXT NOT NULL);
 CREATE TABLE runs (trial INTEGER PRIMARY KEY, run_id TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE told (trial INTEGER PRIMARY KEY, status TEXT NOT NULL) WITHOUT ROWID;

@@ -160,7 +160,8 @@ def _write_large_sweep(root: Path) -> None:
 
 def _write_files(trial: Path, first: Path) -> None:
     """A checkpoint and a curve; all are one file, so that writing them is quick."""
-    from trainable.history import FILE_NAME, History, Row
+    from tests.curves import append_rows
+    from trainable.history import FILE_NAME, Row
     from trainable.manifest import MANIFEST, STATE, Generation, format_manifest
 
     saved = f"checkpoints/step-{_STEPS:08d}"
@@ -172,11 +173,9 @@ def _write_files(trial: Path, first: Path) -> None:
     (trial / saved / STATE).write_bytes(b"")
     generation = Generation(trial, 1, _STEPS, _EPOCHS, "val/loss", "min", 0.5, 0, "")
     (trial / saved / MANIFEST).write_bytes(format_manifest(generation))
-    history = History(trial)
-    history.append(
+    rows = [
         Row(step, step, {"train/loss": 1 / step, "train/lr": 0.1, "train/grad_norm": 1.0})
         for step in range(1, _STEPS)
-    )
+    ]
     last = {"val/loss": 0.5, "train/clip_fraction": 0.25, "epoch": float(_EPOCHS)}
-    history.append([Row(_STEPS, _STEPS, last)])
-    history.close()
+    append_rows(trial, [*rows, Row(_STEPS, _STEPS, last)])

@@ -23,7 +23,7 @@ from tracking.recorder import NullRecorder, Recorder
 from tracking.ui import start_server
 from trainable.history import Row
 
-_EPOCHS = 30
+_EPOCHS = 150
 _AWAY_SECONDS = 0.05
 _WALL, _STEP = Goal("ratio", 1.01), Goal("ratio", 1.05)
 

@@ -115,7 +115,7 @@ def outbox(directory: Path, acknowledge: Acknowledge) -> None:
     for _ in range(2):  # the start, then all rows
         batch = opened.claim(0)
         assert batch is not None
-        points = [record.points for record in batch.records if record.kind == "metrics"]
+        points = [record.payload for record in batch.records if record.kind == "metrics"]
         acknowledge("claimed", *(point.step for some in points for point in some))
         opened.delivered(batch)
         acknowledge("delivered", *(point.step for some in points for point in some))

@@ -8,7 +8,6 @@ whatever was under way is whole or not there.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from tests.chaos.power import FATES, Fate
 from tests.chaos.rehearsal import Rehearsal, Remains, Stage
 from tests.chaos.spaces import SPACE
 from tracking.outbox import Outbox
+from tracking.points import unpack
 from trainable.checkpoint import CheckpointStore
 from trainable.files import LocalFiles
 from trainable.history import History, Row, read_rows
@@ -298,9 +298,9 @@ def _waiting(outbox: Outbox) -> dict[int, bool]:
     query = "SELECT state, payload FROM records WHERE kind = 'metrics'"
     with closing(sqlite3.connect(outbox.directory / "outbox.db")) as db:
         rows = [
-            (row[0], bool(state))
+            (row, bool(state))
             for state, payload in db.execute(query)
-            for row in json.loads(payload)
+            for row in {point.step: None for point in unpack(payload)}
         ]
     assert len(rows) == len(dict(rows)), "a row is queued twice"
     return dict(rows)

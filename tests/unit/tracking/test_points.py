@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracking.limits import MAX_KEY, clean_key, clip_text, split_pairs
-from tracking.points import Marks, PackedRow, parts
+from tracking.points import Marks, PackedRow, Point, pack, parts, unpack
 
 rows = st.lists(
     st.builds(
@@ -97,3 +98,24 @@ def test_pairs_are_split_by_number_and_by_bytes_as_sent() -> None:
     divided = list(split_pairs(wide))
     assert {key: value for part in divided for key, value in part.items()} == wide
     assert len(divided) == 5
+
+
+@given(
+    st.lists(
+        st.builds(
+            PackedRow,
+            st.integers(0, 2**62),
+            st.integers(0, 2**62),
+            st.dictionaries(st.sampled_from(["a", "b/\u00e9", "c\n"]), st.floats(), min_size=1),
+        )
+    )
+)
+def test_packed_rows_are_the_same_points_again_bit_for_bit(rows: list[PackedRow]) -> None:
+    expected = [
+        Point(k, v, row.step, row.timestamp_ms) for row in rows for k, v in row.metrics.items()
+    ]
+
+    def bits(points: list[Point]) -> list[tuple[object, ...]]:
+        return [(*point._replace(value=0.0), struct.pack("d", point.value)) for point in points]
+
+    assert bits(unpack(pack(rows))) == bits(expected)
