@@ -272,6 +272,7 @@ class MlflowRecorder:
             },
             "tags": _clean_tags(tags),
             "time": _now_ms(),
+            "step": self._outbox.last_step(trial),
         }
         self._outbox.append(trial, "start", payload)
         self._work.set()
