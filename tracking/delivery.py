@@ -28,7 +28,13 @@ TAG_ROLE = "gradsweep.role"
 TAG_PARENT = "mlflow.parentRunId"
 TAG_NAME = "mlflow.runName"
 
-_INHERITED = ("mlflow.user", "mlflow.source.")
+_INHERITED = (
+    "mlflow.user",
+    "mlflow.source.",
+    "gradsweep.command",
+    "gradsweep.code",
+    "gradsweep.data",
+)
 _MAX_REFUSALS = 2
 
 
@@ -126,7 +132,8 @@ class Delivery:
 
     Args:
         sweep_id: Goes into every run's tags.
-        tags: The sweep's own tags; those that say who ran what are given to the trials' runs too.
+        tags: Of the driver; those that say who ran what, and from what, are given to the trials'
+            runs.
     """
 
     def __init__(
