@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from tracking.limits import MAX_POINTS, clean_key
 
 INFINITE_PREFIX = "num_infinite/"
+MAX_PART = MAX_POINTS // 10
 
 
 class Row(Protocol):
@@ -149,18 +150,22 @@ def unpack(packed: bytes) -> list[Point]:
 
 
 def parts(rows: Iterable[PackedRow]) -> Iterator[tuple[list[PackedRow], int]]:
-    """Split rows into lists of at most 1,000 points, each with its number of points."""
+    """Split rows into lists of at most 100 points, each with its number of points.
+
+    Ten of them fill a request, however many points came at a time: what a request costs depends
+    little on how full it is.
+    """
     part: list[PackedRow] = []
     num_points = 0
     for row in rows:
         items = list(row.metrics.items())
         while items:
-            taken, items = items[: MAX_POINTS - num_points], items[MAX_POINTS - num_points :]
+            taken, items = items[: MAX_PART - num_points], items[MAX_PART - num_points :]
             part.append(
                 row if len(taken) == len(row.metrics) else row._replace(metrics=dict(taken))
             )
             num_points += len(taken)
-            if num_points == MAX_POINTS:
+            if num_points == MAX_PART:
                 yield part, num_points
                 part, num_points = [], 0
     if part:

@@ -76,7 +76,7 @@ def test_verbs_return_at_once_while_the_server_hangs(
     recorder.finish(0, "FINISHED", {})
     assert time.monotonic() - started < 1
     started = time.monotonic()
-    assert recorder.close(0.2) == recorder.pending() == 4
+    assert recorder.close(0.2) == recorder.pending() == 6
     assert time.monotonic() - started < 1
     gate.set()
     recorder._thread.join(10)
@@ -97,7 +97,7 @@ def test_an_outage_is_told_once_and_survived(
     with caplog.at_level(logging.INFO, "tracking"):
         recorder = recorder_on(tmp_path / "outbox", lambda: server)
         recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
-        assert recorder.flush(0.3) == 2
+        assert recorder.flush(0.3) == 4
         is_down.clear()
         assert recorder.flush(10) == 0
         assert recorder.close(10) == 0
@@ -119,7 +119,7 @@ def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
     recorder.finish(0, "FINISHED", {})
-    assert recorder.close(0.1) == pending(tmp_path / "outbox") == 4
+    assert recorder.close(0.1) == pending(tmp_path / "outbox") == 6
 
     stand_in = ModuleType("tracking.mlflow_server")
     stand_in.MlflowServer = lambda *_: server  # type: ignore[attr-defined]

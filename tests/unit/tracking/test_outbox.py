@@ -49,7 +49,7 @@ def test_a_batch_holds_at_most_a_thousand_points(tmp_path: Path) -> None:
     while batch := outbox.claim(0):
         sizes.append(sum(len(record.payload) for record in batch.records))
         outbox.delivered(batch)
-    assert sizes == [900, 900, 600, 1000, 1]
+    assert sizes == [1000, 1000, 1000, 401]
     outbox.close()
 
 
