@@ -1,8 +1,9 @@
 """Reconciliation: from what ledger, store, tracking and lock say to what must be put right.
 
 `reconcile` is a pure function, and the only place that decides it. `run`, `resume` and `extend`
-apply all of its corrections before anything else happens; `doctor` shows them. What must not live
-here: reading the facts (`facts`) and carrying out the corrections (`corrections`).
+apply all of its corrections before anything else happens; `sync` those that concern tracking
+alone; `doctor` shows them. What must not live here: reading the facts (`facts`) and carrying out
+the corrections (`corrections`).
 """
 
 from __future__ import annotations
