@@ -381,7 +381,7 @@ def test_extending_adds_trials_and_leaves_the_others_alone(
 ) -> None:
     del finished
     before = module_cli.json("trials", "small")
-    done = module_cli("resume", "small", "-s", "trials=6")
+    done = module_cli("resume", "small", "-s", "trials=6", "-s", "tracking.every=2")
     assert done.returncode == 0, done.stderr
     after = module_cli.json("trials", "small")
     assert after[:4] == before
@@ -389,4 +389,13 @@ def test_extending_adds_trials_and_leaves_the_others_alone(
     assert module_cli.json("status", "small")["num_trials"] == 6
     experiment = client.get_experiment_by_name("small")
     assert experiment is not None
-    assert len(client.search_runs([experiment.experiment_id])) == 7
+    runs = {r.info.run_name: r.data.tags for r in client.search_runs([experiment.experiment_id])}
+    assert sorted(runs) == ["small", *(f"trial-{number:04d}" for number in range(6))]
+    ran, resumed = "sweep run small.yaml", "resume small -s trials=6 -s tracking.every=2"
+    assert runs["small"]["gradsweep.command"].endswith(ran)
+    assert runs["small"]["gradsweep.command.2"].endswith(resumed)
+    assert "gradsweep.code.2" not in runs["small"], "it is the same code"
+    assert "every 2 steps, and each epoch's end since that was cha" in runs["small"]["curves"]
+    assert runs["trial-0003"]["gradsweep.command"].endswith(ran)
+    assert runs["trial-0004"]["gradsweep.command"].endswith(resumed)
+    assert runs["trial-0004"]["gradsweep.code"] == runs["small"]["gradsweep.code"]
