@@ -68,6 +68,7 @@ def attempt(
 
             def make_view(finished: int) -> LiveTable | PlainLines:
                 spinner.stop()
+                display.task_facts(err, facts)
                 return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
 
             def say(what: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from sweeps.problems import (
+    FOLLOWS,
     RANGE_ERRORS,
     Fault,
     KeyPath,
@@ -184,7 +185,8 @@ def _train_errors(train: dict[str, Any]) -> list[tuple[tuple[str | int, ...], An
     try:
         TrainConfig.model_validate(train)
     except ValidationError as error:
-        return [(item["loc"], item) for item in error.errors(include_url=False)]
+        items = error.errors(include_url=False)
+        return [(item["loc"], item) for item in items if item["type"] != FOLLOWS]
     return []
 
 

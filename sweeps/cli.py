@@ -82,6 +82,7 @@ def init(
 @app.command()
 def check(file: File, settings: Overrides = None) -> None:
     """Validate everything that can be known before running; start nothing."""
+    from sweeps import display
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
 
@@ -91,8 +92,8 @@ def check(file: File, settings: Overrides = None) -> None:
         with err.status("loading the task"):
             facts = Inspection(spec).facts()
     out.print(f"{file} is valid", style="green", highlight=False)
-    for line in [*facts.lines(), ways.describe()]:
-        out.print(f"  {line}", highlight=False)
+    out.print(f"  {ways.describe()}", highlight=False)
+    display.task_facts(out, facts)
 
 
 @app.command()
@@ -287,7 +288,7 @@ def train(
     from sweeps.single import train_once
 
     with input_errors():
-        train_once(_load(file, settings), directory, out, figures)
+        train_once(_load(file, settings), directory, out, err, figures)
 
 
 @app.command()

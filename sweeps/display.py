@@ -29,6 +29,7 @@ from tracking.address import is_server
 if TYPE_CHECKING:
     from sweeps.control import Stopped
     from sweeps.doctor import Finding
+    from sweeps.preflight import Facts
     from sweeps.results import Outcome
 
 _STATE_STYLES = {
@@ -303,6 +304,14 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
 def sentence(err: Console, message: str, *, style: str) -> None:
     """What the user is told, as it stands."""
     err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def task_facts(console: Console, facts: Facts) -> None:
+    """What a run would be, in numbers, and what of it is probably not meant."""
+    for line in facts.lines():
+        sentence(console, f"  {line}", style="")
+    for caution in facts.cautions:
+        sentence(console, caution, style="yellow")
 
 
 def resume(err: Console, paths: SweepPaths, more: str = "") -> None:

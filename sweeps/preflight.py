@@ -35,19 +35,26 @@ class Facts:
     total_steps: int = 0
     device: str = ""
     precision: str = ""
+    weight_bytes: int = 0
     optimizer_bytes: int = 0
     own_loop: bool = False
     code: dict[str, str] = field(default_factory=dict)
     """Digests of the task's source files."""
     data: str | None = None
     """What identifies the task's data; None where that cannot be known."""
+    cautions: list[str] = field(default_factory=list)
+    """What can be trained as it is, but is probably not meant, in sentences."""
 
     def lines(self) -> list[str]:
         """The facts in sentences."""
         if self.own_loop:
             return ["a loop of its own: one report for each epoch of the budget"]
+        weight, optimizer = (
+            count / self.num_parameters for count in (self.weight_bytes, self.optimizer_bytes)
+        )
         return [
-            f"{self.num_parameters:,} parameters; "
+            f"{self.num_parameters:,} parameters, {2 * weight + optimizer:.3g} bytes per "
+            f"parameter (weight {weight:.3g}, gradient {weight:.3g}, optimizer {optimizer:.3g}); "
             f"the optimizer keeps {format_bytes(self.optimizer_bytes)} for them",
             f"{self.num_train:,} training and {self.num_val:,} validation samples",
             f"{self.steps_per_epoch:,} steps per epoch, {self.total_steps:,} in all",

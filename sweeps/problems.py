@@ -216,6 +216,9 @@ RANGE_ERRORS = frozenset(
     {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"}
 )
 
+FOLLOWS = "default_factory_not_called"
+"""A default that depends on another field, which is wrong: that one's error says it all."""
+
 
 def expectation(kind: str, info: FieldInfo | None, ctx: Mapping[str, Any]) -> str:
     """Return in words what a field takes, such as `a whole number at least 1`."""
@@ -283,6 +286,8 @@ def translate(
     """
     faults: dict[KeyPath, Fault] = {}
     for item in error.errors(include_url=False):
+        if item["type"] == FOLLOWS:
+            continue
         path, value = _written_path(item["loc"], data)
         info = field_at(root, path)
         kind, reason = item["type"], item.get("ctx", {}).get("error")

@@ -10,23 +10,37 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sweeps import display
+from sweeps.preflight import Facts
 from sweeps.results import format_number
 from sweeps.spec import SweepSpec
+from trainable.config import TrialConfig
+
+if TYPE_CHECKING:
+    from trainable.loop import Trainer
+    from trainable.own_loop import OwnLoop
 
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
 
 
 def train_once(
-    spec: SweepSpec, directory: Path | None, console: Console, figures: Path | None = None
+    spec: SweepSpec,
+    directory: Path | None,
+    console: Console,
+    err: Console,
+    figures: Path | None = None,
 ) -> dict[str, float]:
     """Train to the end of the budget, or resume an earlier run in `directory`.
 
     Args:
         directory: Where checkpoints are kept; None keeps them only while it trains.
+        console: Where the run is shown.
+        err: Where everything else is said.
         figures: Where pictures of the run go; None draws none.
 
     Returns:
@@ -43,6 +57,7 @@ def train_once(
         config = spec.trial_config(0, {})
         trainer = open_trainer(config, directory)
         stack.callback(trainer.close)
+        display.task_facts(err, _facts(config, trainer))
         progress = stack.enter_context(
             Progress(
                 TextColumn("{task.description}"),
@@ -75,3 +90,13 @@ def train_once(
             for path in draw_run(config, trainer, directory, figures):
                 console.print(f"wrote {path}", highlight=False, soft_wrap=True)
     return metrics
+
+
+def _facts(config: TrialConfig, trainer: Trainer | OwnLoop) -> Facts:
+    """The same as before a sweep; what deserves caution was said when the trainer was built."""
+    from trainable.loop import Trainer
+    from trainable.preflight import measure
+
+    if not isinstance(trainer, Trainer):
+        return Facts(own_loop=True)
+    return Facts(**measure(config, trainer.groups, trainer.plans, trainer.precision))

@@ -19,9 +19,12 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -126,6 +129,17 @@ class SweepSpec(Section):
     def _task_by_name(cls, task: object) -> object:
         return {"name": task} if isinstance(task, str) else task
 
+    @model_serializer(mode="wrap")
+    def _leave_to_each_trial(
+        self, write: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        data: dict[str, Any] = write(self)
+        if "train.optimizer.name" in self.space:  # so each trial has defaults of its own
+            data["train"]["optimizer"] = self.train.optimizer.model_dump(
+                mode=info.mode, exclude_unset=True
+            )
+        return data
+
     @model_validator(mode="after")
     def _parts_fit_together(self, info: ValidationInfo) -> SweepSpec:
         # The loader runs the same checks itself, beside those of single fields, to
@@ -181,7 +195,11 @@ class SweepSpec(Section):
         return {key: distribution.probes()[0][1] for key, distribution in self.space.items()}
 
     def to_yaml(self) -> str:
-        """Return the spec, defaults filled in, as YAML that `load_spec` reads to an equal spec."""
+        """Return the spec, defaults filled in, as YAML that `load_spec` reads to an equal spec.
+
+        Where the optimizer is searched, defaults that depend on it are left out: they are each
+        trial's own.
+        """
         data = _dump(self)
         if set(data["task"]) == {"name"}:
             data["task"] = data["task"]["name"]

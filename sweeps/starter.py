@@ -35,7 +35,7 @@ resources: {cpu: 1, gpu: auto}     # auto: an equal share of each GPU, or none w
 
 train:                             # what the space does not vary
   batch_size: 64
-  optimizer: {name: adamw, weight_decay: 0.01}
+  optimizer: {name: adamw, lr: 1.0e-3, weight_decay: 0.01}
   schedule: {name: cosine}
 checkpoint: {every: 1 epoch, keep: 2}
 """

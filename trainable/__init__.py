@@ -16,16 +16,15 @@ if TYPE_CHECKING:
     from trainable.history import Row as Row
     from trainable.history import read_rows as read_rows
     from trainable.loop import Trainer as Trainer
+    from trainable.losses import binary_cross_entropy as binary_cross_entropy
+    from trainable.losses import cross_entropy as cross_entropy
     from trainable.manifest import Generation as Generation
     from trainable.manifest import Pointer as Pointer
-    from trainable.optim import bytes_per_parameter as bytes_per_parameter
     from trainable.own_loop import Context as Context
     from trainable.own_loop import OwnLoop as OwnLoop
     from trainable.run import Report as Report
     from trainable.task import Data as Data
     from trainable.task import Task as Task
-    from trainable.task import binary_cross_entropy as binary_cross_entropy
-    from trainable.task import cross_entropy as cross_entropy
     from trainable.task import decay_groups as decay_groups
     from trainable.task import load_task as load_task
     from trainable.testing import check_task as check_task
@@ -42,10 +41,9 @@ _ROOMS = {
     "Task": "task",
     "Trainer": "loop",
     "TrialConfig": "config",
-    "binary_cross_entropy": "task",
-    "bytes_per_parameter": "optim",
+    "binary_cross_entropy": "losses",
     "check_task": "testing",
-    "cross_entropy": "task",
+    "cross_entropy": "losses",
     "decay_groups": "task",
     "load_task": "task",
     "open_trainer": "build",

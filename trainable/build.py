@@ -78,6 +78,8 @@ def open_trainer(
         )
     with known_errors(place):
         parts = build_parts(config, device=place, task=task)
+    for caution in parts.cautions:
+        warnings.warn(caution, stacklevel=2)
     train, model, schedule, precision = config.train, parts.model, parts.schedule, parts.precision
     optimizer = build_optimizer(train.optimizer, parts.groups)
     schedule.set_lr(optimizer, 0)
@@ -134,6 +136,7 @@ class Parts:
         val: Windows to evaluate on.
         schedule: The learning rate at every step.
         precision: How forward and backward passes compute.
+        cautions: What can be trained as it is, but is probably not meant, in sentences.
     """
 
     task: Task
@@ -144,6 +147,7 @@ class Parts:
     val: Source
     schedule: Schedule
     precision: Precision
+    cautions: list[str]
 
 
 def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None = None) -> Parts:
@@ -165,7 +169,9 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
     set_seed(config.seed)
     data = check_data(task.build_data(), task)
     set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
-    model = fit_model(_build_model(task, train).to(device), train)
+    built = _build_model(task)
+    cautions = _cautions(built, train)
+    model = fit_model(built.to(device), train)
     train_source, val_source = _open_sources(data, train, seed=config.seed, device=device)
     groups = task.param_groups(model)
     check_groups(train.optimizer, groups)
@@ -177,7 +183,9 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
         steps_per_epoch=windows,
         mode=config.mode,
     )
-    return Parts(task, data, model, groups, train_source, val_source, schedule, precision)
+    return Parts(
+        task, data, model, groups, train_source, val_source, schedule, precision, cautions
+    )
 
 
 def find_device(name: str | None) -> torch.device:
@@ -199,7 +207,7 @@ def find_device(name: str | None) -> torch.device:
     return device
 
 
-def _build_model(task: Task, config: TrainConfig) -> nn.Module:
+def _build_model(task: Task) -> nn.Module:
     model = task.build_model()
     if not isinstance(model, nn.Module):
         raise TaskError(
@@ -207,21 +215,23 @@ def _build_model(task: Task, config: TrainConfig) -> nn.Module:
             f"{type(model).__name__}; "
             "it must return a torch.nn.Module"
         )
+    return model
+
+
+def _cautions(model: nn.Module, config: TrainConfig) -> list[str]:
     batch_norms = [
         name
         for name, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)
     ]
-    if batch_norms and config.accumulation > 1:
-        warnings.warn(
-            f"accumulation is {config.accumulation} and the model has BatchNorm "
-            f"({batch_norms[0]}): its statistics see "
-            f"micro-batches of {config.micro_batch_size} samples, not the batch of "
-            f"{config.batch_size}, so the result "
-            "is not that of the large batch; use GroupNorm or LayerNorm, or accumulation 1",
-            stacklevel=3,
-        )
-    return model
+    if not batch_norms or config.accumulation == 1:
+        return []
+    return [
+        f"accumulation is {config.accumulation} and the model has BatchNorm ({batch_norms[0]}): "
+        f"its statistics see micro-batches of {config.micro_batch_size} samples, not the batch of "
+        f"{config.batch_size}, so the result is not that of the large batch; use GroupNorm or "
+        "LayerNorm, or accumulation 1"
+    ]
 
 
 def _open_sources(

@@ -21,11 +21,11 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
-from trainable.files import STATE, Files, LocalFiles
+from trainable.files import STATE, Files, LocalFiles, Sink
 from trainable.manifest import (
     Generation,
     Pointer,
@@ -47,7 +47,7 @@ _PIECE = 2**20
 class _Digesting:
     """A file that knows the length and digest of what has been written to it."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Sink) -> None:
         self._file = file
         self._sha256 = hashlib.sha256()
         self.length = 0
@@ -351,7 +351,7 @@ class CheckpointStore:
 
         committed: list[Generation] = []
 
-        def write(file: BinaryIO) -> bytes:
+        def write(file: Sink) -> bytes:
             digesting = _Digesting(file)
             write_state(state, digesting)
             generation = Generation(

@@ -8,7 +8,8 @@ anything about sweeps, and any import of torch (the command line validates specs
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -76,18 +77,41 @@ class TaskConfig(BaseModel):
         return dict(self.model_extra or {})
 
 
+class _Own(NamedTuple):
+    """What one optimizer is run with unless something else is said."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+OWN_DEFAULTS = {
+    "sgd": _Own(lr=0.1, momentum=0.9),
+    "adam": _Own(lr=3e-4),
+    "adamw": _Own(lr=3e-4, weight_decay=0.01),
+    "adafactor": _Own(lr=1e-3),
+    "lamb": _Own(lr=1e-3),
+    "lion": _Own(lr=3e-4),
+}
+
+
+def _own(option: str) -> Callable[[dict[str, Any]], float]:
+    """Return what finds the default of an option by the name of the chosen optimizer."""
+    return lambda given: float(getattr(OWN_DEFAULTS[given["name"]], option))
+
+
 class OptimizerConfig(Section):
-    """The optimizer. Defaults that are `None` become the chosen optimizer's own."""
+    """The optimizer. What is left out, or `None`, is the chosen optimizer's own default."""
 
     name: Literal["sgd", "adam", "adamw", "adafactor", "lamb", "lion"] = "adamw"
     """Which algorithm. `lamb` and `lion` need the extra `gradsweep[optimizers]`."""
-    lr: float = Field(default=1e-3, gt=0)
+    lr: float = Field(default_factory=_own("lr"), gt=0, examples=[0.001])
     """The peak learning rate."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = Field(default_factory=_own("weight_decay"), ge=0, examples=[0.01])
     """Decay of weights; biases and norm layers are never decayed."""
     betas: Annotated[tuple[float, float], Field(strict=False)] | None = None
     """Decay rates of the moment estimates (Adam family, LAMB, Lion)."""
-    momentum: float = Field(default=0.0, ge=0, lt=1)
+    momentum: float = Field(default_factory=_own("momentum"), ge=0, lt=1, examples=[0.9])
     """Momentum of `sgd`."""
     nesterov: bool = False
     """Nesterov momentum for `sgd`; needs `momentum` above 0."""
@@ -158,7 +182,9 @@ class TrainConfig(Section):
     batch_size: int = Field(default=64, ge=1)
     """Samples per optimizer step."""
     accumulation: int = Field(default=1, ge=1)
-    """Micro-batches per optimizer step; each holds batch_size / accumulation samples."""
+    """Micro-batches per optimizer step; each holds batch_size / accumulation samples. The step is
+    that of the whole batch, except for BatchNorm, whose statistics see micro-batches alone: use
+    GroupNorm or LayerNorm there."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Autocast precision. `auto` is bf16 on a GPU that computes in it, fp16 on an older one, and
     fp32 on every CPU: also where a CPU computes in bf16, small models (up to an MLP of about

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from trainable.direct import DirectFile
 from trainable.errors import Fenced
 
 STATE = "state.pt"
@@ -31,7 +32,20 @@ _QUARANTINE = "quarantine"
 _OWN = ".writing-"
 _NEW, _GONE, _DAMAGED = "new-", "gone-", "damaged-"
 
-Write = Callable[[BinaryIO], bytes]
+
+class Sink(Protocol):
+    """What a state is written to."""
+
+    def write(self, content: bytes | memoryview, /) -> int:
+        """Append bytes."""
+        ...
+
+    def flush(self) -> None:
+        """Hand on what waits."""
+        ...
+
+
+Write = Callable[[Sink], bytes]
 """Writes a state into an open file and returns the manifest that describes what it wrote."""
 
 
@@ -148,9 +162,9 @@ class LocalFiles:
         with self._unless_fenced():
             aside.mkdir()
             try:
-                with (aside / STATE).open("xb") as file:
+                with DirectFile(aside / STATE) as file:
                     manifest = write(file)
-                    _sync_file(file)
+                    file.sync()
                 with (aside / MANIFEST).open("xb") as file:
                     file.write(manifest)
                     _sync_file(file)

@@ -181,6 +181,11 @@ class Trainer(Run):
         return self._step.model
 
     @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups."""
+        return self._step.optimizer.param_groups
+
+    @property
     def precision(self) -> Precision:
         """How forward and backward passes compute, and on which device."""
         return self._step.precision

@@ -1,22 +1,24 @@
 """Optimizers by name with their documented defaults, and the division and clipping of gradients.
 
-| name      | state in bytes for each fp32 parameter | defaults that `null` stands for      |
-|-----------|----------------------------------------|--------------------------------------|
-| sgd       | 0; 4 with momentum                     |                                      |
-| adam      | 8                                      | betas (0.9, 0.999), eps 1e-8         |
-| adamw     | 8                                      | betas (0.9, 0.999), eps 1e-8         |
-| adafactor | about 0 (a row and a column per matrix)| eps: torch's                         |
-| lamb      | 8                                      | betas (0.9, 0.999), eps 1e-6         |
-| lion      | 4                                      | betas (0.9, 0.99)                    |
+| name      | values of state for each parameter | lr   | other defaults                     |
+|-----------|------------------------------------|------|------------------------------------|
+| sgd       | 1; none without momentum           | 0.1  | momentum 0.9                       |
+| adam      | 2                                  | 3e-4 | betas (0.9, 0.999), eps 1e-8       |
+| adamw     | 2                                  | 3e-4 | same; weight_decay 0.01            |
+| adafactor | a row and a column of each matrix  | 1e-3 | eps: torch's                       |
+| lamb      | 2                                  | 1e-3 | betas (0.9, 0.999), eps 1e-6       |
+| lion      | 1                                  | 3e-4 | betas (0.9, 0.99)                  |
 
-What must not live here: the order of a step (see `step.py`), or which parameters decay (see
-`task.py`).
+Learning rate, momentum and weight decay (0 where none is named) are filled in when a configuration
+is read (`config.OWN_DEFAULTS`); `null` betas and eps are left to the optimizer itself. What must
+not live here: the order of a step (see `step.py`), or which parameters decay (see `task.py`).
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,11 +34,30 @@ _PACKAGE = "pytorch_optimizer"
 _FROM_PACKAGE = {"lamb": "Lamb", "lion": "Lion"}
 
 
-def bytes_per_parameter(name: str, momentum: float = 0.0) -> float:
-    """Return the bytes of state for each fp32 parameter, beside weight and gradient (4 each)."""
-    if name == "sgd":
-        return 4.0 if momentum else 0.0
-    return {"adam": 8.0, "adamw": 8.0, "adafactor": 0.0, "lamb": 8.0, "lion": 4.0}[name]
+def trained(groups: list[dict[str, Any]]) -> list[nn.Parameter]:
+    """Return the parameters of all groups that receive gradients."""
+    return [p for group in groups for p in group["params"] if p.requires_grad]
+
+
+def state_bytes(config: OptimizerConfig, parameters: Iterable[Tensor]) -> int:
+    """Return the bytes that the optimizer keeps for parameters, beside weights and gradients.
+
+    The step counters, one number for each tensor, are left out.
+    """
+    return sum(_state_values(config, p) * p.element_size() for p in parameters)
+
+
+def _state_values(config: OptimizerConfig, parameter: Tensor) -> int:
+    count, matrix = parameter.numel(), parameter.shape[-2:]
+    match config.name:
+        case "sgd":
+            return count if config.momentum else 0
+        case "adafactor" if len(matrix) == 2:
+            return count // matrix[0] + count // matrix[1]
+        case "adafactor" | "lion":
+            return count
+        case _:
+            return 2 * count
 
 
 def check_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
@@ -47,9 +68,9 @@ def check_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
         TaskError: There is nothing to train, or a parameter appears twice.
     """
     parameters = [p for group in groups for p in group["params"]]
-    if not parameters:
+    if not trained(groups):
         raise TaskError(
-            "the parameter groups hold no parameter; at least one must have requires_grad"
+            "the parameter groups hold no parameter to train; at least one must have requires_grad"
         )
     if len({id(p) for p in parameters}) < len(parameters):
         raise TaskError("param_groups() lists a parameter twice; list shared weights once")
@@ -90,8 +111,10 @@ def _construct(
     if config.betas is not None:
         options["betas"] = config.betas
     # Fused kernels exist for CPU and CUDA; they also honour `found_inf`, by which `step.py` stops
-    # an update on the device without waiting for it.
-    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+    # an update on the device without waiting for it. Elsewhere None: torch takes its foreach
+    # kernels where the device has them, which it would not after a plain False.
+    on_known = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+    fused = on_known or None
     match config.name:
         case "sgd":
             for unused in ("eps", "betas"):

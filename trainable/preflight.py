@@ -11,10 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
+
+if TYPE_CHECKING:
+    from trainable.data import Plan
+    from trainable.precision import Precision
 
 
 def examine(config: TrialConfig) -> dict[str, Any]:
@@ -25,8 +29,6 @@ def examine(config: TrialConfig) -> dict[str, Any]:
     """
     from trainable.build import build_parts, find_device
     from trainable.fingerprint import code_digests
-    from trainable.optim import bytes_per_parameter
-    from trainable.precision import device_name
     from trainable.task import load_loop
 
     if load_loop(config.task.name) is not None:
@@ -35,21 +37,44 @@ def examine(config: TrialConfig) -> dict[str, Any]:
     parts = build_parts(config, device=find_device(None))
     parts.train.close()
     parts.val.close()
-    optimizer = config.train.optimizer
-    num_parameters = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
+    plans = parts.train.plan, parts.val.plan
     return {
         "code": code_digests(config.task.name),
         "data": parts.task.fingerprint(parts.data),
-        "num_parameters": num_parameters,
-        "num_train": parts.train.plan.samples,
-        "num_val": parts.val.plan.samples,
-        "steps_per_epoch": parts.train.plan.windows,
-        "total_steps": parts.train.plan.windows * config.budget.epochs,
-        "device": device_name(parts.precision.device),
-        "precision": parts.precision.name,
-        "optimizer_bytes": int(
-            num_parameters * bytes_per_parameter(optimizer.name, optimizer.momentum)
-        ),
+        "cautions": parts.cautions,
+        **measure(config, parts.groups, plans, parts.precision),
+    }
+
+
+def measure(
+    config: TrialConfig,
+    groups: list[dict[str, Any]],
+    plans: tuple[Plan, Plan],
+    precision: Precision,
+) -> dict[str, Any]:
+    """Say in numbers what a run is.
+
+    Args:
+        config: Its configuration.
+        groups: The optimizer's parameter groups.
+        plans: Its training and validation samples.
+        precision: How it computes, and where.
+    """
+    from trainable.optim import state_bytes, trained
+    from trainable.precision import device_name
+
+    parameters = trained(groups)
+    train, val = plans
+    return {
+        "num_parameters": sum(p.numel() for p in parameters),
+        "weight_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "optimizer_bytes": state_bytes(config.train.optimizer, parameters),
+        "num_train": train.samples,
+        "num_val": val.samples,
+        "steps_per_epoch": train.windows,
+        "total_steps": train.windows * config.budget.epochs,
+        "device": device_name(precision.device),
+        "precision": precision.name,
     }
 
 

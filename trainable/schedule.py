@@ -8,13 +8,18 @@ is the first step), the peak learning rate is multiplied by
     linear    1 - (1 - final) p
     constant  1
     step      gamma ** (epoch // step_epochs)  with epoch = s // steps_per_epoch
-    plateau   gamma ** (drops so far), a drop after `patience` evaluations without improvement
+    plateau   gamma ** (drops so far), a drop after more than `patience` evaluations without
+              improvement
     onecycle  cosine from 1/25 up to 1, then cosine down to `final` (1/250,000 when final is 0):
               shape and defaults of torch's OneCycleLR, with the warmup as its pct_start
 
-These are torch's own schedules chained after a `LinearLR(start_factor=1 / (W + 1),
-total_iters=W)`. What must not live here: anything that counts steps itself, and torch, beside
-its name: pictures of a schedule are drawn without it.
+Cosine, linear and constant are torch's own, chained after a `LinearLR(start_factor=1 / (W + 1),
+total_iters=W)`. Step and plateau are multiplied by the warmup instead of following it: step counts
+its epochs from the first step of the run, plateau listens only once the warmup is over. Onecycle
+has its own warmup.
+
+What must not live here: anything that counts steps itself, and torch, beside its name: pictures of
+a schedule are drawn without it.
 """
 
 from __future__ import annotations

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainable.errors import ConfigError, TaskError
+from trainable.losses import Weight, cross_entropy
 
 Batch = Any
-Weight = Tensor | float
 Samples = Dataset[Any] | tuple[Tensor, ...]
 
 BUILT_IN = {
@@ -68,7 +67,48 @@ class Task:
     `build_model` and `build_data` are required. The default `loss` and `evaluate` fit
     classification: batches of `(inputs, targets)`, a model that maps inputs to raw logits of shape
         (N, C, ...), integer targets of shape (N, ...).
+
+    Attributes:
+        label_smoothing: Of the default loss; see `use_cross_entropy`.
+        class_weights: Of the default loss, shape (C,); None weighs all classes alike.
     """
+
+    label_smoothing: float = 0.0
+    class_weights: Tensor | None = None
+
+    def use_cross_entropy(
+        self,
+        *,
+        classes: int,
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
+    ) -> None:
+        """Choose the options of the default loss; for the constructor of a task that offers them.
+
+        Labels are smoothed in training only, so that losses of evaluations with different
+        smoothing compare. Class weights count in both.
+
+        Args:
+            classes: How many there are.
+            label_smoothing: Share of the probability spread evenly over the classes, in [0, 1).
+            class_weights: One factor for each class.
+
+        Raises:
+            ConfigError: An option is out of range.
+        """
+        if not 0 <= label_smoothing < 1:
+            raise ConfigError(
+                f"label_smoothing is {label_smoothing}; it must lie in [0, 1); write 0.1"
+            )
+        self.label_smoothing = label_smoothing
+        if class_weights is None:
+            return
+        if len(class_weights) != classes or min(class_weights) < 0 or max(class_weights) == 0:
+            raise ConfigError(
+                f"class_weights is {list(class_weights)}; it must be {classes} numbers, one for "
+                "each class, none below 0 and not all 0"
+            )
+        self.class_weights = torch.tensor(class_weights, dtype=torch.float32)
 
     def build_model(self) -> nn.Module:
         """Return a new model on the CPU. Called after the run's seed is set."""
@@ -81,7 +121,18 @@ class Task:
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Weight]:
         """Return the summed loss of a batch (a scalar) and its weight (targets counted)."""
         inputs, targets = batch
-        return cross_entropy(model(inputs), targets)
+        logits = model(inputs)
+        if self.class_weights is not None and self.class_weights.device != logits.device:
+            # Once. A copy made in inference mode, should an evaluation be first, could not be
+            # used in training.
+            with torch.inference_mode(False):
+                self.class_weights = self.class_weights.to(logits.device)
+        return cross_entropy(
+            logits,
+            targets,
+            weight=self.class_weights,
+            label_smoothing=self.label_smoothing if model.training else 0.0,
+        )
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Mapping[str, float | Tensor]:
         """Return metrics over all batches, named without a prefix; the loop reports them below
@@ -151,74 +202,6 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
         {"params": [p for p in parameters if id(p) in undecayed], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    weight: Tensor | None = None,
-    label_smoothing: float = 0.0,
-    ignore_index: int = -100,
-) -> tuple[Tensor, Weight]:
-    """Cross entropy on raw logits, as a sum with its weight.
-
-    sum / weight equals `torch.nn.functional.cross_entropy(..., reduction="mean")`.
-
-    Args:
-        logits: Shape (N, C) or (N, C, ...), not passed through a softmax.
-        targets: Class indices of shape (N,) or (N, ...), or class probabilities of the shape of
-            `logits`.
-        weight: One factor for each class, shape (C,).
-        label_smoothing: Share of the probability spread evenly over the classes, in [0, 1].
-        ignore_index: Targets with this class count for nothing.
-
-    Returns:
-        The summed loss (scalar), and the number of targets counted, or the sum of their class
-        weights.
-    """
-    total = F.cross_entropy(
-        logits,
-        targets,
-        weight=weight,
-        label_smoothing=label_smoothing,
-        ignore_index=ignore_index,
-        reduction="sum",
-    )
-    if targets.is_floating_point():
-        return total, targets.numel() // targets.shape[1]
-    counted = targets != ignore_index
-    if weight is None:
-        return total, counted.sum()
-    return total, weight[targets.where(counted, 0)].mul(counted).sum()
-
-
-def binary_cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    weight: Tensor | None = None,
-    label_smoothing: float = 0.0,
-    ignore_index: int = -100,
-) -> tuple[Tensor, Weight]:
-    """Binary cross entropy on raw logits, as a sum with its weight.
-
-    Args:
-        logits: Any shape.
-        targets: 0 or 1 (or a probability), of the shape of `logits`.
-        weight: Factor of the positive class, broadcast against `logits`.
-        label_smoothing: Pulls targets towards 0.5: `targets * (1 - s) + s / 2`.
-        ignore_index: Targets with this value count for nothing.
-
-    Returns:
-        The summed loss (scalar), and the number of targets counted.
-    """
-    counted = targets != ignore_index
-    goal = targets.to(logits.dtype).where(counted, 0.0)
-    if label_smoothing:
-        goal = goal * (1 - label_smoothing) + label_smoothing / 2
-    each = F.binary_cross_entropy_with_logits(logits, goal, pos_weight=weight, reduction="none")
-    return each.where(counted, 0.0).sum(), counted.sum()
 
 
 def load_task(name: str, arguments: Mapping[str, Any]) -> Task:

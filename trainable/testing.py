@@ -19,6 +19,7 @@ from torch.utils.data import default_collate
 
 from trainable.data import sample_count
 from trainable.errors import TaskError
+from trainable.losses import cross_entropy
 from trainable.optim import Scalar
 from trainable.seeding import derive_seed, isolated_host_randomness, seed_host, set_seed
 from trainable.task import (
@@ -27,7 +28,6 @@ from trainable.task import (
     Samples,
     Task,
     check_data,
-    cross_entropy,
 )
 
 _SAMPLES = 8  # enough for two halves of a batch, few enough for a large model on a CPU

@@ -1,9 +1,9 @@
 """A loop on Hugging Face Accelerate (the extra `gradsweep[accelerate]`), swept as it is.
 
-Against `plain_loop.py`, these lines went away: every `.to(context.device)`, the autocast and the
-loss scaler that plain PyTorch would need for mixed precision, the counting of micro-batches, and
-the division of the loss by their number. `accelerator.prepare(...)`, `accelerator.accumulate(...)`
-and `accelerator.backward(loss)` do that.
+Against `plain_loop.py`, every `.to(context.device)` and `.cpu()` went away: model, optimizer and
+loaders pass through `accelerator.prepare(...)` instead. Two data loaders and gradient accumulation
+were added; `accelerator.accumulate(model)` and `accelerator.backward(loss)` keep the latter to two
+lines, where plain PyTorch would count micro-batches and divide the loss by their number.
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainable import Context, TrialConfig
+
+try:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"{missing.name} is not installed; it comes with an extra; "
+        "pip install 'gradsweep[accelerate]'"
+    ) from missing
 
 
 def run(

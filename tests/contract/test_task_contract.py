@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from trainable.errors import TaskError
-from trainable.task import BUILT_IN, Data, Task, cross_entropy, load_task
+from trainable.losses import cross_entropy
+from trainable.task import BUILT_IN, Data, Task, load_task
 from trainable.testing import check_task
 
 

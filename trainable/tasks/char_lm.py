@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainable.errors import ConfigError
-from trainable.task import Batch, Data, Task, Weight, cross_entropy
+from trainable.losses import Weight, cross_entropy
+from trainable.task import Batch, Data, Task
 
 VOCABULARY = 256  # a token is a byte
 _INITIAL_STD = 0.02

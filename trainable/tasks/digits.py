@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from trainable.errors import ConfigError
 from trainable.task import Data, Task
+
+CLASSES = 10
 
 
 class Digits(Task):
@@ -21,6 +24,8 @@ class Digits(Task):
         val_fraction: Share of the samples held out for evaluation.
         split_seed: Decides which; independent of the run's seed, so that all trials are judged on
             the same samples.
+        label_smoothing: Share of a label spread evenly over all classes, in training.
+        class_weights: One factor for each class; all alike when None.
     """
 
     def __init__(
@@ -31,6 +36,8 @@ class Digits(Task):
         dropout: float = 0.0,
         val_fraction: float = 0.2,
         split_seed: int = 0,
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
     ) -> None:
         if model not in ("cnn", "mlp"):
             raise ConfigError(f"digits: model is {model!r}; it must be 'cnn' or 'mlp'")
@@ -42,6 +49,9 @@ class Digits(Task):
             )
         self.model, self.width, self.dropout = model, width, dropout
         self.val_fraction, self.split_seed = val_fraction, split_seed
+        self.use_cross_entropy(
+            classes=CLASSES, label_smoothing=label_smoothing, class_weights=class_weights
+        )
 
     def build_model(self) -> nn.Module:
         """Return a model from images (N, 1, 8, 8) to logits (N, 10)."""
@@ -54,7 +64,7 @@ class Digits(Task):
                 nn.Linear(width, width),
                 nn.ReLU(),
                 nn.Dropout(self.dropout),
-                nn.Linear(width, 10),
+                nn.Linear(width, CLASSES),
             )
         return nn.Sequential(
             nn.Conv2d(1, width, 3, padding=1),
@@ -67,7 +77,7 @@ class Digits(Task):
             nn.MaxPool2d(2),
             nn.Flatten(),
             nn.Dropout(self.dropout),
-            nn.Linear(8 * width, 10),
+            nn.Linear(8 * width, CLASSES),
         )
 
     def build_data(self) -> Data:

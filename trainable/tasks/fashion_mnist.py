@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,6 +37,8 @@ class FashionMnist(Task):
         dropout: Share of these units dropped.
         split_seed: Decides which fifth is evaluated on; independent of the run's seed, so that
             all trials are judged on the same samples.
+        label_smoothing: Share of a label spread evenly over all classes, in training.
+        class_weights: One factor for each class; all alike when None.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class FashionMnist(Task):
         hidden: int = 128,
         dropout: float = 0.0,
         split_seed: int = 0,
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
     ) -> None:
         for name, value in (("width", width), ("hidden", hidden)):
             if value < 1:
@@ -56,6 +61,9 @@ class FashionMnist(Task):
         self.root, self.download = Path(data_dir).expanduser().resolve(), download
         self.width, self.hidden, self.dropout = width, hidden, dropout
         self.split_seed = split_seed
+        self.use_cross_entropy(
+            classes=len(CLASSES), label_smoothing=label_smoothing, class_weights=class_weights
+        )
 
     def build_model(self) -> nn.Module:
         """Return a model from images (N, 1, 28, 28) to logits (N, 10)."""

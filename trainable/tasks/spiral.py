@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ class Spiral(Task):
         turns: How often an arm winds around the centre.
         noise: Standard deviation of the angle, in radians.
         data_seed: Decides the points; independent of the run's seed.
+        label_smoothing: Share of a label spread evenly over all classes, in training.
+        class_weights: One factor for each class; all alike when None.
     """
 
     def __init__(
@@ -32,6 +35,8 @@ class Spiral(Task):
         turns: float = 0.75,
         noise: float = 0.2,
         data_seed: int = 0,
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
     ) -> None:
         if samples < 4:
             raise ConfigError(
@@ -41,6 +46,9 @@ class Spiral(Task):
             raise ConfigError(f"spiral: width is {width}; it must be at least 1")
         self.samples, self.width = samples, width
         self.turns, self.noise, self.data_seed = turns, noise, data_seed
+        self.use_cross_entropy(
+            classes=CLASSES, label_smoothing=label_smoothing, class_weights=class_weights
+        )
 
     def build_model(self) -> nn.Module:
         """Return a model from points (N, 2) to logits (N, 3)."""

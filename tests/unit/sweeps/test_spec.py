@@ -54,6 +54,57 @@ def test_defaults_of_a_short_spec() -> None:
     assert spec.resources.gpu == "auto"
 
 
+@pytest.mark.seeds("S8")
+@pytest.mark.parametrize(
+    ("given", "lr", "momentum", "nesterov", "weight_decay"),
+    [
+        ("{name: sgd}", 0.1, 0.9, False, 0.0),
+        ("{name: sgd, nesterov: true}", 0.1, 0.9, True, 0.0),
+        ("{name: adam}", 3e-4, 0.0, False, 0.0),
+        ("{name: adamw}", 3e-4, 0.0, False, 0.01),
+        ("{name: adafactor}", 1e-3, 0.0, False, 0.0),
+        ("{name: lamb}", 1e-3, 0.0, False, 0.0),
+        ("{name: lion}", 3e-4, 0.0, False, 0.0),
+        ("{}", 3e-4, 0.0, False, 0.01),
+        ("{name: sgd, lr: 0.5, momentum: 0.0, weight_decay: 1e-4}", 0.5, 0.0, False, 1e-4),
+    ],
+)
+def test_what_is_left_out_is_the_optimizers_own_default(
+    given: str, lr: float, momentum: float, nesterov: bool, weight_decay: float
+) -> None:
+    spec = _parse(f"train: {{optimizer: {given}}}\n")
+    written = parse_spec(spec.to_yaml(), "again")
+    for optimizer in (
+        spec.train.optimizer,
+        written.train.optimizer,
+        spec.trial_config(0, {}).train.optimizer,
+    ):
+        found = optimizer.lr, optimizer.momentum, optimizer.nesterov, optimizer.weight_decay
+        assert found == (lr, momentum, nesterov, weight_decay)
+    assert f"lr: {lr!r}, weight_decay: {weight_decay!r}, betas: null" in spec.to_yaml()
+
+
+@pytest.mark.parametrize(
+    ("given", "rates"), [("{}", [0.1, 3e-4, 1e-3]), ("{lr: 0.02}", [0.02, 0.02, 0.02])]
+)
+def test_each_searched_optimizer_has_its_own_default_also_after_a_restart(
+    given: str, rates: list[float]
+) -> None:
+    spec = _parse(
+        f"train: {{optimizer: {given}}}\n"
+        "space: {train.optimizer.name: {choice: [sgd, adamw, lamb]}}\n"
+    )
+    restarted = parse_spec(spec.to_yaml(), "again")
+    assert restarted == spec
+    assert restarted.to_yaml() == spec.to_yaml()
+    for one in (spec, restarted):
+        trials = [
+            one.trial_config(0, {"train.optimizer.name": name})
+            for name in ("sgd", "adamw", "lamb")
+        ]
+        assert [trial.train.optimizer.lr for trial in trials] == rates
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("1e-4", 1e-4), ("1.0e-4", 1e-4), (".5", 0.5), ("3", 3.0), ("+0.1", 0.1)]
 )

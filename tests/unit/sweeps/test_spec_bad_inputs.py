@@ -439,6 +439,13 @@ FILES = [
         id="31 misspelt option",
     ),
     pytest.param(
+        HEAD + "train: {optimizer: {name: admw}}\n",
+        [
+            "s.yaml:6:27: train.optimizer.name: 'admw' is not known here; valid: sgd, adam, adamw, adafactor, lamb, lion; did you mean 'adamw'?",
+        ],
+        id="31 misspelt optimizer, whose defaults cannot be known",
+    ),
+    pytest.param(
         HEAD + "space:\n  train.optimizer.nesterov: {choice: [true, false]}\n",
         [
             "s.yaml:7:39: space.train.optimizer.nesterov.choice[0]: nesterov needs momentum above 0; set momentum: 0.9",

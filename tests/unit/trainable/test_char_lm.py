@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
 
+from sweeps.spec import load_spec
+from trainable.config import BudgetConfig
 from trainable.errors import ConfigError
 from trainable.task import decay_groups, load_task
 from trainable.tasks.char_lm import read_text
@@ -78,15 +82,28 @@ def test_evaluation_counts_every_byte():
     assert float(metrics["accuracy"]) == pytest.approx(float(hits))
 
 
+@pytest.fixture
+def example():
+    """The spec that ships."""
+    return load_spec(Path(str(files("sweeps.examples"))) / "char_lm.yaml")
+
+
 @pytest.mark.seeds("S26")
-def test_training_with_the_examples_options_beats_letter_frequencies(tmp_path, opened, configure):
+def test_example_is_configured_as_transformers_usually_are(example):
+    train = example.train
+    assert train.optimizer.name == "adamw"
+    assert train.optimizer.betas == (0.9, 0.95)
+    assert isinstance(train.schedule.warmup, float)
+    assert 0.01 <= train.schedule.warmup <= 0.02
+    assert train.clip.max_norm == 1.0
+
+
+@pytest.mark.seeds("S26")
+def test_training_as_the_example_does_beats_letter_frequencies(tmp_path, opened, example):
     task = load_task("char_lm", SMALL | {"text_bytes": 60_000})
-    config = configure(
-        epochs=2,
-        batch_size=32,
-        optimizer={"name": "adamw", "lr": 5e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
-        schedule={"name": "cosine", "warmup": 0.02},
-    )
+    # a model an eighth as wide, for two epochs: at a learning rate that the space holds
+    config = example.trial_config(0, {"train.optimizer.lr": 5e-3})
+    config = config.model_copy(update={"budget": BudgetConfig(epochs=2)})
     counts = torch.tensor(list(read_text(60_000))).bincount().float()
     share = counts[counts > 0] / counts.sum()
     entropy = -(share * share.log()).sum().item()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sweeps.spec import load_spec
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
+from trainable.errors import ConfigError
 from trainable.history import read_rows
 from trainable.task import load_loop, load_task
 
@@ -105,6 +107,13 @@ def test_loop_learns_and_resumes_exactly(tmp_path, name):
         for run in ("whole", "cut")
     ]
     assert curves[0] == curves[1]
+
+
+def test_loop_of_a_missing_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.delitem(sys.modules, "sweeps.examples.accelerate_loop", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'gradsweep\[accelerate\]'"):
+        load_loop("sweeps.examples.accelerate_loop:run")
 
 
 def test_check_finds_a_loop_that_is_installed_and_does_not_start_it():

@@ -234,6 +234,7 @@ def test_train_command_draws(tmp_path, capsys):
         "budget: {epochs: 1}\n",
         "s.yaml",
     )
-    train_once(spec, None, Console(width=200), tmp_path / "figures")
+    console, err = Console(width=200), Console(width=200, stderr=True)
+    train_once(spec, None, console, err, tmp_path / "figures")
     assert len(list(Path(tmp_path / "figures").glob("*.png"))) == 5
     assert "decision_boundary.png" in capsys.readouterr().out

@@ -12,7 +12,8 @@ from torchvision.models import resnet18
 
 from trainable.checkpoint import CheckpointStore
 from trainable.export import export_weights
-from trainable.task import Data, Task, cross_entropy
+from trainable.losses import cross_entropy
+from trainable.task import Data, Task
 
 SYMBOLS, CONTEXT, WIDTH = 11, 6, 16
 SMALL_STATE = {"optimizer": {"name": "sgd", "lr": 0.05}}

@@ -303,4 +303,4 @@ def test_events_reads_as_a_table_of_contents():
 
     from trainable.loop import Trainer
 
-    assert len(inspect.getsource(Trainer.events).splitlines()) < 70  # its docstring included
+    assert len(inspect.getsource(Trainer.events).splitlines()) < 60  # its docstring included

@@ -7,13 +7,16 @@ import torch
 
 from sweeps.preflight import Facts
 from trainable.build import open_trainer
-from trainable.config import TrialConfig
+from trainable.config import OptimizerConfig, TrialConfig
+from trainable.optim import state_bytes
 from trainable.preflight import examine
 
 
 @pytest.mark.seeds("S27")
 @pytest.mark.parametrize(
-    "optimizer", [{"name": "adamw"}, {"name": "sgd"}, {"name": "sgd", "momentum": 0.9}], ids=str
+    "optimizer",
+    [{"name": "adamw"}, {"name": "sgd", "momentum": 0.0}, {"name": "sgd"}, {"name": "adafactor"}],
+    ids=str,
 )
 def test_bytes_told_before_the_run_are_those_that_it_takes(tmp_path, optimizer):
     config = TrialConfig.model_validate(
@@ -35,5 +38,24 @@ def test_bytes_told_before_the_run_are_those_that_it_takes(tmp_path, optimizer):
 
 @pytest.mark.seeds("S27")
 def test_they_stand_in_the_first_line_of_what_is_told():
-    line = Facts(num_parameters=1_000_000, optimizer_bytes=8 * 2**20).lines()[0]
-    assert "the optimizer keeps 8 MiB" in line
+    facts = Facts(num_parameters=2**20, weight_bytes=4 * 2**20, optimizer_bytes=8 * 2**20)
+    assert facts.lines()[0] == (
+        "1,048,576 parameters, 16 bytes per parameter (weight 4, gradient 4, optimizer 8); "
+        "the optimizer keeps 8 MiB for them"
+    )
+
+
+@pytest.mark.seeds("S27")
+@pytest.mark.parametrize(
+    ("name", "shape", "values"),
+    [
+        ("adafactor", (100, 30), 100 + 30),
+        ("adafactor", (8, 3, 5, 5), 8 * 3 * (5 + 5)),
+        ("adafactor", (100,), 100),
+        ("adamw", (100, 30), 2 * 100 * 30),
+    ],
+)
+def test_adafactor_keeps_a_row_and_a_column_of_each_matrix(name, shape, values):
+    config = OptimizerConfig(name=name)
+    assert state_bytes(config, [torch.zeros(shape)]) == 4 * values
+    assert state_bytes(config, [torch.zeros(shape, dtype=torch.float64)] * 2) == 16 * values

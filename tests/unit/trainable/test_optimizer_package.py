@@ -11,7 +11,7 @@ from torch import nn
 
 from trainable.config import OptimizerConfig
 from trainable.diagnostics import MEASURED
-from trainable.optim import build_optimizer, bytes_per_parameter
+from trainable.optim import build_optimizer, state_bytes
 from trainable.task import decay_groups
 
 if os.environ.get("CI") != "true":  # there its absence is a failure
@@ -58,14 +58,15 @@ def test_lamb_scales_the_adam_update_by_the_norm_of_the_weight():
 
 @pytest.mark.seeds("S8")
 @pytest.mark.parametrize(
-    ("name", "betas", "eps"), [("lion", (0.9, 0.99), None), ("lamb", (0.9, 0.999), 1e-6)]
+    ("name", "lr", "betas", "eps"),
+    [("lion", 3e-4, (0.9, 0.99), None), ("lamb", 1e-3, (0.9, 0.999), 1e-6)],
 )
-def test_null_stands_for_the_documented_defaults(name, betas, eps):
+def test_defaults_are_the_documented_ones(name, lr, betas, eps):
     optimizer = build_optimizer(OptimizerConfig(name=name), decay_groups(nn.Linear(3, 2)))
     for group in optimizer.param_groups:
+        assert (group["lr"], group["weight_decay"]) == (lr, 0)
         assert tuple(group["betas"]) == betas
         assert group.get("eps") == eps
-    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.01, 0.0]
     chosen = OptimizerConfig(name=name, betas=(0.8, 0.95))
     assert tuple(build_optimizer(chosen, decay_groups(nn.Linear(3, 2))).defaults["betas"]) == (
         0.8,
@@ -75,9 +76,10 @@ def test_null_stands_for_the_documented_defaults(name, betas, eps):
 
 @pytest.mark.seeds("S27")
 @pytest.mark.parametrize("name", ["lion", "lamb"])
-def test_bytes_per_parameter_are_what_the_state_takes(name):
+def test_bytes_told_before_the_run_are_what_the_state_takes(name):
     model = nn.Linear(100, 100, bias=False)
-    optimizer = build_optimizer(OptimizerConfig(name=name), decay_groups(model))
+    config = OptimizerConfig(name=name)
+    optimizer = build_optimizer(config, decay_groups(model))
     model(torch.ones(1, 100)).sum().backward()
     optimizer.step()
     moments = [
@@ -87,7 +89,7 @@ def test_bytes_per_parameter_are_what_the_state_takes(name):
         if isinstance(value, torch.Tensor) and value.ndim  # scalars count for nothing
     ]
     size = sum(value.numel() * value.element_size() for value in moments)
-    assert size / 10_000 == bytes_per_parameter(name)
+    assert size == state_bytes(config, model.parameters())
 
 
 class Crash(Exception):

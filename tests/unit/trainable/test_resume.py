@@ -113,6 +113,53 @@ def test_every_kind_of_run_resumes_exactly(tmp_path, opened, configure, toy, opt
     assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
 
 
+class Grouped:
+    """Mixed into the toy task: its first layer is frozen, its last bias learns at a tenth."""
+
+    def build_model(self):
+        model = super().build_model()
+        model[0].requires_grad_(False)
+        return model
+
+    def param_groups(self, model):
+        return [
+            {"params": [model[3].weight]},
+            {"params": [model[3].bias], "lr_multiplier": 0.1, "weight_decay": 0.0},
+            {"params": list(model[0].parameters())},
+        ]
+
+
+@pytest.mark.parametrize("crash_at", [3, 5, 10])
+def test_run_with_groups_of_its_own_resumes_exactly(tmp_path, opened, configure, toy, crash_at):
+    task = type("GroupedToy", (Grouped, toy), {})
+    config = configure(every="2 steps", schedule=WARMUP)
+    whole = opened(config, tmp_path / "whole", task())
+    frozen = [p.clone() for p in whole.model[0].parameters()]
+    trained = [p.clone() for p in whole.model[3].parameters()]
+    rates = []
+    whole._step.optimizer.register_step_post_hook(
+        lambda optimizer, *_: rates.append([group["lr"] for group in optimizer.param_groups])
+    )
+    _run(whole)
+    for fast, slow, _ in rates:
+        assert slow == pytest.approx(0.1 * fast)
+    assert [fast for fast, _, _ in rates] == [
+        metrics["train/lr"] for _, metrics in _curve(tmp_path / "whole")
+    ]
+
+    with pytest.raises(Crash):
+        _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(crash_at)))
+    torch.manual_seed(99)
+    resumed = opened(config, tmp_path / "cut", task())
+    assert 0 < resumed.state.progress.step < whole.state.progress.step
+    _run(resumed)
+    assert _equal(whole.state.state_dict(), resumed.state.state_dict())
+    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+    assert _equal(frozen, list(resumed.model[0].parameters()))
+    for before, after in zip(trained, resumed.model[3].parameters(), strict=True):
+        assert not torch.equal(before, after)
+
+
 def _run_drawing(toy, opened, config, directory, *, crash_after=None):
     """Train a task that draws from every generator of the host; return them after each step."""
 
@@ -181,7 +228,8 @@ def _constant(self, model, batches):  # noqa: ARG001  an evaluation's signature
 def test_plateau_remembers_across_a_crash(tmp_path, opened, configure, toy):
     """The metric never improves: every evaluation after the first drops the learning rate."""
     task = type("Constant", (toy,), {"evaluate": _constant})
-    config = configure(every="2 steps", schedule={"name": "plateau", "patience": 0})
+    plateau = {"name": "plateau", "patience": 0}
+    config = configure(every="2 steps", schedule=plateau, optimizer={"lr": 1e-3})
     _run(opened(config, tmp_path / "whole", task()))
     with pytest.raises(Crash):
         _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(7)))

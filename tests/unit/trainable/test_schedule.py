@@ -118,6 +118,41 @@ def test_step_decay():
 
 
 @pytest.mark.seeds("S10")
+@pytest.mark.parametrize("warmup", [1, 7, 40])
+def test_step_decay_counts_its_epochs_from_the_first_step_also_through_a_warmup(warmup):
+    expected = [
+        PEAK * min(1, (step + 1) / (warmup + 1)) * 0.5 ** (step // (3 * PER_EPOCH))
+        for step in range(TOTAL)
+    ]
+    found = _ours(name="step", warmup=warmup, step_epochs=3, gamma=0.5)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.seeds("S10")
+def test_plateau_after_a_warmup():
+    """Evaluated after each epoch of 6 steps, never better: the first after the warmup of 15 (that
+    of step 18) is the best, and from the second on each one drops.
+    """
+    schedule = Schedule(
+        ScheduleConfig(name="plateau", gamma=0.5, patience=0, warmup=15),
+        peak=PEAK,
+        total_steps=TOTAL,
+        steps_per_epoch=PER_EPOCH,
+    )
+    optimizer, rates = _optimizer(), []
+    optimizer.param_groups[0]["initial_lr"] = PEAK
+    for step in range(TOTAL):
+        schedule.set_lr(optimizer, step)
+        rates.append(optimizer.param_groups[0]["lr"])
+        if (step + 1) % PER_EPOCH == 0:
+            schedule.observe(1.0, step + 1)
+    expected = [PEAK * (step + 1) / 16 for step in range(15)] + [PEAK] * 9
+    for drops in range(1, 7):
+        expected += [PEAK * 0.5**drops] * PER_EPOCH
+    assert rates == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.seeds("S10")
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_plateau(mode):
     optimizer = _optimizer()

@@ -45,12 +45,12 @@ def _gradient(weights, inputs, targets):
 
 
 def _reference(weights, inputs, targets, seed, max_norm, value):
-    """Losses, norms and final weights of all steps."""
+    """Losses, norms, whether norm and value bit, and final weights of all steps."""
     weights = [w.copy() for w in weights]
     first = [np.zeros_like(w) for w in weights]
     second = [np.zeros_like(w) for w in weights]
     total = EPOCHS * math.ceil(SAMPLES / BATCH)
-    losses, norms, step = [], [], 0
+    losses, norms, bit, step = [], [], [], 0
     for epoch in range(EPOCHS):
         order = Plan(SAMPLES, BATCH, BATCH, seed=seed).order(epoch).numpy()
         for start in range(0, SAMPLES, BATCH):
@@ -59,6 +59,12 @@ def _reference(weights, inputs, targets, seed, max_norm, value):
             norm = math.sqrt(sum(float((g**2).sum()) for g in gradient))
             if max_norm is not None:
                 gradient = [g * min(1.0, max_norm / (norm + 1e-6)) for g in gradient]
+            bit.append(
+                (
+                    max_norm is not None and norm > max_norm,
+                    value is not None and max(abs(g).max() for g in gradient) > value,
+                )
+            )
             if value is not None:
                 gradient = [g.clip(-value, value) for g in gradient]
             if step < WARMUP:
@@ -76,13 +82,13 @@ def _reference(weights, inputs, targets, seed, max_norm, value):
                 weights[i] -= lr * unbiased / (spread + EPS)
             losses.append(loss)
             norms.append(norm)
-    return losses, norms, weights
+    return losses, norms, bit, weights
 
 
 @pytest.mark.seeds("S4", "S6", "S9")
 @pytest.mark.parametrize("accumulation", [1, 3, 4])
 @pytest.mark.parametrize(
-    ("max_norm", "value"), [(0.3, None), (None, 0.02), (None, None), (0.3, 0.05)]
+    ("max_norm", "value"), [(0.4, None), (None, 0.2), (None, None), (0.4, 0.15)]
 )
 def test_steps_equal_the_reference(
     tmp_path, opened, configure, toy, accumulation, max_norm, value
@@ -99,15 +105,24 @@ def test_steps_equal_the_reference(
     trainer = opened(config, tmp_path, task)
     start = [p.detach().numpy().copy() for p in trainer.model.parameters()]
     inputs, targets = task.build_data().train
-    losses, norms, weights = _reference(start, inputs.numpy(), targets.numpy(), 5, max_norm, value)
+    losses, norms, bit, weights = _reference(
+        start, inputs.numpy(), targets.numpy(), 5, max_norm, value
+    )
+    for limit, bites in zip((max_norm, value), zip(*bit, strict=True), strict=True):
+        assert limit is None or 0 < sum(bites) < len(bites)  # both branches
 
-    rows = [row for report in trainer.events() for row in report.rows]
+    reports = list(trainer.events())
+    rows = [row for report in reports for row in report.rows]
 
     assert len(rows) == 52
     np.testing.assert_allclose([r.metrics["train/loss"] for r in rows], losses, atol=1e-9, rtol=0)
     np.testing.assert_allclose(
         [r.metrics["train/grad_norm"] for r in rows], norms, atol=1e-9, rtol=0
     )
+    clipped = [any(both) for both in bit]
+    assert [report.metrics["train/clip_fraction"] for report in reports] == [
+        sum(clipped[start : start + 4]) / 4 for start in range(0, 52, 4)
+    ]
     for parameter, expected in zip(trainer.model.parameters(), weights, strict=True):
         np.testing.assert_allclose(parameter.detach().numpy(), expected, atol=1e-9, rtol=0)
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sweeps.spec import parse_spec
+from trainable.build import open_trainer
 from trainable.errors import ConfigError, TaskError
-from trainable.task import (
-    Data,
-    Task,
-    binary_cross_entropy,
-    check_data,
-    cross_entropy,
-    decay_groups,
-    load_task,
-)
+from trainable.losses import binary_cross_entropy, cross_entropy
+from trainable.task import Data, Task, check_data, decay_groups, load_task
 
 
 @pytest.mark.seeds("S13")
@@ -59,6 +56,50 @@ def test_binary_cross_entropy():
     goal = targets[:3].float() * 0.8 + 0.1
     expected = F.binary_cross_entropy_with_logits(logits[:3], goal, pos_weight=positive)
     torch.testing.assert_close(total / share, expected)
+
+
+WEIGHTS = [1, 2, 0.5, 1, 1, 3, 1, 0.1, 1, 1]
+
+
+@pytest.mark.seeds("S13")
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-2)])
+def test_smoothing_is_searched_and_class_weights_are_set_in_a_spec(tmp_path, precision, tolerance):
+    spec = parse_spec(
+        "name: smooth\nmetric: val/loss\nmode: min\ntrials: 1\nbudget: {epochs: 1}\n"
+        f"task: {{name: digits, model: mlp, width: 8, class_weights: {WEIGHTS}}}\n"
+        "space: {task.label_smoothing: {uniform: [0.0, 0.2]}}\n"
+        f"train: {{batch_size: 2000, precision: {precision}}}\n",
+        "smooth.yaml",
+    )
+    config = spec.trial_config(0, {"task.label_smoothing": 0.15})
+    with open_trainer(config, tmp_path, device="cpu") as trainer:
+        untrained = copy.deepcopy(trainer.model)
+        (report,) = trainer.events()
+    data = load_task("digits", {}).build_data()
+    weight = torch.tensor(WEIGHTS)
+
+    inputs, targets = data.train
+    smooth = F.cross_entropy(untrained(inputs), targets, weight=weight, label_smoothing=0.15)
+    assert report.rows[0].metrics["train/loss"] == pytest.approx(smooth.item(), rel=tolerance)
+    inputs, targets = data.val
+    plain = F.cross_entropy(trainer.model.eval()(inputs), targets, weight=weight)
+    assert report.metrics["val/loss"] == pytest.approx(plain.item(), rel=tolerance)
+
+
+@pytest.mark.seeds("S13")
+@pytest.mark.parametrize("name", ["digits", "spiral", "fashion_mnist"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"label_smoothing": 1.0}, r"label_smoothing is 1.0; it must lie in \[0, 1\)"),
+        ({"class_weights": [1.0, 2.0]}, r"class_weights is \[1.0, 2.0\]; it must be (3|10) numb"),
+        ({"class_weights": [0, 0, 0]}, "class_weights"),
+        ({"class_weights": [1, -1, 1]}, "class_weights"),
+    ],
+)
+def test_options_of_the_loss_that_do_not_fit_are_refused(name, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        load_task(name, arguments)
 
 
 class Tied(nn.Module):
