@@ -47,8 +47,8 @@ chaos: $(READY)  ## Run the fault matrix, all of it, and print its table (CHAOS=
 seeds: $(READY)  ## Show which test shows which row of the seed documents
 	$(BIN)/python -m tests.seeds
 
-bench: $(READY)  ## Measure, and print one table (PEERS=1: the step beside Lightning and Accelerate)
-	$(BIN)/python -m tests.bench $(if $(PEERS),--peers)
+bench: $(READY)  ## Measure, and print one table (ROW=step: one row of it)
+	$(BIN)/python -m tests.bench $(if $(ROW),--only $(ROW))
 
 gpu: $(READY)  ## Run the tests that need a GPU
 	$(BIN)/python -m pytest tests/gpu

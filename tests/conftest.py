@@ -12,11 +12,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.fault_table import FaultTable
+from tests.seeds import SeedTable
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Every session that runs tests of the fault matrix ends with its table."""
+    """A session ends with the tables of what it ran: faults, and rows of the seed documents."""
     config.pluginmanager.register(FaultTable())
+    config.pluginmanager.register(SeedTable())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell lets what it starts in the background ignore Ctrl-C, and so would every command
         # that is started from here.

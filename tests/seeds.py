@@ -9,8 +9,11 @@ A test names its rows with `@pytest.mark.seeds("S4")`. What must not live here: 
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -45,10 +48,26 @@ ROWS = {
     "S26": "transformer defaults on a small language model",
     "S27": "the optimizer's memory, known before the run",
 }
+_PROPERTY = "seeds"
+_MARK = re.compile(r"pytest\.mark\.seeds\(([^)]*)\)")
+_MOST = 0.8  # of the rows; a session of a few files stays quiet
+
+
+def find_tests(directory: Path) -> dict[str, list[str]]:
+    """Which files of a directory name which row, read from their source."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(directory.rglob("test_*.py")):
+        for rows in _MARK.findall(path.read_text(encoding="utf-8")):
+            for row in re.findall(r"'[^']+'|\"[^\"]+\"", rows):
+                found[row[1:-1]].append(str(path.relative_to(directory)))
+    return dict(found)
 
 
 class SeedTable:
-    """A pytest plugin: gathers the rows of collected tests, and how these tests ended."""
+    """A pytest plugin: gathers the rows of tests, and how these tests ended.
+
+    A session that ran tests of most rows ends with its summary.
+    """
 
     def __init__(self) -> None:
         self.tests: dict[str, list[str]] = defaultdict(list)
@@ -56,17 +75,24 @@ class SeedTable:
         self.ended: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Note which rows each test names; a test with parameters is one test."""
+        """Note which rows each test names."""
         for item in items:
-            name = item.nodeid.partition("[")[0]
             rows = [row for mark in item.iter_markers("seeds") for row in mark.args]
-            self.unknown += [f"{row} in {name}" for row in rows if row not in ROWS]
-            for row in rows:
-                if name not in self.tests[row]:
-                    self.tests[row].append(name)
+            self.unknown += [f"{row} in {item.nodeid}" for row in rows if row not in ROWS]
+            self._note(item.nodeid, rows)
+            if rows:
+                item.user_properties.append((_PROPERTY, rows))
+
+    def _note(self, test: str, rows: list[str]) -> None:
+        name = test.partition("[")[0]  # a test with parameters is one test
+        for row in rows:
+            if name not in self.tests[row]:
+                self.tests[row].append(name)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Remember the worst end of a test's phases and parameters: failed, passed, skipped."""
+        # With several processes, tests are collected in others than the one with the table.
+        self._note(report.nodeid, dict(report.user_properties).get(_PROPERTY, []))  # type: ignore[arg-type]
         name = report.nodeid.partition("[")[0]
         if report.failed:
             self.ended[name] = "failed"
@@ -82,6 +108,21 @@ class SeedTable:
             table.append(f"{row:<17} {title}{'' if self.is_shown(row) else '   <-- NOT SHOWN'}")
             table += [f"{'':<17}   {self.ended.get(t, ''):<8}{t}" for t in self.tests.get(row, ())]
         return table
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say how many tests of each row were run, in a session that ran some of most rows."""
+        if sum(self._num_run(row) > 0 for row in ROWS) >= _MOST * len(ROWS):
+            terminalreporter.section("tests of each row of the seed documents")
+            terminalreporter.write_line("\n".join(self.summary()))
+
+    def summary(self) -> list[str]:
+        """The table in a few lines: tests of each row, and the rows without a good one."""
+        counts = [f"{row}:{self._num_run(row)}" for row in ROWS]
+        missing = ", ".join(self.missing) or "none"
+        return [*textwrap.wrap(", ".join(counts), 90), f"not shown by this session: {missing}"]
+
+    def _num_run(self, row: str) -> int:
+        return sum(test in self.ended for test in self.tests.get(row, ()))
 
     def is_shown(self, row: str) -> bool:
         """Whether a row has a test and, where tests were run, one passed and none failed."""

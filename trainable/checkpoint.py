@@ -258,7 +258,9 @@ class CheckpointStore:
         """Return once everything offered is copied. Costs nothing while nothing is being saved."""
         copying, self._copying = self._copying, None
         if copying is not None:
-            wait_for([copying])  # an error is raised where the writing's would be
+            # Device synchronisation, at the first step after a save: the optimizer must not change
+            # what is still being copied. An error is raised where the writing's would be.
+            wait_for([copying])
 
     def wait(self) -> None:
         """Return once everything offered is committed.

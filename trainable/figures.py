@@ -27,6 +27,7 @@ from trainable.history import Row, read_resumptions, read_rows
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
     from torch import Tensor, nn
 
     from trainable.config import TrialConfig
@@ -54,7 +55,7 @@ def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = 
         ValueError: No row has a gradient norm.
     """
     import numpy
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     norms = [value for _, value in _series(rows, "train/grad_norm")]
     figure, axes = _axes("Gradient norm before clipping")
@@ -71,7 +72,7 @@ def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = 
     axes.hist(norms, bins=bins.tolist(), color=_BLUE, alpha=0.85)
     axes.set_xlabel("global L2 norm of one step")
     axes.set_ylabel("steps")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(_whole_numbers())
     if max_norm is not None:
         later = norms[len(norms) // 2 :]
         share, steady = (sum(n > max_norm for n in part) / len(part) for part in (norms, later))
@@ -108,7 +109,7 @@ def learning_rate(rows: Sequence[Row], scheduled: Sequence[float], path: Path) -
         label = f"applied: not as scheduled at {off:,} of {len(applied):,} steps"
     axes.plot(*zip(*applied, strict=True), color=_BLUE, linewidth=1.5, label=label)
     axes.set_xlabel("step")
-    axes.set_ylabel("learning rate")
+    axes.xaxis.set_major_locator(_whole_numbers())
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     axes.set_ylim(bottom=0)
     axes.legend(framealpha=0.8, edgecolor="none")
@@ -127,11 +128,10 @@ def curve(rows: Sequence[Row], path: Path, *, metric: str, resumed_at: Iterable[
     Raises:
         ValueError: No row has the metric.
     """
-    from matplotlib.ticker import MaxNLocator
-
     steps, values = zip(*_series(rows, metric), strict=True)
     figure, axes = _axes(metric)
-    many = len(steps) >= _SMOOTH_FROM
+    # Evaluations are too far apart, and too few, to be smoothed.
+    many = len(steps) >= _SMOOTH_FROM and 2 * len(steps) > steps[-1] - steps[0]
     axes.plot(
         steps,
         values,
@@ -158,8 +158,7 @@ def curve(rows: Sequence[Row], path: Path, *, metric: str, resumed_at: Iterable[
     if all(value > 0 for value in values) and max(values) > 100 * min(values):
         axes.set_yscale("log")
     axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel(metric)
+    axes.xaxis.set_major_locator(_whole_numbers())
     if axes.get_legend_handles_labels()[0]:
         axes.legend(framealpha=0.8, edgecolor="none")
     return _save(figure, path)
@@ -323,6 +322,12 @@ def _running_median(values: Sequence[float]) -> tuple[list[int], list[float]]:
     half, places = max(2, len(values) // 50), range(0, len(values), max(1, len(values) // 400))
     medians = [statistics.median(values[max(0, p - half) : p + half + 1]) for p in places]
     return list(places), medians
+
+
+def _whole_numbers() -> MaxNLocator:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(integer=True, steps=[1, 2, 5, 10])
 
 
 def _axes(title: str, size: tuple[float, float] = (7.2, 4.2)) -> tuple[Figure, Axes]:

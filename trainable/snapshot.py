@@ -58,7 +58,7 @@ class Snapshots:
         """Copy the tensors of the steady entries, in any thread."""
         pairs, self._unfinished = self._unfinished, []
         for target, original in pairs:
-            target.copy_(original)
+            target.copy_(original)  # device synchronisation, in the thread that writes
 
 
 def snapshot(state: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measure, and print one table: `python -m tests.bench [--list] [--only ROW]... [--peers]`.
+"""Measure, and print one table: `python -m tests.bench [--list] [--only ROW]...`.
 
 Never part of the tests: a loaded machine measures itself. Each row runs alone, with one thread.
 """
@@ -36,9 +36,6 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--list", action="store_true", help="list the rows and measure nothing")
     parser.add_argument("--only", action="append", choices=ROWS, metavar="ROW", help="this row")
-    parser.add_argument(
-        "--peers", action="store_true", help="only the step, beside Lightning and Accelerate"
-    )
     parser.add_argument("--repeats", type=int, default=REPEATS, help="of each ratio, at least 5")
     options = parser.parse_args(arguments)
     if options.list:
@@ -46,10 +43,6 @@ def main(arguments: list[str]) -> int:
         return 0
     if options.repeats < 5:
         parser.error(f"--repeats is {options.repeats}; fewer than 5 say nothing about the spread")
-    if options.peers:
-        from tests.bench.peers import run_with_peers
-
-        return run_with_peers(options.repeats)
     # Read by torch and NumPy when they are imported, here and in every process started from here.
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = "1"

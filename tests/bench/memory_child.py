@@ -12,16 +12,21 @@ import sys
 EPOCHS, BATCH = 5, 64
 
 
-def _ours() -> None:
+def _ours(*, large: bool) -> None:
     import tempfile
     from pathlib import Path
 
     from trainable.build import open_trainer
     from trainable.config import TrialConfig
 
+    task = None
+    if large:
+        from tests.bench.saving import Large
+
+        task = Large(2)
     config = TrialConfig.model_validate(
         {
-            "task": {"name": "digits"},
+            "task": {"name": "given" if large else "digits"},
             "metric": "val/loss",
             "mode": "min",
             "budget": {"epochs": EPOCHS},
@@ -30,31 +35,39 @@ def _ours() -> None:
     )
     with (
         tempfile.TemporaryDirectory() as directory,
-        open_trainer(config, Path(directory), device="cpu", threads=1) as trainer,
+        open_trainer(config, Path(directory), device="cpu", threads=1, task=task) as trainer,
     ):
         for _ in trainer.events():
             pass
 
 
-def _bare() -> None:
+def _bare(*, large: bool) -> None:
     import torch
     import torch.nn.functional as F
-    from sklearn.datasets import load_digits
     from torch import nn
 
     torch.set_num_threads(1)
-    bunch = load_digits()
-    images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
-    classes = torch.as_tensor(bunch.target)
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(128, 10),
-    )  # fmt: skip
+    if large:
+        images, classes = torch.randn(640, 2048), torch.randint(10, (640,))
+        model = nn.Sequential(
+            nn.Linear(2048, 2048), nn.Linear(2048, 2048), nn.Linear(2048, 10)
+        )  # fmt: skip
+    else:
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
+        classes = torch.as_tensor(bunch.target)
+        model = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(128, 10),
+        )  # fmt: skip
+    train = len(images) * 4 // 5
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(EPOCHS):
         model.train()
-        for index in torch.randperm(1437).split(BATCH):
+        for index in torch.randperm(train).split(BATCH):
             optimizer.zero_grad(set_to_none=True)
             loss = F.cross_entropy(model(images[index]), classes[index])
             loss.backward()
@@ -62,7 +75,7 @@ def _bare() -> None:
             optimizer.step()
         model.eval()
         with torch.inference_mode():
-            model(images[1437:]).argmax(1)
+            model(images[train:]).argmax(1)
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "/dev/null")
 
 
@@ -70,7 +83,7 @@ def main(side: str) -> None:
     """Train, then print what this process took."""
     if side.endswith("with Ray"):
         import ray.tune  # noqa: F401  the import alone is what is measured
-    (_ours if side == "ours" else _bare)()
+    (_ours if side.startswith("ours") else _bare)(large=side.endswith("large"))
     import psutil
 
     with open("/proc/self/status") as status:

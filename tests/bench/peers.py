@@ -6,12 +6,14 @@ is a dependency of anything. What must not live here: code that the benchmarks n
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,13 @@ PINNED = (
 _ENVIRONMENT = Path(sys.prefix) / "bench"
 
 
-def run_with_peers(repeats: int) -> int:
-    """Measure the steps in the environment that has the peers, which is made when missing."""
+def make_environment() -> Path:
+    """Make the environment that has both peers, if it is not there; returns its Python.
+
+    Raises:
+        OSError: A program that makes it is missing.
+        CalledProcessError: The packages could not be installed.
+    """
     python = _ENVIRONMENT / "bin" / "python"
     ready = _ENVIRONMENT / "ready"
     if not ready.exists() or ready.read_text() != repr(PINNED):
@@ -39,8 +46,21 @@ def run_with_peers(repeats: int) -> int:
         uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-deps"]
         subprocess.run([*uv, "--python", python, *PINNED], check=True)
         ready.write_text(repr(PINNED))
-    command = [python, "-m", "tests.bench", "--only", "step", "--repeats", str(repeats)]
-    return subprocess.run(command, check=False).returncode
+    return python
+
+
+def installed() -> dict[str, Callable[[Any], Callable[[], float]]]:
+    """The peers that can be imported here, each whether or not the other one can."""
+    return {name: _PEERS[name] for name in _PEERS if _is_installed(name)}
+
+
+def missing() -> list[str]:
+    """The peers that cannot be imported here."""
+    return [name for name in _PEERS if not _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name.lower()) is not None
 
 
 class Lightning:
@@ -140,3 +160,6 @@ class Accelerated:
             schedule.step()
             total += loss.item()
         return time.perf_counter() - started
+
+
+_PEERS = {"Lightning": Lightning, "Accelerate": Accelerated}

@@ -1,11 +1,18 @@
-"""P3: our instrumented step against the bare loop, and against peers where they are installed."""
+"""P3: our instrumented step against the bare loop, and against Lightning and Accelerate.
+
+    python -m tests.bench.steps REPEATS      measures in this environment, and prints JSON
+
+What must not live here: the loops themselves (see `loops.py` and `peers.py`).
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import subprocess
+import sys
 
 from tests.bench.loops import PROBLEMS, Bare, Ours
-from tests.bench.table import Goal, Result, Sample, interleave
+from tests.bench.peers import installed, make_environment, missing
+from tests.bench.table import Goal, Result, Sample, dump, interleave, load, not_measured
 
 _WARM_UP = 2
 _MEMORY = {"bare, DataLoader": Goal("ratio", 1.00)}
@@ -13,6 +20,20 @@ _LOADER = {"bare, DataLoader": Goal("ratio", 1.02)}
 
 
 def steps(repeats: int) -> list[Result]:
+    """Measure where both peers are installed; without a way to do so, with those that are."""
+    try:
+        command = [make_environment(), "-m", "tests.bench.steps", str(repeats)]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as problem:
+        print(f"the environment of the peers failed: {problem}", file=sys.stderr)
+        absent = [
+            not_measured(f"P3 DataLoader / {peer}", "its environment failed") for peer in missing()
+        ]
+        return measure(repeats) + absent
+    return load(printed.splitlines()[-1])
+
+
+def measure(repeats: int) -> list[Result]:
     """Epochs of each problem, the sides in turn; in milliseconds for one step."""
     results = []
     for name, problem in PROBLEMS.items():
@@ -23,7 +44,7 @@ def steps(repeats: int) -> list[Result]:
                 peers["bare, indexed"] = Bare(problem, loader=False)
                 peers["bare, indexed, fused"] = Bare(problem, loader=False, fused=True)
             elif problem.accumulation == 1:
-                peers |= _installed_peers(problem)
+                peers |= {peer: make(problem) for peer, make in installed().items()}
             for side in (ours, *peers.values()):
                 for _ in range(_WARM_UP):
                     side()
@@ -40,13 +61,9 @@ def steps(repeats: int) -> list[Result]:
     return results
 
 
-def _installed_peers(problem: object) -> dict[str, Sample]:
-    if importlib.util.find_spec("lightning") is None:
-        return {}
-    from tests.bench.peers import Accelerated, Lightning
-
-    return {"Lightning": Lightning(problem), "Accelerate": Accelerated(problem)}
-
-
 def _scaled(side: Sample, factor: float) -> Sample:
     return lambda: side() * factor
+
+
+if __name__ == "__main__":
+    print(dump(measure(int(sys.argv[1]))))

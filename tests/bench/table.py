@@ -6,9 +6,11 @@ stands in the table with the lowest and the highest. What must not live here: wh
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 REPEATS = 7
@@ -32,7 +34,7 @@ class Result:
 
     Attributes:
         row: What was measured.
-        ours: Median of our measurements.
+        ours: Median of our measurements; NaN when nothing was measured.
         peer: Median of the peer's; None where there is none.
         unit: Of both.
         ratios: Ours divided by the peer's, one for each repeat.
@@ -107,6 +109,30 @@ def alone(row: str, ours: Sequence[float], unit: str, goal: Goal | None = None) 
     return Result(row, statistics.median(ours), None, unit, (), goal)
 
 
+def not_measured(row: str, why: str) -> Result:
+    """Make a line that says why there is none."""
+    return Result(f"{row}: not measured, {why}", math.nan, None, "-")
+
+
+def dump(results: Iterable[Result]) -> str:
+    """Return results as one line of JSON, for another process."""
+    return json.dumps([asdict(result) for result in results])
+
+
+def load(text: str) -> list[Result]:
+    """Return the results that `dump` wrote."""
+    return [
+        Result(
+            **{
+                **entry,
+                "ratios": tuple(entry["ratios"]),
+                "goal": entry["goal"] and Goal(**entry["goal"]),
+            }
+        )
+        for entry in json.loads(text)
+    ]
+
+
 def render(results: Iterable[Result]) -> str:
     """Return the table as text."""
     head = ("row", "ours", "peer", "unit", "ratio", "spread", "goal", "met?")
@@ -122,7 +148,7 @@ def render(results: Iterable[Result]) -> str:
 def _cells(result: Result) -> tuple[str, ...]:
     return (
         result.row,
-        f"{result.ours:.4g}",
+        "-" if math.isnan(result.ours) else f"{result.ours:.4g}",
         "-" if result.peer is None else f"{result.peer:.4g}",
         result.unit,
         "-" if result.ratio is None else f"{result.ratio:.3f}",

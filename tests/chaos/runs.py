@@ -1,19 +1,12 @@
 """One run that is killed and one that is not: the task, the kill, and what must be equal.
 
-    python -m tests.chaos.runs die DIRECTORY       trains each case of the slice in a process of
-                                                   its own, in DIRECTORY/<number>, until that
-                                                   process dies with os._exit(1)
-    python -m tests.chaos.runs resume DIRECTORY    resumes them all and writes how each one ended
-
-What must not live here: which cases there are (see `cases.py`).
+What must not live here: which cases there are (see `cases.py`), or processes (`processes.py`).
 """
 
 from __future__ import annotations
 
 import copy
-import os
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from tests.chaos.cases import SLICE, Case
+from tests.chaos.cases import Case
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
@@ -35,10 +28,6 @@ from trainable.task import Data, Task
 EPOCHS, SAMPLES, BATCH = 4, 20, 6  # four windows an epoch, the last one of two samples
 WARMUP = 5
 _NEVER = 10**9
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it, nothing is saved, nothing is closed properly."""
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
@@ -274,45 +263,3 @@ def differences(first: Any, second: Any, where: str = "") -> list[str]:
 
 def _nothing() -> None:
     raise AssertionError("this run was not meant to die")
-
-
-def _die() -> None:
-    os._exit(1)
-
-
-def _train_until_death(case: Case, directory: Path) -> None:
-    trainer, _ = open_case(case, directory, _die)
-    train(case, trainer, _die)
-
-
-def _resume(case: Case, directory: Path) -> None:
-    trainer, task = open_case(case, directory)
-    with trainer:
-        started = trainer.state.progress.step
-        train(case, trainer)
-        found = ending(trainer, task, directory)
-    torch.save({"started": started, **found}, directory / "ending.pt")
-
-
-def main(verb: str, root: Path) -> None:
-    """Let all cases die, or resume them all."""
-    # Imports what every first optimizer of a process imports (three seconds), before the forks.
-    torch.optim.SGD([nn.Parameter(torch.ones(1))])
-    for number, case in enumerate(SLICE):
-        directory = root / str(number)
-        if verb == "resume":
-            _resume(case, directory)
-            continue
-        child = os.fork()
-        if child == 0:
-            try:
-                _train_until_death(case, directory)
-            finally:
-                os._exit(0)  # it came to its end, or failed otherwise: not the death we want
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code != 1:
-            sys.exit(f"{case} ended with {code} and not by its kill")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

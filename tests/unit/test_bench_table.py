@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.bench import peers, steps
 from tests.bench.__main__ import ROWS, main
-from tests.bench.table import Goal, alone, interleave, paired, render
+from tests.bench.table import Goal, alone, dump, interleave, load, paired, render
 
 
 def _counting(values):
@@ -54,6 +55,38 @@ def test_table_as_text():
         "a row    1     3     s     0.375  0.250-0.500  ratio <= 0.1  NO",
         "another  512   -     MiB   -      -            -             -",
     ]
+
+
+def test_results_pass_from_one_process_to_another():
+    results = [
+        paired("a", [1.0, 1.5], [2.0, 4.0], "s", Goal("ratio", 0.1)),
+        alone("b", [512.0], "MiB"),
+    ]
+    assert load(dump(results)) == results
+
+
+def test_without_the_peers_the_table_says_why_and_has_the_rest(monkeypatch, capsys):
+    def fail():
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(steps, "make_environment", fail)
+    monkeypatch.setattr(steps, "measure", lambda _: [alone("P3 MLP", [1.0], "ms")])
+    monkeypatch.setattr(steps, "missing", lambda: ["Lightning"])
+    results = steps.steps(5)
+    assert [result.row for result in results] == [
+        "P3 MLP",
+        "P3 DataLoader / Lightning: not measured, its environment failed",
+    ]
+    assert render(results).splitlines()[-1].split("failed")[1].split() == ["-"] * 7
+    assert "no route to host" in capsys.readouterr().err
+    assert results[1].met is None
+
+
+def test_peers_are_looked_for_independently(monkeypatch):
+    there = {"accelerate": object()}
+    monkeypatch.setattr(peers.importlib.util, "find_spec", there.get)
+    assert list(peers.installed()) == ["Accelerate"]
+    assert peers.missing() == ["Lightning"]
 
 
 def test_rows_can_be_listed_without_measuring(capsys):

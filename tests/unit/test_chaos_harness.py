@@ -135,6 +135,14 @@ def test_table_tells_the_worst_end_of_a_row() -> None:
     assert line.split()[:4] == ["6", "failed", "2", "3.0"]
 
 
+def test_table_of_a_few_rows_has_these_only_and_that_of_most_has_all() -> None:
+    table = FaultTable()
+    table.ended |= {6: ["passed"], 7: ["failed"]}
+    assert [line.split()[0] for line in table.lines()[1:-1]] == ["6", "7"]
+    table.ended |= {row: ["passed"] for row in range(1, 20)}
+    assert [int(line.split()[0]) for line in table.lines()[1:-1]] == list(ROWS)
+
+
 def test_every_row_of_the_matrix_is_known_and_tests_are_found() -> None:
     assert list(ROWS) == list(range(1, 35))
     found = find_tests(Path(__file__).parents[1] / "chaos")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 import re
+import sys
+from collections.abc import Iterator
+from operator import getitem
 from pathlib import Path
 
 import pytest
@@ -10,6 +16,8 @@ import pytest
 from sweeps.cli import app
 from sweeps.spec import parse_spec
 from tests.chaos.fault_table import ROWS, find_tests
+from trainable import check_task, load_task, open_trainer
+from trainable.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / f"{n}.md" for n in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")]
@@ -46,6 +54,79 @@ def test_every_command_is_in_the_readme() -> None:
 def test_spec_in_the_readme_is_valid() -> None:
     (block,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     assert parse_spec(block, "README.md").name == "digits"
+
+
+def test_keys_in_the_readme_have_these_defaults() -> None:
+    lines = re.findall(r"^\| `train\.([\w.]+)` \| `(\w+)` \|", README, re.MULTILINE)
+    assert len(lines) >= 10
+    defaults = TrainConfig().model_dump(mode="json")
+    for key, shown in lines:
+        assert json.loads(shown) == functools.reduce(getitem, key.split("."), defaults), key
+
+
+# What the reader has, for the blocks of "Bring your own".
+THEIRS = """
+import torch
+from torch import nn
+
+class MyNet(nn.Sequential):
+    def __init__(self, width):
+        super().__init__(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+class MyDataset(torch.utils.data.Dataset):
+    def __init__(self, split):
+        self.inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(len(split)))
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return self.inputs[index], int(self.inputs[index].sum() > 0)
+
+def build(lr):
+    model = MyNet(8)
+    return model, torch.optim.AdamW(model.parameters(), lr=lr)
+
+def train_one_epoch(model, optimizer):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(torch.randn(20, 4)), torch.randint(2, (20,)))
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+
+@pytest.fixture
+def _modules_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    task, loop = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "my_code.py").write_text(THEIRS)
+    (tmp_path / "my_task.py").write_text(task)
+    (tmp_path / "my_loop.py").write_text("from my_code import build, train_one_epoch\n" + loop)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for module in ("my_code", "my_task", "my_loop"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.usefixtures("_modules_of_the_readme")
+@pytest.mark.parametrize("name", ["my_task:MyTask", "my_loop:run"])
+def test_code_in_the_readme_trains_and_resumes(tmp_path: Path, name: str) -> None:
+    text = f'{{name: own, task: "{name}", metric: val/loss, mode: min, trials: 1}}'
+    config = parse_spec(text, "own.yaml").trial_config(0, {})
+    asked = itertools.count(1)
+    for interrupted, began, ended in ((lambda: next(asked) == 4, 0, 4), (lambda: False, 4, 10)):
+        with open_trainer(
+            config, tmp_path / "run", device="cpu", interrupted=interrupted
+        ) as trainer:
+            assert trainer.resumed_at == began
+            reports = list(trainer.events())
+        assert reports[-1].epoch == ended
+        assert "val/loss" in reports[-1].metrics
+
+
+@pytest.mark.usefixtures("_modules_of_the_readme")
+def test_task_in_the_readme_keeps_the_contract() -> None:
+    check_task(load_task("my_task:MyTask", {"width": 8}))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
-from tests.seeds import ROWS, SeedTable
+from tests.seeds import ROWS, SeedTable, find_tests
 
 
 def _table(ended: dict[str, str], **rows: str) -> SeedTable:
@@ -15,9 +17,10 @@ def _table(ended: dict[str, str], **rows: str) -> SeedTable:
     return table
 
 
-def _report(name: str, when: str, outcome: str) -> SimpleNamespace:
+def _report(name: str, when: str, outcome: str, rows: Sequence[str] = ()) -> SimpleNamespace:
     return SimpleNamespace(
         nodeid=name,
+        user_properties=[("seeds", list(rows))] if rows else [],
         when=when,
         failed=outcome == "failed",
         passed=outcome == "passed",
@@ -53,3 +56,35 @@ def test_worst_end_of_a_tests_parameters_counts() -> None:
     ]:
         table.pytest_runtest_logreport(_report(name, when, outcome))  # type: ignore[arg-type]
     assert table.ended == {"t": "passed", "u": "failed", "v": "skipped"}
+
+
+def test_every_row_has_a_test_that_needs_no_gpu() -> None:
+    """Read from the sources: a mark that gets lost shows here, whatever a session runs."""
+    found = find_tests(Path(__file__).parents[1])
+    elsewhere = {
+        row for row, files in found.items() if any(not file.startswith("gpu/") for file in files)
+    }
+    assert set(found) - set(ROWS) == set()
+    assert set(ROWS) - elsewhere == set()
+
+
+def test_marks_are_read_from_sources(tmp_path: Path) -> None:
+    marks = '@pytest.mark.seeds("S4", "S6 histogram")\n@pytest.mark.seeds(\n    "S4",\n)\n'
+    (tmp_path / "test_some.py").write_text(marks)
+    (tmp_path / "others.py").write_text('@pytest.mark.seeds("S9")\n')
+    assert find_tests(tmp_path) == {"S4": ["test_some.py"] * 2, "S6 histogram": ["test_some.py"]}
+
+
+def test_summary_counts_what_was_run_and_comes_only_after_most_rows() -> None:
+    """Rows are known from the reports alone: other processes may have collected the tests."""
+    table, written = SeedTable(), []
+    terminal = SimpleNamespace(section=written.append, write_line=written.append)
+    for row in list(ROWS)[:4]:
+        table.pytest_runtest_logreport(_report(f"t{row}", "call", "passed", [row]))  # type: ignore[arg-type]
+    table.pytest_terminal_summary(terminal)  # type: ignore[arg-type]
+    assert written == []
+    for row in list(ROWS)[3:-1]:
+        table.pytest_runtest_logreport(_report(f"u{row}", "call", "passed", [row]))  # type: ignore[arg-type]
+    table.pytest_terminal_summary(terminal)  # type: ignore[arg-type]
+    assert "S3:1, S4:2, S5:1," in written[1]
+    assert written[1].endswith("not shown by this session: S27")

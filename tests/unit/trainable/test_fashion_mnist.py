@@ -15,10 +15,10 @@ import torch
 from torchvision.datasets import FashionMNIST
 
 from sweeps.spec import load_spec
+from trainable import figures
 from trainable.build import open_trainer
-from trainable.config import CheckpointConfig
+from trainable.config import BudgetConfig, CheckpointConfig
 from trainable.errors import ConfigError
-from trainable.figures import draw_run
 from trainable.history import read_rows
 from trainable.task import load_task
 from trainable.testing import check_task
@@ -170,13 +170,16 @@ with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
 
 
 @pytest.mark.seeds("S24")
-def test_lab_survives_a_crash_in_the_third_epoch_and_draws_its_pictures(tmp_path):
-    """The example as it ships, on fewer images and with more frequent checkpoints."""
+def test_lab_survives_a_crash_in_the_third_epoch_and_draws_its_pictures(tmp_path, monkeypatch):
+    """The example as it ships, with fewer images, more epochs and more frequent checkpoints."""
     _write(tmp_path / "FashionMNIST" / "raw", ".gz", samples=800)
     spec = load_spec(Path(str(files("sweeps.examples") / "fashion_mnist.yaml")))
     config = spec.trial_config(0, {"task.data_dir": str(tmp_path), "task.download": False})
     config = config.model_copy(
-        update={"checkpoint": CheckpointConfig.model_validate({"every": "5 steps"})}
+        update={
+            "budget": BudgetConfig(epochs=10),
+            "checkpoint": CheckpointConfig.model_validate({"every": "5 steps"}),
+        }
     )
     directory = tmp_path / "run"
     command = [sys.executable, "-c", CRASHING, config.model_dump_json(), str(directory)]
@@ -184,14 +187,30 @@ def test_lab_survives_a_crash_in_the_third_epoch_and_draws_its_pictures(tmp_path
     with open_trainer(config, directory, device="cpu") as trainer:
         # The second one was perhaps still being written.
         assert (trainer.resumed_at, trainer.state.progress.epoch) in ((5, 1), (10, 2))
+        resumed_at = trainer.resumed_at
         reports = list(trainer.events())
-        pictures = draw_run(config, trainer, directory, tmp_path / "figures")
+        drawn, save = {}, figures._save
+
+        def keep(figure, path):
+            drawn[path.name] = figure
+            return save(figure, path)
+
+        monkeypatch.setattr(figures, "_save", keep)
+        pictures = figures.draw_run(config, trainer, directory, tmp_path / "figures")
     assert reports[-1].metrics["val/accuracy"] > 0.9
     rows = read_rows(directory)
-    assert [row.step for row in rows] == list(range(1, 26))
+    assert [row.step for row in rows] == list(range(1, 51))
     assert all("train/grad_norm" in row.metrics for row in rows)
     accuracy = [row.metrics["val/accuracy"] for row in rows if "val/accuracy" in row.metrics]
-    assert len(accuracy) == 5
+    assert len(accuracy) == 10
     rates = [row.metrics["train/lr"] for row in rows]
-    assert rates.index(max(rates)) == pytest.approx(0.3 * 25, abs=1)
+    assert rates.index(max(rates)) == pytest.approx(0.3 * 50, abs=1)
     assert {path.name for path in pictures} >= {"grad_norm.png", "val_accuracy.png"}
+    # Large norms belong to the warmup: in the second half hardly a step is clipped.
+    steady = [row.metrics["train/grad_norm"] for row in rows[len(rows) // 2 :]]
+    assert sum(norm > config.train.clip.max_norm for norm in steady) < 0.05 * len(steady)
+    for name, points in (("train_loss.png", 50), ("val_accuracy.png", 10)):
+        line, mark = drawn[name].axes[0].lines
+        assert len(line.get_xdata()) == points, "one line, across the crash"
+        assert list(mark.get_xdata()) == [resumed_at, resumed_at]
+        assert mark.get_label() == f"interrupted; resumed after step {resumed_at}"

@@ -104,6 +104,14 @@ def test_median_of_a_long_run_is_taken_at_some_hundred_places(tmp_path, drawn):
     assert set(median.get_ydata()) <= {1.0, 1.5, 2.0}
 
 
+def test_evaluations_are_drawn_as_they_are_however_many(tmp_path, drawn):
+    rows = [Row(10 * epoch, 0, {"val/loss": 1.0 + epoch % 2}) for epoch in range(1, 201)]
+    figures.curve(rows, tmp_path / "c.png", metric="val/loss")
+    (line,) = drawn[0].axes[0].lines
+    assert line.get_alpha() == 1.0
+    assert len(line.get_xdata()) == 200
+
+
 def test_nothing_to_draw_is_said(tmp_path):
     with pytest.raises(ValueError, match="no row has 'val/f1'"):
         figures.curve(_rows(val__loss=[1.0]), tmp_path / "c.png", metric="val/f1")
