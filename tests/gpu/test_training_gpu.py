@@ -251,6 +251,7 @@ def test_memory_of_the_tensors_is_told_and_capped(tmp_path):
     assert 0 < reports[-1].metrics["memory/gpu_mb"] < 100
 
 
+@NEEDS_CUDA
 def test_memory_of_a_report_is_the_most_since_the_one_before(tmp_path):
     class Spiky(Blobs):
         def loss(self, model, batch):
