@@ -5,19 +5,26 @@ What must not live here: options and arguments (`cli`), the run itself (`run`).
 
 from __future__ import annotations
 
+import errno
+import shutil
+
 from rich.console import Console
 
 from sweeps import display
-from sweeps.exits import HELD, WRONG_INPUT
+from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.interrupt import Left, leaving
-from sweeps.layout import LedgerBusy, LedgerError, SweepPaths, tracking_place
+from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths, tracking_place
 from sweeps.lock import LockLost
 from sweeps.origin import Origin
 from sweeps.preflight import Inspection
 from sweeps.resources import Machine, plan
 from sweeps.revisions import read_spec
 from sweeps.spec import SweepSpec
+from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox
+
+_REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
+"""What a storage answers that is full or read-only."""
 
 
 def attempt(
@@ -95,10 +102,7 @@ def attempt(
         display.nothing_started(err)
         return left.exit_code
     except (LedgerError, LockLost, OSError) as error:
-        display.sentence(err, str(error), style="red")
-        if paths.exists():
-            display.resume(err, paths)
-        return HELD if isinstance(error, LedgerBusy | LockLost) else WRONG_INPUT
+        return give_up(error, paths, err)
     display.outcome(out, err, outcome, paths)
     return outcome.exit_code
 
@@ -111,3 +115,35 @@ def _is_known(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> bool:
         return False
     before = read_spec(paths.spec).spec.tracking.uri
     return before == spec.tracking.uri and read_outbox(paths.outbox).experiment_id is not None
+
+
+def give_up(error: LedgerError | LockLost | OSError, paths: SweepPaths, err: Console) -> int:
+    """Say why a sweep could not go on, and what continues it if there is one by now.
+
+    Returns:
+        The exit code: a storage that fails under a sweep stops it; one that fails before there is
+        a sweep, and a ledger that is damaged, are for the user to put right first.
+    """
+    code = WRONG_INPUT
+    if isinstance(error, LedgerBusy | LockLost):
+        code = HELD
+    elif isinstance(error, LedgerRefused | OSError) and paths.exists():
+        code = NO_SUCCESS
+    cause = str(error)
+    if isinstance(error, OSError) and not isinstance(error, OutboxError):
+        cause = _with_room(error, paths)
+    display.sentence(err, f"stopped: {cause}" if code == NO_SUCCESS else cause, style="red")
+    if paths.exists():
+        display.resume(err, paths)
+    return code
+
+
+def _with_room(error: OSError, paths: SweepPaths) -> str:
+    """What the system says about a file, made the sentence of all storages that fail."""
+    if error.errno not in _REFUSED or not paths.exists():
+        return str(error)
+    free = shutil.disk_usage(paths.directory).free
+    return (
+        f"{paths.directory} cannot be written: {error}; {free} bytes are free on that disk; what "
+        "was saved is untouched; free space or correct the permissions, then resume"
+    )

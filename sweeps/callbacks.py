@@ -59,6 +59,9 @@ class View(Protocol):
     def reported(self, progress: Progress) -> None:
         """A trial reached a report boundary."""
 
+    def warned(self, number: int, sentence: str) -> None:
+        """Something about a trial that its user should know and need not act on."""
+
     def ended(self, number: int, state: str, value: float | None, reason: str | None) -> None:
         """A trial has its end, or was interrupted (`state` is then `interrupted`)."""
 
@@ -163,6 +166,10 @@ class Bookkeeper(Callback):
         """
         del iteration, trials, info
         number = trial.config["number"]
+        if damaged := result.get("set_aside"):
+            self._recorder.tag(number, {"checkpoint.set_aside": "; ".join(damaged)})
+            for sentence in damaged:
+                self._view.warned(number, sentence)
         if "accumulation" in result:
             self._note_accumulation(trial, result["accumulation"])
         if OBJECTIVE not in result:
@@ -261,7 +268,9 @@ class Bookkeeper(Callback):
         reason: str | None = None,
         traceback: str | None = None,
     ) -> None:
-        record = replace(self._ledger.trial(number), state=ending, reason=reason)
+        record = replace(
+            self._ledger.trial(number), state=ending, reason=reason, traceback=traceback
+        )
         self._recorder.finish(number, STATUSES[ending], end_tags(record, self._spec))
         self._ledger.finish(number, ending, reason=reason, traceback=traceback)
         self._live.discard(number)

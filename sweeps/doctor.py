@@ -8,6 +8,7 @@ and what only a running sweep can know; such findings are handed to `examine`.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -19,6 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
+
+import psutil
 
 from sweeps.layout import LedgerError, list_sweeps
 from sweeps.lock import is_held, read_holder
@@ -39,6 +42,8 @@ _PACKAGES = (
     "safetensors",
 )
 _DISK_WARN, _DISK_FAIL = 5 * _GIB, _GIB // 2
+_LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock"}
+"""Options of an NFS mount under which other hosts do not see a lock."""
 _MEMORY_WARN = 4 * _GIB
 _SHM_WARN = 2 * _GIB
 _SHOWN = 5  # of what is off in one sweep
@@ -192,6 +197,7 @@ def _storage(root: Path) -> Iterator[Finding]:
     yield Finding(
         "ok", "storage", f"{root} is writable" if home == root else f"{root} can be made in {home}"
     )
+    yield _locks(home)
     free = shutil.disk_usage(home).free
     detail = f"{free / _GIB:.1f} GiB free at {home}"
     if free < _DISK_WARN:
@@ -199,6 +205,24 @@ def _storage(root: Path) -> Iterator[Finding]:
         yield Finding(level, "disk", detail, "free some space, or choose another disk with --root")
     else:
         yield Finding("ok", "disk", detail)
+
+
+def _locks(directory: Path) -> Finding:
+    """Whether a lock taken here is seen by other hosts, should the file system be shared."""
+    mounts = psutil.disk_partitions(all=True)
+    within = [m for m in mounts if directory.resolve().is_relative_to(m.mountpoint)]
+    mount = max(within, key=lambda m: len(m.mountpoint), default=None)
+    remedy = "mount it with NFSv4, or with locks that are passed on; or choose another --root"
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return Finding("fail", "locks", f"{directory}: cannot lock ({error.strerror})", remedy)
+    if mount is not None and _LOCAL_LOCKS.intersection(mount.opts.split(",")):
+        detail = f"{mount.mountpoint} ({mount.fstype}) keeps locks to this host"
+        more = "run each sweep from this host only; or "
+        return Finding("warn", "locks", detail, more + remedy)
+    return Finding("ok", "locks", f"{directory} takes them")
 
 
 def probe_writable(directory: Path) -> str | None:

@@ -7,6 +7,7 @@ LATE = 1
 WRONG_INPUT = 2
 """The user can put it right; nothing was half-created."""
 NO_SUCCESS = 3
-"""No trial succeeded, or the sweep stopped because trial after trial failed in the same way."""
+"""No trial succeeded, or a sweep had to stop: trial after trial failed in the same way, or its
+storage is full, read-only or broken."""
 HELD = 4
 """Another process holds what is needed."""

@@ -13,6 +13,9 @@ _PARAMETERS_DOING = {"non_finite", "oom"}
 NOT_THE_TRIALS_DOING = {"storage", "fenced"}
 """Kinds of failures after which a trial has no end: it goes on once what is wrong is put right."""
 
+UNCOUNTED_LOSSES = 2
+"""Losses of a process in a row, without progress, that are put down to the machine and counted
+against nobody: whoever dies at the same place once more does so by its own doing."""
 
 _KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost"}
 
@@ -99,14 +102,15 @@ class Losses:
     """Counts how often in a row a trial lost its process without having come further.
 
     A trial that commits a checkpoint between two losses may lose as many processes as it likes:
-    every one brings it closer to its end.
+    every one brings it closer to its end. The first `UNCOUNTED_LOSSES` without progress are never
+    held against it, whatever the user allows.
 
     Args:
-        allowed: Losses in a row after which a trial is still tried again.
+        max_retries: How many more losses in a row a trial is tried again after.
     """
 
-    def __init__(self, allowed: int) -> None:
-        self._allowed = allowed
+    def __init__(self, max_retries: int) -> None:
+        self._allowed = UNCOUNTED_LOSSES + max_retries
         self._in_a_row: dict[int, int] = {}
         self._newest: dict[int, int] = {}
 

@@ -124,6 +124,10 @@ class LedgerError(Exception):
     """The ledger is missing or cannot be used."""
 
 
+class LedgerRefused(LedgerError):
+    """The storage refuses the ledger: it is full, read-only or broken; what it holds is whole."""
+
+
 class LedgerBusy(LedgerError):
     """Another process held the ledger for longer than is waited."""
 

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from sweeps.layout import LedgerBusy, LedgerError
+from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused
 
 WAIT_SECONDS = 30.0
 """How long another process' transaction is waited for."""
@@ -66,9 +66,9 @@ def refusal(path: Path, error: Exception) -> LedgerError:
         return LedgerBusy(path, WAIT_SECONDS)
     if isinstance(cause, sqlite3.OperationalError) and "no such" not in reason:
         free = shutil.disk_usage(path.parent).free
-        return LedgerError(
+        return LedgerRefused(
             f"the ledger {path} cannot be used: {reason}; {free} bytes are free on that disk; "
-            "what it holds is untouched; correct this, then resume"
+            "what it holds is untouched; free space or correct the permissions, then resume"
         )
     return damaged(path, reason)
 

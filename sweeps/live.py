@@ -75,6 +75,9 @@ class LiveTable:
         row = self._rows[progress.number]
         row.epoch, row.metrics = progress.epoch, progress.metrics
 
+    def warned(self, number: int, sentence: str) -> None:
+        _warn(self._console, number, sentence)  # above the table
+
     def ended(self, number: int, state: str, value: float | None, reason: str | None) -> None:
         del value, reason
         row = self._rows[number]
@@ -174,6 +177,9 @@ class PlainLines:
             f"{_join(shown)}"
         )
 
+    def warned(self, number: int, sentence: str) -> None:
+        _warn(self._console, number, sentence)
+
     def ended(self, number: int, state: str, value: float | None, reason: str | None) -> None:
         self._finished += state != "interrupted"
         best = f", best {self._spec.metric} {format_number(value)}" if value is not None else ""
@@ -184,6 +190,11 @@ class PlainLines:
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _warn(console: Console, number: int, sentence: str) -> None:
+    line = f"trial {number}: {sentence}"
+    console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _join(values: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ TOKEN_VARIABLE = "GRADSWEEP_DRIVER"
 _GRACE_SECONDS = 3.0
 _PLACE = Path("/tmp")
 _PREFIX = "gradsweep-"
+_TOKEN_DIGITS = 32  # as `lock` makes them
 _DIGITS = 12
 """How much of a token stands in the name of its directory."""
 _ALIVE = "driver"
@@ -52,13 +53,17 @@ def claim_scratch(token: str) -> IO[str]:
     Returns:
         What says that the driver lives: to be kept open for as long as it does.
     """
-    # Made aside and renamed: nobody ever sees the directory without a lock held in it.
+    # Made aside and renamed: nobody ever sees the directory without a lock held in it. Until the
+    # lock is held this driver may be taken for dead and its directory be removed: then once more.
     aside = _PLACE / f".{_PREFIX}{token}"
-    aside.mkdir()
-    alive = open(aside / _ALIVE, "w", encoding="utf-8")  # noqa: SIM115  held while the driver lives
-    fcntl.flock(alive, fcntl.LOCK_EX)
-    aside.rename(scratch_directory(token))
-    return alive
+    while True:
+        aside.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
+            alive = stack.enter_context(open(aside / _ALIVE, "w", encoding="utf-8"))
+            fcntl.flock(alive, fcntl.LOCK_EX)
+            aside.rename(scratch_directory(token))
+            stack.pop_all()  # held while the driver lives
+            return alive
 
 
 def dead_drivers() -> Iterator[str]:
@@ -72,6 +77,19 @@ def dead_drivers() -> Iterator[str]:
             yield directory.name.removeprefix(_PREFIX)
 
 
+def _remove_unfinished() -> Iterator[str]:
+    """Remove what drivers left that died before they had made their directory; yield their tokens
+    as `dead_drivers` does.
+    """
+    for aside in sorted(_PLACE.glob(f".{_PREFIX}{'[0-9a-f]' * _TOKEN_DIGITS}")):
+        with contextlib.suppress(OSError):  # as above
+            # Made here when the driver died before it did.
+            with open(aside / _ALIVE, "a", encoding="utf-8") as alive:
+                fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(aside)
+            yield aside.name.removeprefix(f".{_PREFIX}")[:_DIGITS]
+
+
 def clean_up_after_the_dead(*known: str) -> tuple[int, int]:
     """End what dead drivers left running, of whatever sweep, and remove their files.
 
@@ -81,7 +99,7 @@ def clean_up_after_the_dead(*known: str) -> tuple[int, int]:
     Returns:
         How many drivers left something, and how many processes.
     """
-    tokens = {*dead_drivers()}
+    tokens = {*dead_drivers(), *_remove_unfinished()}
     ended = {token: end_orphans(token) for token in tokens | {token[:_DIGITS] for token in known}}
     return sum(1 for token, count in ended.items() if count or token in tokens), sum(
         ended.values()

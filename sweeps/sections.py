@@ -157,9 +157,10 @@ class TrackingConfig(Section):
 class FailuresConfig(Section):
     """What happens when a trial dies of something that is not its parameters' fault."""
 
-    max_retries: int = Field(default=2, ge=0)
-    """How often in a row a trial may lose its process without having committed a checkpoint; each
-    time it goes on from its newest one."""
+    max_retries: int = Field(default=0, ge=0, examples=[2])
+    """How often more a trial is tried again that has lost its process three times in a row without
+    having committed a checkpoint. Other losses are never counted: it goes on from its newest
+    one."""
     same_failure_limit: int = Field(default=3, ge=0)
     """The sweep stops when this many trials fail in the same way with none getting through in
     between; 0: never. Non-finite losses and memory depend on parameters and do not count."""

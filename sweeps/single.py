@@ -57,6 +57,8 @@ def train_once(
         config = spec.trial_config(0, {})
         trainer = open_trainer(config, directory)
         stack.callback(trainer.close)
+        for sentence in trainer.store.set_aside:
+            console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
         display.task_facts(err, _facts(config, trainer))
         progress = stack.enter_context(
             Progress(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from sweeps.failures import kind_of
 from sweeps.ledger_view import TrialRecord
 from sweeps.spec import SweepSpec
+from tracking.limits import MAX_TAG_VALUE, clip_start
 
 BY_THE_USER = "stopped by the user"
 """The reason of a trial that was pruned so."""
@@ -30,7 +31,10 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     tags |= NOT_STOPPED
     if record.reason is None:
         return tags
-    return tags | {"reason": record.reason, "failure.kind": kind_of(record.reason)}
+    tags |= {"reason": record.reason, "failure.kind": kind_of(record.reason)}
+    if record.traceback:  # what was raised stands at its end
+        tags["failure.traceback"] = clip_start(record.traceback, MAX_TAG_VALUE)
+    return tags
 
 
 def best_tags(best: TrialRecord) -> dict[str, str]:

@@ -23,7 +23,6 @@ from sweeps.opening import OpenSweep
 from sweeps.resources import Plan
 from sweeps.schedulers import replay
 from sweeps.search import LedgerSearcher
-from tracking.outbox_file import OutboxError
 from trainable.ray_adapter import TuneTrial
 
 
@@ -104,7 +103,7 @@ def tune_trials(
         bookkeeper.interrupt_live()  # they continue from their last checkpoint
     except TuneError as error:
         # Tune turns what a callback raises into text, and keeps the error itself as the context.
-        if isinstance(error.__context__, LedgerError | OutboxError):
+        if isinstance(error.__context__, LedgerError | OSError):
             raise error.__context__ from None
         raise
 

@@ -42,6 +42,11 @@ def clip_text(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def clip_start(text: str, limit: int) -> str:
+    """Return at most the last `limit` characters of `text`, with an ellipsis where it was cut."""
+    return text if len(text) <= limit else "…" + text[1 - limit :]
+
+
 def split_pairs(pairs: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Split parameters or tags into parts that fit into one request each."""
     part: dict[str, str] = {}

@@ -380,7 +380,8 @@ class Outbox:
     def _error(self, error: sqlite3.Error) -> OutboxError:
         free = shutil.disk_usage(self.directory).free
         return OutboxError(
-            f"cannot use the outbox {self._path}: {error}; {free} bytes are free on that disk"
+            f"the outbox {self._path} cannot be used: {error}; {free} bytes are free on that "
+            "disk; what it holds is untouched; free space or correct the permissions, then resume"
         )
 
 

@@ -107,6 +107,8 @@ class CheckpointStore:
         self._writing: Future[None] | None = None
         self._copying: Future[None] | None = None
         self._snapshots: Snapshots | None = None
+        self.set_aside: list[str] = []
+        """What `resume` found damaged, why, and what is used instead: a sentence each."""
         if config is not None:
             try:
                 self._files.open()
@@ -186,7 +188,12 @@ class CheckpointStore:
                 found.number <= usable.number or read_state(self._files, found) is not None
             )
             if not sound:
+                damage = describe_damage(self._files, name)
                 self._files.quarantine(name)
+                self.set_aside.append(
+                    f"checkpoint {name} is damaged and was set aside: {damage}; "
+                    f"{usable.path.name} is used instead"
+                )
         self._kept = self.generations()
         self._last_step = usable.step
         return _parse(content)

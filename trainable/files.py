@@ -10,6 +10,7 @@ What must not live here: what a manifest says (`manifest.py`), or when to save (
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -159,7 +160,7 @@ class LocalFiles:
 
     def commit(self, name: str, write: Write) -> None:
         aside = self.own / f"{_NEW}{name}"
-        with self._unless_fenced():
+        with self.unless_fenced():
             aside.mkdir()
             try:
                 with DirectFile(aside / STATE) as file:
@@ -177,13 +178,13 @@ class LocalFiles:
 
     def remove(self, name: str) -> None:
         aside = self.own / f"{_GONE}{name}"
-        with self._unless_fenced():
+        with self.unless_fenced():
             self.rename(self._root / name, aside)
-            shutil.rmtree(aside)
+            _remove_tree(aside)
 
     def quarantine(self, name: str) -> None:
         aside = self.own / f"{_DAMAGED}{name}"
-        with self._unless_fenced():
+        with self.unless_fenced():
             self.rename(self._root / name, aside)
             self._move_to_quarantine(aside)
 
@@ -196,7 +197,7 @@ class LocalFiles:
             Fenced: Another process has opened the run.
         """
         aside = self.own / path.name
-        with self._unless_fenced():
+        with self.unless_fenced():
             with aside.open("wb") as file:
                 file.write(content)
                 _sync_file(file)
@@ -205,6 +206,17 @@ class LocalFiles:
 
     def close(self) -> None:
         shutil.rmtree(self.own, ignore_errors=True)  # gone already when it is fenced
+
+    @contextlib.contextmanager
+    def unless_fenced(self) -> Iterator[None]:
+        """What the system says of a file that is gone becomes `Fenced`, if that is why."""
+        try:
+            yield
+        except OSError as problem:
+            # A network file system knows a file that another host has removed by its handle only.
+            if problem.errno not in (errno.ENOENT, errno.ESTALE) or os.path.isdir(self.own):
+                raise
+            raise fenced(self._root) from problem
 
     def has_writer(self) -> bool:
         """Whether a writer's room is there: of one that lives, or of one that was killed."""
@@ -233,16 +245,7 @@ class LocalFiles:
                 self._move_to_quarantine(aside)
             for nested in other.glob(f"{_GONE}{_OWN}*"):  # it died while it took over from another
                 self._bury(nested)
-            shutil.rmtree(other)
-
-    @contextlib.contextmanager
-    def _unless_fenced(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as problem:
-            if self.own.is_dir():
-                raise
-            raise fenced(self._root) from problem
+            _remove_tree(other)
 
 
 class ObjectFiles:
@@ -353,6 +356,19 @@ def fenced(place: Path) -> Fenced:
         f"another process has taken over {place}, or it was removed; this process has been "
         "replaced and changes nothing there any more; look at the one that goes on"
     )
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a directory; over NFS it keeps a nameless rest while someone here reads a file of it.
+
+    The rest goes with the writer's room, once nobody reads it any more.
+    """
+    try:
+        shutil.rmtree(path)
+    except OSError as problem:
+        if problem.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync_file(file: BinaryIO) -> None:

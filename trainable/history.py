@@ -89,23 +89,34 @@ class History:
         now = [earlier for earlier in before if earlier < step] + [step] * interrupted
         if now != before:
             files.replace(directory / RESUMED, json.dumps(now).encode())
-        self._file: BinaryIO = path.open("ab")
+        self._files = files
+        with files.unless_fenced():
+            self._file: BinaryIO = path.open("ab")
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Append rows and hand them to the operating system, so that other processes see them."""
-        self._file.write(b"".join(map(_format, rows)))
-        self._file.flush()
+        """Append rows and hand them to the operating system, so that other processes see them.
+
+        Raises:
+            Fenced: Another process has taken over, and the storage says so.
+        """
+        with self._files.unless_fenced():
+            self._file.write(b"".join(map(_format, rows)))
+            self._file.flush()
 
     def sync(self) -> None:
         """Return once everything appended survives a power loss."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self._files.unless_fenced():
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Make everything durable and close the file."""
         if not self._file.closed:
-            self.sync()
-            self._file.close()
+            with self._files.unless_fenced():
+                try:
+                    self.sync()
+                finally:
+                    self._file.close()
 
 
 def _up_to(path: Path, step: int) -> bytes:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from trainable.files import MANIFEST, STATE, Files
 
 _FORMAT = 1
+_FIELDS = ("number", "step", "epoch", "metric", "mode", "value")
 
 
 class Pointer(NamedTuple):
@@ -72,12 +73,7 @@ def format_manifest(generation: Generation) -> bytes:
     """Return the bytes of `manifest.json`."""
     manifest = {
         "format": _FORMAT,
-        "number": generation.number,
-        "step": generation.step,
-        "epoch": generation.epoch,
-        "metric": generation.metric,
-        "mode": generation.mode,
-        "value": generation.value,
+        **{key: getattr(generation, key) for key in _FIELDS},
         "files": {STATE: {"length": generation.length, "sha256": generation.sha256}},
     }
     body = json.dumps(manifest, sort_keys=True)
@@ -94,7 +90,8 @@ def read_manifest(files: Files, name: str) -> Generation | str:
     """Return what a generation's manifest says, or why it cannot be trusted."""
     path = files.path(name)
     try:
-        record = json.loads(files.read(name, MANIFEST))
+        content = files.read(name, MANIFEST)
+        record = json.loads(content)
         manifest = record["manifest"]
         seal = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
         if seal != record["sha256"]:
@@ -104,13 +101,22 @@ def read_manifest(files: Files, name: str) -> Generation | str:
                 f"{path / MANIFEST} has format {manifest['format']}, this version reads {_FORMAT}"
             )
         file = manifest["files"][STATE]
+        generation = Generation(
+            path=path,
+            **{key: manifest[key] for key in _FIELDS},
+            length=file["length"],
+            sha256=file["sha256"],
+        )
         length = files.length(name, STATE)
     except (OSError, ValueError, KeyError, TypeError) as problem:
         return f"{path / MANIFEST} cannot be read ({type(problem).__name__}: {problem})"
-    if length != file["length"]:
-        return f"{path / STATE} has {length} bytes of {file['length']}, sha256 {file['sha256']}"
-    fields = {key: manifest[key] for key in ("number", "step", "epoch", "metric", "mode", "value")}
-    return Generation(path=path, **fields, length=file["length"], sha256=file["sha256"])
+    if content != format_manifest(generation):  # a flipped bit may leave it the same to JSON
+        return f"{path / MANIFEST} is not as it was written"
+    if length != generation.length:
+        return (
+            f"{path / STATE} has {length} bytes of {generation.length}, sha256 {generation.sha256}"
+        )
+    return generation
 
 
 def read_state(files: Files, generation: Generation) -> bytes | None:

@@ -63,6 +63,7 @@ class TuneTrial(tune.Trainable):
         self._drain, self._stop = config["drain"], config["stop"]
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
         self._halved = False
+        self._set_aside: list[str] = []
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
             import trainable.build  # noqa: F401  torch: seconds that only workers pay
@@ -74,11 +75,14 @@ class TuneTrial(tune.Trainable):
             `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of the report; at the end
             also `ending`, and for a failed one `failure`: `kind`, `reason`, `traceback`, `place`.
             `accumulation`, once it is no longer what the trial was given.
+            `set_aside`, in the first result: what was found damaged, and what is used instead.
         """
         report = self._next_report()
         while self._is_out_of_memory() and self._split_batch():
             report = self._next_report()
         result: dict[str, Any] = {}
+        if self._set_aside:
+            result["set_aside"], self._set_aside = self._set_aside, []
         if self._halved:
             result["accumulation"] = self._config.train.accumulation
         if self._failure is not None:
@@ -139,6 +143,9 @@ class TuneTrial(tune.Trainable):
             memory_share=self._gpu_share(),
             interrupted=self._is_asked_to_end,
         )
+        self._set_aside += self._trainer.store.set_aside
+        for sentence in self._trainer.store.set_aside:
+            print(sentence)
         self._events = self._trainer.events()
 
     def _is_asked_to_end(self) -> bool:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
@@ -91,8 +92,15 @@ def test_ctrl_c_saves_drains_and_says_how_to_go_on(cli: CommandLine) -> None:
     assert experiment is not None
     for run in client.search_runs([experiment.experiment_id]):
         assert (run.info.status, run.data.tags["stopped_by"]) == ("KILLED", "interrupt")
+    # Meanwhile one of them is damaged: the one before it is used, and that is said.
+    damaged = Path(cli.json("trials", "small")[0]["checkpoint"])
+    (damaged / "state.pt").write_bytes(b"")
     done = cli("resume", "small")
     assert done.returncode == 0, done.stderr
+    told = f"trial 0: checkpoint {damaged.name} is damaged and was set aside: "
+    assert [told in line for line in done.stdout.splitlines()].count(True) == 1
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`gradsweep.trial` = '0'")
+    assert run.data.tags["checkpoint.set_aside"].startswith(f"checkpoint {damaged.name} is ")
     _assert_whole(cli, before)
 
 

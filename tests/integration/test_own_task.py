@@ -131,6 +131,9 @@ def test_failed_runs_are_failed_with_their_reason(
         if trial["state"] == "failed":
             assert run.info.status == "FAILED"
             assert run.data.tags["reason"] == trial["reason"]
+            traceback = run.data.tags["failure.traceback"].rstrip().splitlines()
+            assert traceback[0].startswith("Traceback")
+            assert trial["reason"].partition(": ")[2] in traceback[-1]
         else:
             assert run.info.status == "FINISHED"
 

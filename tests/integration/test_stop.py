@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from typing import Any
 
 from mlflow import MlflowClient
@@ -14,6 +15,8 @@ from tests.integration.commandline import SMALL, CommandLine, no_process_of, wai
 from trainable.history import read_rows
 
 EPOCHS = 40
+CHANCE = 1.0
+"""Seconds by which a busy machine may be late."""
 LONG = (
     SMALL.replace("model: mlp, width: 32", "model: cnn, width: 64")
     .replace("epochs: 4", f"epochs: {EPOCHS}")
@@ -102,3 +105,27 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
 
 def _states(cli: CommandLine) -> list[str]:
     return [trial["state"] for trial in cli.json("trials", "small")]
+
+
+def test_stopping_at_once_waits_for_nothing(cli: CommandLine) -> None:
+    cli.write("small.yaml", LONG)
+    driver = cli.start("run", "small.yaml")
+    for number in (0, 1):
+        _wait_for(cli, driver, number, rows=7)
+    token = cli.token("small")
+    asked = cli.root / f"small/control/{token}-now"
+    stop = cli.start("stop", "small", "--now", "--json")
+    wait_until(lambda: asked.exists() or driver.poll() is not None, every=0.005)
+    started = time.monotonic()
+    printed, _ = driver.communicate(timeout=20)
+    assert time.monotonic() - started < 2.0 + CHANCE
+    assert driver.returncode == 130, printed
+    assert "left at once; what was saved is whole" in printed
+    assert printed.splitlines()[-1] == "sweep resume small"
+    said, _ = stop.communicate(timeout=20)
+    stopped = json.loads(said)
+    assert (stop.returncode, stopped["done"], stopped["state"]) == (0, True, "interrupted")
+    wait_until(lambda: no_process_of(token), seconds=20)  # killed ones take a moment to go
+    assert not (cli.root / "small/control").exists()
+    assert [trial["state"] for trial in cli.json("trials", "small")] == ["waiting"] * 2
+    assert cli.json("status", "small")["state"] == "interrupted"

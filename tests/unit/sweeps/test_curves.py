@@ -129,6 +129,17 @@ def test_a_sweep_says_which_trials_deserve_a_look() -> None:
             _record(0, "failed", reason="oom: no"),
             {"stopped_by": "", "reason": "oom: no", "failure.kind": "oom"},
         ),
+        (
+            _record(
+                0, "failed", reason="KeyError: 1", traceback="Traceback\n" * 600 + "KeyError: 1"
+            ),
+            {
+                "stopped_by": "",
+                "reason": "KeyError: 1",
+                "failure.kind": "error",
+                "failure.traceback": "…" + ("Traceback\n" * 600)[-4988:] + "KeyError: 1",
+            },
+        ),
     ],
 )
 def test_a_trial_says_why_it_ended(record: TrialRecord, tags: dict[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -11,6 +13,7 @@ import uuid
 from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 from optuna.samplers import RandomSampler
 
@@ -26,6 +29,7 @@ from sweeps.spec import parse_spec
 
 GIB = 1024**3
 Usage = namedtuple("Usage", ["total", "used", "free"])
+Mount = namedtuple("Mount", ["device", "mountpoint", "fstype", "opts"])
 
 
 def _named(findings: list[Finding], what: str) -> Finding:
@@ -163,3 +167,36 @@ def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_p
     [found] = sweeps_off(tmp_path)
     assert found.level == "fail"
     assert "holds no revision" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("fstype", "options", "level"),
+    [
+        ("nfs4", "rw,relatime,vers=4.2,local_lock=none", "ok"),
+        ("nfs", "rw,vers=3,local_lock=none", "ok"),
+        ("nfs", "rw,vers=3,nolock,local_lock=all", "warn"),
+        ("nfs", "rw,vers=3,local_lock=flock", "warn"),
+        ("ext4", "rw", "ok"),
+    ],
+)
+def test_locks_that_other_hosts_do_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fstype: str, options: str, level: str
+) -> None:
+    mounts = [
+        Mount("/dev/root", "/", "nfs", "rw,nolock"),
+        Mount("server:/home", str(tmp_path), fstype, options),
+    ]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
+    found = _named(examine(tmp_path / "runs"), "locks")
+    assert found.level == level
+    assert str(tmp_path) in found.detail
+    assert bool(found.remedy) == (level == "warn")
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    found = _named(examine(tmp_path), "locks")
+    assert (found.level, found.detail) == ("fail", f"{tmp_path}: cannot lock (No locks available)")

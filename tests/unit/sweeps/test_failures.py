@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sweeps.failures import Failure, Losses, SameFailures
+from sweeps.failures import UNCOUNTED_LOSSES, Failure, Losses, SameFailures
 
 RAISED = Failure("error", "ValueError: out of cheese", "Traceback ...", "task.py:7")
 
@@ -66,23 +66,24 @@ def test_a_limit_of_one_stops_at_the_first_and_none_never() -> None:
     assert lenient.hopeless is None
 
 
-def test_losses_are_counted_in_a_row_and_without_progress() -> None:
-    losses = Losses(allowed=2)
+@pytest.mark.parametrize("max_retries", [0, 3])
+def test_losses_are_counted_in_a_row_and_without_progress(max_retries: int) -> None:
+    losses = Losses(max_retries)
     losses.started(4, newest=0)
-    assert [losses.lost(4, newest) for newest in (0, 0, 1, 1, 1, 1)] == [
-        True, True, True, True, True, False,
-    ]  # fmt: skip
-    assert losses.in_a_row(4) == 3
+    uncounted = [losses.lost(4, newest) for newest in (0, 0, 1, 1, 1)]
+    assert uncounted == [True] * 5, "the machine's losses depend on no number of the user's"
+    assert [losses.lost(4, 1) for _ in range(max_retries + 1)] == [True] * max_retries + [False]
+    assert losses.in_a_row(4) == UNCOUNTED_LOSSES + max_retries + 1
 
 
 def test_a_trial_that_comes_further_each_time_is_never_given_up() -> None:
-    losses = Losses(allowed=0)
+    losses = Losses(max_retries=0)
     losses.started(0, newest=5)
     assert all(losses.lost(0, newest) for newest in range(6, 50))
-    assert not losses.lost(0, 49)
+    assert [losses.lost(0, 49) for _ in range(3)] == [True, True, False]
 
 
 def test_what_was_saved_before_this_driver_is_no_progress() -> None:
-    losses = Losses(allowed=0)
+    losses = Losses(max_retries=0)
     losses.started(0, newest=5)
-    assert not losses.lost(0, 5)
+    assert [losses.lost(0, 5) for _ in range(3)] == [True, True, False]

@@ -44,6 +44,7 @@ def _play(view: LiveTable | PlainLines) -> None:
         view.reported(_progress(0, 1, 0.5, 0.5))
         view.started(1, PARAMS, 2)
         view.reported(_progress(1, 1, 0.9, 0.9))
+        view.warned(1, "checkpoint [1] was set aside")
         view.ended(1, "pruned", 0.9, None)
         view.reported(_progress(0, 2, 0.6, 0.5))
         view.ended(0, "complete", 0.5, None)
@@ -97,6 +98,7 @@ def test_plain_lines_say_each_event_once(spec: SweepSpec) -> None:
         "trial 0 epoch 1/2: val/loss 0.5, train/lr 0.01, train/grad_norm 1.5",
         "trial 1 started (attempt 2): train.optimizer.lr 0.01",
         "trial 1 epoch 1/2: val/loss 0.9, train/lr 0.01, train/grad_norm 1.5",
+        "trial 1: checkpoint [1] was set aside",
         "trial 1 pruned, best val/loss 0.9 (2/4 trials)",
         "trial 0 epoch 2/2: val/loss 0.6, train/lr 0.01, train/grad_norm 1.5",
         "trial 0 complete, best val/loss 0.5 (3/4 trials)",

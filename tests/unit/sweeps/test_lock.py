@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -155,3 +156,48 @@ def test_of_many_drivers_at_once_one_wins_and_the_others_name_it(path: Path) -> 
     assert [words[2] for words in said if words[0] == "refused"] == winners * 3
     for racer in racers:
         racer.communicate()
+
+
+def _on(host: str, program: str, path: Path) -> subprocess.Popen[str]:
+    """Start a program that sees another hostname, as on another host of a shared path."""
+    named = f"import socket; socket.sethostname({host!r})\n{program}"
+    root = ["--map-root-user"] if os.getuid() else []
+    return subprocess.Popen(
+        ["unshare", "--uts", *root, sys.executable, "-c", named, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+    )  # fmt: skip
+
+
+def _may_rename_hosts() -> bool:
+    """Whether this machine lets a process have a hostname of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    root = ["--map-root-user"] if os.getuid() else []
+    tried = ["unshare", "--uts", *root, "true"]
+    return subprocess.run(tried, check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not _may_rename_hosts(), reason="no namespaces for hostnames here")
+def test_a_driver_on_another_host_is_refused_and_named_until_it_is_dead(path: Path) -> None:
+    with _on("gpu-1", _HOLD, path) as first, _on("gpu-2", _RACE, path) as second:
+        try:
+            assert first.stdout is not None
+            assert second.stdin is not None
+            assert second.stdout is not None
+            assert first.stdout.readline() == "held\n"
+            with pytest.raises(SweepHeld, match=rf"process {first.pid} on gpu-1;"):
+                SweepLock(path).acquire()
+            second.stdin.write("go\n")
+            assert second.stdout.readline() == f"refused by {first.pid}\n"
+        finally:
+            first.kill()
+    with _on("gpu-2", _RACE, path) as third:
+        assert third.stdin is not None
+        assert third.stdout is not None
+        third.stdin.write("go\n")
+        assert third.stdout.readline() == f"held by {third.pid}\n"
+        holder = read_holder(path)
+        assert holder is not None
+        assert (holder.host, holder.pid) == ("gpu-2", third.pid)
+        third.communicate()
+    assert not is_held(path)

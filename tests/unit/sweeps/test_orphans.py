@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
 
 from sweeps.orphans import (
     TOKEN_VARIABLE,
+    claim_scratch,
     clean_up_after_the_dead,
     end_orphans,
     find_orphans,
@@ -137,3 +140,57 @@ def test_a_directory_that_is_not_a_drivers_stays() -> None:
     stranger.mkdir()
     assert clean_up_after_the_dead() == (0, 0)
     assert stranger.exists()
+
+
+_UNFINISHED = """
+import os, pathlib, sys
+from sweeps import orphans
+orphans._PLACE = pathlib.Path(sys.argv[2])
+
+def die(*_, **__):
+    os.kill(os.getpid(), 9)
+
+if sys.argv[3] == "lock":
+    orphans.fcntl.flock = die
+elif sys.argv[3] == "rename":
+    pathlib.Path.rename = die
+else:
+    orphans.open = die
+orphans.claim_scratch(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("died_at", ["open", "lock", "rename"])
+def test_a_driver_that_died_before_it_had_its_directory_leaves_nothing(
+    place: Path, died_at: str
+) -> None:
+    token = uuid.uuid4().hex
+    died = subprocess.run(
+        [sys.executable, "-c", _UNFINISHED, token, str(place), died_at], check=False
+    )
+    assert died.returncode == -9
+    assert [path.name for path in place.iterdir()] == [f".gradsweep-{token}"]
+    living = place / f".gradsweep-{uuid.uuid4().hex}"
+    living.mkdir()
+    with open(living / "driver", "w", encoding="utf-8") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        assert clean_up_after_the_dead() == (1, 0)
+        assert list(place.iterdir()) == [living]
+
+
+def test_a_driver_that_was_taken_for_dead_makes_its_directory_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, flock, cleaned = uuid.uuid4().hex, fcntl.flock, []
+
+    def clean_up_first(file: IO[str], operation: int) -> None:
+        if not cleaned:
+            monkeypatch.setattr(fcntl, "flock", flock)
+            cleaned.append(clean_up_after_the_dead())
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", clean_up_first)
+    with claim_scratch(token):
+        assert cleaned == [(1, 0)]
+        assert list(place.iterdir()) == [scratch_directory(token)]
+        assert clean_up_after_the_dead() == (0, 0)

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracking.limits import MAX_KEY, clean_key, clip_text, split_pairs
+from tracking.limits import MAX_KEY, clean_key, clip_start, clip_text, split_pairs
 from tracking.points import Marks, PackedRow, Point, pack, parts, unpack
 
 rows = st.lists(
@@ -90,6 +90,8 @@ def test_ordinary_keys_stay_as_they_are() -> None:
 def test_long_text_is_cut_with_an_ellipsis() -> None:
     assert clip_text("abc", 3) == "abc"
     assert clip_text("abcd", 3) == "ab…"
+    assert clip_start("abc", 3) == "abc"
+    assert clip_start("abcd", 3) == "…cd"
 
 
 def test_pairs_are_split_by_number_and_by_bytes_as_sent() -> None:

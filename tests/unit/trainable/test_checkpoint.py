@@ -102,18 +102,10 @@ def test_row_13_every_bit_flip_cut_and_zeroed_page_is_detected(tmp_path, name, n
     content = path.read_bytes()
     assert len(content) < 4096 * 8
     seed = int(os.environ.get("CHAOS_SEED", random.randrange(10**6)))
-    harmless = 0
     for what, damaged in _damages(content, num_flips, seed):
         path.write_bytes(damaged)
         newest = CheckpointStore(tmp_path).newest()
-        if newest.step == 2:
-            # Only what JSON reads as the same manifest is: the case of an escaped letter, a space.
-            assert name == "manifest.json", f"{what} of CHAOS_SEED={seed} was not detected"
-            assert json.loads(damaged) == json.loads(content), f"{what} of CHAOS_SEED={seed}"
-            harmless += 1
-        else:
-            assert newest.step == 1, f"{what} of CHAOS_SEED={seed}"
-    assert harmless < num_flips / 10
+        assert newest.step == 1, f"{what} of CHAOS_SEED={seed} was not detected"
     path.write_bytes(content)
     assert CheckpointStore(tmp_path).newest().step == 2
 
@@ -129,6 +121,9 @@ def test_damaged_newest_goes_to_quarantine_and_the_one_before_it_is_used(tmp_pat
     again = _store(tmp_path)
     assert again.resume()["step"] == 1
     assert (tmp_path / "checkpoints" / "quarantine" / "step-00000002" / "state.pt").exists()
+    (told,) = again.set_aside
+    assert told.startswith("checkpoint step-00000002 is damaged and was set aside: ")
+    assert told.endswith("; step-00000001 is used instead")
     _save(again, 2)
     assert again.newest().step == 2
 

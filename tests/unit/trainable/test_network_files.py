@@ -1,0 +1,111 @@
+"""What a network file system does otherwise: open files that were removed, and stale handles."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from trainable.checkpoint import CheckpointStore
+from trainable.config import CheckpointConfig
+from trainable.errors import Fenced, StorageError
+from trainable.files import LocalFiles
+from trainable.history import History, Row
+
+
+class Stale(LocalFiles):
+    """The server no longer knows what is to be renamed by its handle."""
+
+    successor = None
+    """Takes over right before."""
+
+    def rename(self, source, target):
+        if self.successor is not None:
+            self.successor.open()
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(source), None, str(target))
+
+
+def _store(directory, files=None):
+    return CheckpointStore(directory, CheckpointConfig(), metric="val/loss", files=files)
+
+
+def _save(store):
+    store.offer(lambda: {"step": 1}, step=1, epoch=1, boundary=True)
+    store.wait()
+
+
+def _unlink_over_nfs(monkeypatch, name):
+    """Someone on this host reads the files of that name: removed, they only change their name."""
+    unlink = os.unlink
+
+    def over_nfs(path, *, dir_fd=None):
+        if os.fspath(path) == name:
+            os.rename(path, ".nfs00000001", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        elif os.fspath(path).startswith(".nfs"):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        else:
+            unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", over_nfs)
+
+
+def test_a_file_that_is_still_read_does_not_keep_a_room_from_being_taken_over(
+    tmp_path, monkeypatch
+):
+    first = LocalFiles.of(tmp_path)
+    first.open()
+    unfinished = first.own / "new-step-00000001"
+    unfinished.mkdir()
+    for name in ("manifest.json", "state.pt"):
+        (unfinished / name).write_bytes(b"half")
+    with monkeypatch.context() as network:
+        _unlink_over_nfs(network, "manifest.json")
+        second = LocalFiles.of(tmp_path)
+        second.open()
+        assert [path.name for path in second.own.rglob("*") if path.is_file()] == [".nfs00000001"]
+        with pytest.raises(Fenced):
+            first.remove("step-00000001")
+    second.close()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_generation_that_is_still_read_can_be_removed(tmp_path, monkeypatch):
+    store = _store(tmp_path)
+    _save(store)
+    with monkeypatch.context() as network:
+        _unlink_over_nfs(network, "state.pt")
+        store._files.remove("step-00000001")
+        assert store.generations() == []
+    store.close()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_stale_handle_says_fenced_to_a_writer_that_was_replaced_and_only_to_it(tmp_path):
+    files = Stale.of(tmp_path)
+    with pytest.raises(StorageError, match="Stale file handle"):
+        _save(_store(tmp_path, files))
+    files = Stale.of(tmp_path)
+    files.successor = LocalFiles.of(tmp_path)
+    with pytest.raises(Fenced, match="another process has taken over"):
+        _save(_store(tmp_path, files))
+
+
+def test_so_it_does_to_one_that_writes_its_curve(tmp_path, monkeypatch):
+    files = LocalFiles.of(tmp_path)
+    files.open()
+    history = History(tmp_path, files, step=0)
+    history.append([Row(1, 1, {"train/loss": 0.5})])
+
+    def stale(_handle):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "fsync", stale)
+    with pytest.raises(OSError, match="Stale file handle"):
+        history.sync()
+    files.close()
+    with pytest.raises(Fenced, match="another process has taken over"):
+        history.sync()
+    with pytest.raises(Fenced, match="another process has taken over"):
+        history.close()
+    history.close()
