@@ -14,7 +14,6 @@ or Ray.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -40,35 +39,6 @@ if TYPE_CHECKING:
     from trainable.snapshot import Snapshots
 
 __all__ = ["CheckpointStore", "Generation", "Pointer", "rank"]
-
-_PIECE = 2**20
-
-
-class _Digesting:
-    """A file that knows the length and digest of what has been written to it."""
-
-    def __init__(self, file: Sink) -> None:
-        self._file = file
-        self._sha256 = hashlib.sha256()
-        self.length = 0
-
-    def write(self, part: bytes | memoryview) -> int:
-        # A state comes in parts of a tensor each. Pieces that are still in the processor's cache
-        # when they are written cost the training beside it less of the memory's bandwidth.
-        view = memoryview(part).cast("B")
-        for start in range(0, len(view), _PIECE):
-            piece = view[start : start + _PIECE]
-            self._sha256.update(piece)  # lets other threads run meanwhile, as writing does
-            self._file.write(piece)
-        self.length += len(view)
-        return len(view)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    @property
-    def sha256(self) -> str:
-        return self._sha256.hexdigest()
 
 
 class CheckpointStore:
@@ -361,8 +331,7 @@ class CheckpointStore:
         committed: list[Generation] = []
 
         def write(file: Sink) -> bytes:
-            digesting = _Digesting(file)
-            write_state(state, digesting)
+            length, sha256 = write_state(state, file)
             generation = Generation(
                 path=self._files.path(name),
                 number=self._kept[-1].number + 1 if self._kept else 1,
@@ -371,8 +340,8 @@ class CheckpointStore:
                 metric=self._metric,
                 mode=self._mode,
                 value=None if value is None or not math.isfinite(value) else value,
-                length=digesting.length,
-                sha256=digesting.sha256,
+                length=length,
+                sha256=sha256,
             )
             committed.append(generation)
             return format_manifest(generation)
