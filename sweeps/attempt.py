@@ -13,13 +13,15 @@ from rich.console import Console
 from sweeps import display
 from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.interrupt import Left, leaving
-from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
+from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths, tracking_place
 from sweeps.lock import LockLost
 from sweeps.origin import Origin
 from sweeps.preflight import Inspection
 from sweeps.resources import Machine, plan
+from sweeps.revisions import read_spec
 from sweeps.spec import SweepSpec
 from tracking.outbox_file import OutboxError
+from tracking.outbox_status import read_outbox
 
 _REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 """What a storage answers that is full or read-only."""
@@ -64,11 +66,12 @@ def attempt(
             from sweeps.run import run_sweep  # imports Ray while the child imports torch
 
             facts = inspection.facts()
-            if new and spec.tracking.uri is not None and not offline:
+            if not offline:
                 from tracking.probe import probe
 
                 spinner.update("asking the tracking server")
-                probe(spec.tracking.uri)
+                uri, _ = tracking_place(spec.tracking.uri, paths.root)
+                probe(uri, known=_is_known(paths, spec, new=new))
 
             def make_view(finished: int) -> LiveTable | PlainLines:
                 spinner.stop()
@@ -102,6 +105,16 @@ def attempt(
         return give_up(error, paths, err)
     display.outcome(out, err, outcome, paths)
     return outcome.exit_code
+
+
+def _is_known(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> bool:
+    """Whether the tracking address needs no proof: our own store, or one recorded at before."""
+    if spec.tracking.uri is None:
+        return True
+    if new:
+        return False
+    before = read_spec(paths.spec).spec.tracking.uri
+    return before == spec.tracking.uri and read_outbox(paths.outbox).experiment_id is not None
 
 
 def give_up(error: LedgerError | LockLost | OSError, paths: SweepPaths, err: Console) -> int:

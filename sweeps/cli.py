@@ -223,14 +223,17 @@ app.command()(look.report)
 @app.command()
 def sync(name: Name, root: Root = None) -> None:
     """Deliver what the outbox still holds to the tracking server."""
+    from sweeps import display
     from sweeps.sync import deliver
 
     with input_errors():
         view = view_of(name, root)
         with err.status("delivering to the tracking store"):
-            delivered, left = deliver(view)
-    out.print(f"delivered {delivered} records; {left} wait", highlight=False)
-    if left:
+            done = deliver(view)
+    out.print(f"delivered {done.delivered} records; {done.left} wait", highlight=False)
+    if done.refused:
+        display.sentence(err, display.refused(done.refused), style="yellow")
+    if done.left:
         raise typer.Exit(LATE)
 
 

@@ -20,7 +20,7 @@ from sweeps.ledger import TrialRecord
 from sweeps.opening import OpenSweep
 from sweeps.pictures import Gallery
 from sweeps.results import NoBest, NoReport, Outcome, draw_report, export_trial, no_success
-from sweeps.tags import STOPPED_BY_INTERRUPT, best_tags, health_tags
+from sweeps.tags import STOPPED_BY_INTERRUPT, attempt_tags, best_tags, health_tags
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.recorder import Recorder
 
@@ -88,14 +88,19 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
 
 def _publish_best(sweep: OpenSweep, best: TrialRecord, gallery: Gallery) -> None:
     """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""
-    paths, recorder = sweep.paths, sweep.recorder
+    paths, ledger, recorder = sweep.paths, sweep.ledger, sweep.recorder
     recorder.tag(None, best_tags(best))
     with (
         tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory,
         ThreadPoolExecutor() as beside,  # child processes that import for seconds
     ):
         weights = beside.submit(
-            export_trial, paths, sweep.spec, best, Path(directory, "best"), sweep.provenance()
+            export_trial,
+            paths,
+            sweep.spec,
+            best,
+            Path(directory, "best"),
+            attempt_tags(ledger.attempts),
         )
         report = beside.submit(_publish_report, paths, recorder)
         gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)

@@ -75,15 +75,25 @@ def apply(
                 record = replace(ledger.trial(number), state=ending)
                 recorder.finish(number, STATUSES[ending], end_tags(record, spec))
                 ledger.finish(number, ending)
-            case Told(number, status, rows):
-                record = ledger.trial(number)
-                recorder.start(number, _parameters(spec, record), {})
-                recorder.log(number, rows)
-                recorder.finish(number, status, end_tags(record, spec))
-            case Interrupted(number):
-                recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
+            case Told() | Interrupted():
+                tell(wrong, spec, ledger.trial(wrong.number), recorder)
             case Reported() | Logged():
                 catch_up([wrong], ledger, recorder)
+
+
+def tell(
+    wrong: Logged | Told | Interrupted, spec: SweepSpec, record: TrialRecord, recorder: Recorder
+) -> None:
+    """Give tracking what it lacks of a trial that nobody works on."""
+    match wrong:
+        case Logged(number, rows):
+            recorder.log(number, rows)
+        case Told(number, status, rows):
+            recorder.start(number, _parameters(spec, record), {})
+            recorder.log(number, rows)
+            recorder.finish(number, status, end_tags(record, spec))
+        case Interrupted(number):
+            recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
 
 
 def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder: Recorder) -> None:

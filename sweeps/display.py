@@ -24,6 +24,7 @@ from sweeps.grid import Grid, plain_table
 from sweeps.layout import SweepPaths, artifact_root, tracking_uri
 from sweeps.results import STATES, SweepView, format_number
 from sweeps.spec import SweepSpec
+from tracking.address import is_server
 
 if TYPE_CHECKING:
     from sweeps.control import Stopped
@@ -90,9 +91,19 @@ def status(found: dict[str, Any]) -> RenderableType:
         if found["state"] != "running":
             waiting += f"; deliver them with: sweep sync {found['name']}"
         lines.append(Text(waiting))
+    if found["outbox_refused"]:
+        lines.append(Text(refused(found["outbox_refused"]), style="yellow"))
     if found["state"] == "interrupted":
         lines.append(Text(f"continue with: sweep resume {found['name']}"))
     return Group(*lines)
+
+
+def refused(count: int) -> str:
+    """How many records tracking lacks for good."""
+    return (
+        f"{count} records were refused by the tracking store and are not sent again; "
+        "each is kept with the reason in the table `refused` of outbox/outbox.db"
+    )
 
 
 def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
@@ -346,30 +357,46 @@ def _command() -> str:
 def serve(
     console: Console, root: Path, view: SweepView | None, *, port: int, open_browser: bool
 ) -> None:
-    """Run the MLflow UI until Ctrl-C, on the runs page of a sweep when one is named."""
-    from tracking.ui import runs_page, start_server
+    """Run the MLflow UI until Ctrl-C, on the runs page of a sweep when one is named.
+
+    A tracking server has its pages already: the sweep's is opened there, and nothing is started.
+    """
+    from tracking.ui import start_server
 
     uri = (view.spec.tracking.uri if view else None) or tracking_uri(root)
+    if is_server(uri):
+        _open(console, _page(uri, view), open_browser=open_browser)
+        return
     with console.status("starting the MLflow UI (20 to 60 seconds)"):
         server = start_server(uri, artifact_root(root), port=port)
     try:
-        page = server.url
-        if view is not None and view.delivered.experiment_id is not None:
-            page = runs_page(
-                server.url,
-                view.delivered.experiment_id,
-                order_by_metric=f"best/{view.spec.metric}",
-                ascending=view.spec.mode == "min",
-            )
-        console.print(page, highlight=False, soft_wrap=True)
         console.print("Ctrl-C ends it", highlight=False)
-        if open_browser:
-            webbrowser.open(page)
+        _open(console, _page(server.url, view), open_browser=open_browser)
         server.wait()
     except KeyboardInterrupt:
         pass
     finally:
         server.stop()
+
+
+def _page(base: str, view: SweepView | None) -> str:
+    """The page of a sweep's runs below a server's address; all of them without a sweep."""
+    from tracking.ui import runs_page
+
+    if view is None or view.delivered.experiment_id is None:
+        return base
+    return runs_page(
+        base,
+        view.delivered.experiment_id,
+        order_by_metric=f"best/{view.spec.metric}",
+        ascending=view.spec.mode == "min",
+    )
+
+
+def _open(console: Console, page: str, *, open_browser: bool) -> None:
+    console.print(page, highlight=False, soft_wrap=True)
+    if open_browser:
+        webbrowser.open(page)
 
 
 def _params(params: dict[str, Any]) -> str:

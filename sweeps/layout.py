@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sweeps.spec import check_name
+from tracking.address import is_database
 
 ROOT_VARIABLE = "SWEEP_ROOT"
 TRIAL_CONFIG = "config.yaml"
@@ -37,6 +38,20 @@ def tracking_uri(root: Path) -> str:
 def artifact_root(root: Path) -> Path:
     """Where the embedded tracking store keeps its artifacts."""
     return root / "mlartifacts"
+
+
+def tracking_place(uri: str | None, root: Path) -> tuple[str, Path | None]:
+    """Return where a sweep is recorded, and where its artifacts lie.
+
+    Args:
+        uri: Its `tracking.uri`; None: the embedded store.
+        root: Where sweeps live.
+
+    Returns:
+        The address, and the artifacts' directory; None leaves that to a server.
+    """
+    address = tracking_uri(root) if uri is None else uri
+    return address, artifact_root(root) if is_database(address) else None
 
 
 @dataclass(frozen=True)

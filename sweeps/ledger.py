@@ -26,9 +26,11 @@ from sweeps import ledger_file
 from sweeps.layout import LedgerError
 from sweeps.ledger_view import (
     ACCUMULATION,
+    ATTEMPT,
     SIGNALS,
     Ending,
     TrialRecord,
+    attempts_in,
     best_report,
     leader,
     noted,
@@ -151,6 +153,18 @@ class Ledger:
         """Note what trials are run from now on."""
         if origin != self.origin:
             self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
+
+    @property
+    @_storing
+    def attempts(self) -> list[dict[str, str]]:
+        """From where and with what each driver of the sweep ran it, as tags."""
+        return attempts_in(self._study.user_attrs)
+
+    @_storing
+    def note_attempt(self, tags: Mapping[str, str]) -> None:
+        """Note from where and with what a driver runs the sweep."""
+        number = len(self.attempts) + 1
+        self._study.set_user_attr(f"{ATTEMPT}{number}", dict(tags))
 
     @property
     @_storing

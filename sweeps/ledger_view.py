@@ -7,6 +7,7 @@ thousand trials; looking needs neither. What must not live here: anything that w
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sqlite3
@@ -18,6 +19,8 @@ from typing import Any, Literal, TypeVar
 from sweeps.layout import LedgerError
 from sweeps.ledger_file import reading
 
+ATTEMPT = "attempt "
+"""A study's notes, by number from 1: from where and with what each driver ran it."""
 SIGNALS = "signals"
 """A trial's note: what deserved a look when it reported last."""
 ACCUMULATION = "accumulation"
@@ -121,6 +124,12 @@ def noted(attributes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return what a study's attributes say of each driver, in turn."""
+    names = (f"{ATTEMPT}{number}" for number in itertools.count(1))
+    return [attributes[name] for name in itertools.takewhile(attributes.__contains__, names)]
+
+
 class LedgerView:
     """A ledger as it is at one moment, in a time that does not grow with the trials' curves.
 
@@ -145,10 +154,13 @@ class LedgerView:
                     (study,),
                 )
             )
+            notes = {key: json.loads(text) for key, text in attributes.items()}
             self.minimize: bool = direction == "MINIMIZE"
-            self.sweep_id = str(json.loads(attributes["sweep_id"]))
+            self.sweep_id = str(notes["sweep_id"])
             """The sweep's identity, by which tracking finds its runs again."""
-            self.concluded = int(json.loads(attributes.get("concluded", "0")))
+            self.attempts = attempts_in(notes)
+            """From where and with what each driver of the sweep ran it, as tags."""
+            self.concluded = int(notes.get("concluded", 0))
             """How many trials the sweep had when its best was last published; 0 before."""
             self.trials = list(self._read_trials(db))
             """All trials, in the order of their numbers."""

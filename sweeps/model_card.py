@@ -28,7 +28,7 @@ def model_card(
         spec: The sweep.
         record: The trial.
         generation: The checkpoint that the weights are from.
-        provenance: Where they were trained, as tags; empty where that is not known here.
+        provenance: From where and with what the sweep was run, as tags.
     """
     arguments = {k: v for k, v in spec.task.model_dump(mode="json").items() if k != "name"}
     searched = [

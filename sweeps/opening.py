@@ -14,7 +14,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from sweeps.corrections import apply, close_stores
 from sweeps.facts import gather
-from sweeps.layout import LedgerError, SweepPaths, artifact_root, tracking_uri
+from sweeps.layout import LedgerError, SweepPaths, tracking_place
 from sweeps.ledger import Ledger
 from sweeps.ledger_file import num_trials
 from sweeps.origin import Origin, check_origin
@@ -24,7 +24,7 @@ from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, stopped_trials
 from sweeps.search import make_sampler
 from sweeps.spec import SweepSpec
-from sweeps.tags import NOT_STOPPED, curve_tags
+from sweeps.tags import NOT_STOPPED, attempt_tags, curve_tags
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.provenance import provenance
 
@@ -42,10 +42,6 @@ class OpenSweep:
         """A fresh scheduler, which knows nothing of the past."""
         spec = self.spec
         return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
-
-    def provenance(self) -> dict[str, str]:
-        """Where the sweep is run, and from what."""
-        return {**provenance(), **self.ledger.origin.tags()}
 
     def reconcile(self, warn: Callable[[str], None]) -> None:
         """Put right what an earlier driver left half done; a new sweep is a case like any other.
@@ -91,19 +87,23 @@ def open_sweep(
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
         OriginChanged: Trials before and after could not be compared.
     """
+    before = None if new else read_spec(paths.spec).spec.tracking.every
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes)
+    now = {**provenance(), **ledger.origin.tags()}
+    ledger.note_attempt(now)
+    uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
     recorder = MlflowRecorder(
-        uri=spec.tracking.uri or tracking_uri(paths.root),
-        artifact_root=None if spec.tracking.uri else artifact_root(paths.root),
+        uri=uri,
+        artifact_root=artifacts,
         experiment=spec.name,
         sweep_id=ledger.sweep_id,
         outbox=paths.outbox,
         tags={
-            **provenance(),
-            **ledger.origin.tags(),
-            **curve_tags(spec.tracking.every),
+            **attempt_tags(ledger.attempts),
+            **curve_tags(spec.tracking.every, before),
             **({} if new else NOT_STOPPED),
         },
+        inherited=now,
         params=dict(flatten(spec.model_dump(mode="json"))),
         offline=offline,
     )

@@ -18,6 +18,8 @@ _FIXED = ("name", "metric", "mode")
 """A ledger compares values of one metric in one direction, and tracking finds it by its name."""
 _MEANING = ("task", "seed")
 _DIGITS = 12  # of a digest, in messages
+UNKNOWN = "unknown"
+"""In place of a fingerprint that cannot be taken."""
 
 
 class OriginChanged(ValueError):
@@ -34,10 +36,12 @@ class Origin:
     """None where the task cannot tell."""
 
     def tags(self) -> dict[str, str]:
-        """Return one digest of all the code, and the data's, as tags of the sweep's run."""
+        """Return one digest of all the code, and the data's, as tags; `unknown` where none is."""
         code = json.dumps(sorted(self.code.items())).encode()
-        tags = {"gradsweep.code": hashlib.sha256(code).hexdigest()} if self.code else {}
-        return tags if self.data is None else tags | {"gradsweep.data": self.data}
+        return {
+            "gradsweep.code": hashlib.sha256(code).hexdigest() if self.code else UNKNOWN,
+            "gradsweep.data": UNKNOWN if self.data is None else self.data,
+        }
 
 
 def check_origin(

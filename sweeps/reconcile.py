@@ -1,8 +1,9 @@
 """Reconciliation: from what ledger, store, tracking and lock say to what must be put right.
 
 `reconcile` is a pure function, and the only place that decides it. `run`, `resume` and `extend`
-apply all of its corrections before anything else happens; `doctor` shows them. What must not live
-here: reading the facts (`facts`) and carrying out the corrections (`corrections`).
+apply all of its corrections before anything else happens; `sync` those that concern tracking
+alone; `doctor` shows them. What must not live here: reading the facts (`facts`) and carrying out
+the corrections (`corrections`).
 """
 
 from __future__ import annotations
@@ -185,6 +186,19 @@ def reconcile(facts: Facts) -> list[Correction]:
         for trial in facts.trials:
             found += _of_finished(trial) if trial.record.finished else _of_open(trial, facts)
     return found
+
+
+def untold(facts: Facts) -> Iterator[Logged | Told | Interrupted]:
+    """Yield what can be put right in tracking alone, by one who does not run the sweep.
+
+    A trial whose end the ledger does not know is interrupted until a resume finds its end.
+    """
+    for trial in facts.trials:
+        for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, facts):
+            if isinstance(wrong, Logged | Told | Interrupted):
+                yield wrong
+            elif isinstance(wrong, Ended) and trial.told == "RUNNING":
+                yield Interrupted(wrong.number)
 
 
 def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:

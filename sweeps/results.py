@@ -27,6 +27,7 @@ from sweeps.lock import is_held
 from sweeps.reconcile import Correction, Stranger, reconcile
 from sweeps.revisions import read_spec
 from sweeps.spec import SweepSpec
+from sweeps.tags import attempt_tags
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore, rank
 
@@ -150,6 +151,7 @@ class SweepView:
             "num_trials": self.spec.trials,
             "best": best and {"number": best.number, "value": best.value, "params": best.params},
             "outbox_pending": self.delivered.pending,
+            "outbox_refused": self.delivered.refused,
             "mlflow_experiment_id": self.delivered.experiment_id,
             "mlflow_run_id": self.delivered.sweep_run_id,
         }
@@ -222,7 +224,8 @@ class SweepView:
             raise FileExistsError(
                 f"{directory} is not empty; an export overwrites nothing; name a new directory"
             )
-        return export_trial(self.paths, self.spec, record, directory)
+        where = attempt_tags(self.ledger.attempts)
+        return export_trial(self.paths, self.spec, record, directory, where)
 
 
 def no_success(records: Sequence[TrialSummary]) -> tuple[int | None, str]:
@@ -244,7 +247,7 @@ def export_trial(
     spec: SweepSpec,
     record: TrialSummary,
     directory: Path,
-    provenance: Mapping[str, str] | None = None,
+    provenance: Mapping[str, str],
 ) -> list[Path]:
     """Write a trial's best weights (safetensors), its resolved configuration and its model card.
 
@@ -281,7 +284,7 @@ def export_trial(
         raise NoBest(child.stderr.strip().splitlines()[-1])
     shutil.copyfile(trial / TRIAL_CONFIG, config)
     card = directory / model_card.FILE_NAME
-    text = model_card.model_card(spec, record, generation, provenance or {})
+    text = model_card.model_card(spec, record, generation, provenance)
     card.write_text(text, encoding="utf-8")
     return [weights, config, card]
 

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
 from sweeps.problems import Refused
 from sweeps.scalars import shown
 from sweeps.space import Distribution, parse_distribution
+from tracking.address import is_database
 from trainable.config import Section
 
 _LONGEST_NAME = 100
@@ -23,6 +24,8 @@ _LONGEST_NAME = 100
 _RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
 CREDENTIALS = re.compile(r"://[^/?#\s]*@")
 _ANY_AT = re.compile(r"://\S*@")
+_USER_ALONE = re.compile(r"://[^/?#\s:@]*@")
+_PASSWORD = re.compile(rf"{_ANY_AT.pattern}|[?&]\w*password=")
 
 
 class InvalidName(Refused):
@@ -124,20 +127,29 @@ class TrackingConfig(Section):
     """Where people look at the results."""
 
     uri: str | None = Field(default=None, min_length=1)
-    """The tracking server, without credentials; null: a store in the root directory."""
+    """The tracking server or database, without a password; null: a store in the root directory."""
     every: int = Field(default=1, ge=1)
     """Steps between two recorded points of a curve; the first and each epoch's last stay."""
 
     @field_validator("uri")
     @classmethod
     def _no_credentials(cls, uri: str | None) -> str | None:
+        remedy = "leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         # A path may hold an '@'; in the address of a server it can only stand behind credentials.
-        pattern = CREDENTIALS if uri and uri.startswith(("sqlite:", "file:")) else _ANY_AT
-        if uri and pattern.search(uri):
+        if uri is None or uri.startswith(("sqlite:", "file:")):
+            found = CREDENTIALS.search(uri or "")
+        elif is_database(uri):  # whose user is no secret: the password beside it is
+            found = _PASSWORD.search(_USER_ALONE.sub("://", uri, count=1))
+            remedy = (
+                "leave the password out (postgresql://USER@HOST/DATABASE) and set PGPASSWORD or "
+                "PGPASSFILE"
+            )
+        else:
+            found = _ANY_AT.search(uri)
+        if found:
             raise Refused(
                 "the address holds credentials; a spec is stored and tracked in "
-                "clear; leave them out and set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+                f"clear; {remedy} in the environment"
             )
         return uri
 

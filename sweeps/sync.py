@@ -6,40 +6,57 @@ driver's business.
 
 from __future__ import annotations
 
-from sweeps.layout import artifact_root, tracking_uri
+from typing import NamedTuple
+
+from sweeps.corrections import tell
+from sweeps.facts import gather
+from sweeps.layout import SweepPaths, tracking_place
+from sweeps.ledger_view import LedgerView
 from sweeps.lock import SweepLock
 from sweeps.orphans import end_orphans
+from sweeps.reconcile import untold
 from sweeps.results import SweepView
-from tracking.mlflow_recorder import sync
+from sweeps.spec import SweepSpec
+from sweeps.tags import STOPPED_BY_INTERRUPT
+from tracking.mlflow_recorder import MlflowRecorder, sync
+from tracking.outbox_status import read_outbox
 from tracking.probe import probe
 
 
-def deliver(view: SweepView, *, patience: float = 30.0) -> tuple[int, int]:
-    """Deliver a sweep's waiting records.
+class Synced(NamedTuple):
+    """What became of a sweep's waiting records."""
+
+    delivered: int
+    left: int
+    refused: int
+    """How many the server has refused for good, ever."""
+
+
+def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
+    """Deliver a sweep's waiting records, and what a driver that was killed could not tell.
 
     Args:
         view: The sweep, as it was found.
         patience: Seconds without a single delivery after which it gives up.
 
-    Returns:
-        How many records were delivered, and how many still wait.
-
     Raises:
         SweepHeld: A driver runs the sweep, and delivers by itself.
         TrackingUnusable: The tracking server does not answer, or refuses.
     """
-    paths, uri = view.paths, view.spec.tracking.uri
-    waiting = view.delivered.pending
+    paths = view.paths
+    uri, artifacts = tracking_place(view.spec.tracking.uri, paths.root)
     lock = SweepLock(paths.lock)
     lock.acquire()
     try:
         if lock.previous is not None:
             end_orphans(lock.previous.token)
-        if uri is not None and waiting:
-            probe(uri)
+        tell_who_is_interrupted(paths, view.spec)
+        before = read_outbox(paths.outbox)
+        if before.pending:
+            probe(uri, known=view.spec.tracking.uri is None)
         left = sync(
-            uri or tracking_uri(paths.root),
-            None if uri else artifact_root(paths.root),
+            uri,
+            artifacts,
             view.spec.name,
             view.ledger.sweep_id,
             paths.outbox,
@@ -47,4 +64,35 @@ def deliver(view: SweepView, *, patience: float = 30.0) -> tuple[int, int]:
         )
     finally:
         lock.release()
-    return waiting - left, left
+    refused = read_outbox(paths.outbox).refused
+    gone = refused - before.refused
+    return Synced(before.pending - left - gone, left, refused)
+
+
+def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
+    """Queue what tracking was not told of because the driver was killed: runs of trials that
+    nobody works on are no longer running, and neither is the sweep's own. The caller holds the
+    lock.
+    """
+    ledger = LedgerView(paths.ledger)
+    records = {record.number: record for record in ledger.records()}
+    wrong = list(untold(gather(paths, spec, list(records.values()), live=False)))
+    looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
+    if not wrong and not looks_live:
+        return
+    recorder = MlflowRecorder(
+        tracking_place(spec.tracking.uri, paths.root)[0],
+        None,
+        spec.name,
+        ledger.sweep_id,
+        paths.outbox,
+        {},
+        {},
+        announce=False,
+        offline=True,
+    )
+    for one in wrong:
+        tell(one, spec, records[one.number], recorder)
+    if looks_live:
+        recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
+    recorder.close(0.0)

@@ -6,10 +6,10 @@ sets the tags.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sweeps.failures import kind_of
-from sweeps.ledger import TrialRecord
+from sweeps.ledger_view import TrialRecord
 from sweeps.spec import SweepSpec
 from tracking.limits import MAX_TAG_VALUE, clip_start
 
@@ -52,11 +52,38 @@ def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:
     return {"health": f"{len(found)} of {len(records)} trials; {'; '.join(each)}"}
 
 
-def curve_tags(every: int) -> dict[str, str]:
-    """Return, for the sweep's own run, what its curves leave out."""
-    if every == 1:
+def curve_tags(every: int, before: int | None = None) -> dict[str, str]:
+    """Return, for the sweep's own run, what its curves leave out.
+
+    Args:
+        every: `tracking.every` from now on.
+        before: What it was until now; None for a new sweep. Where it stays, so does the tag.
+    """
+    if every == (1 if before is None else before):
         return {}
-    return {
-        "curves": f"the first step, every {every} steps, and each epoch's end; every step is in "
-        "metrics.jsonl"
-    }
+    told = _density(every)
+    if before is not None:
+        told = f"{told} since that was changed, {_density(before)} before"
+    return {"curves": f"{told}; every step is in metrics.jsonl"}
+
+
+def _density(every: int) -> str:
+    if every == 1:
+        return "every step"
+    return f"the first step, every {every} steps, and each epoch's end"
+
+
+def attempt_tags(attempts: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return from where and with what a sweep was run, by all drivers that it had.
+
+    The first one's tags stay as they were; those in which a later one differs have its number:
+    `gradsweep.command.2`.
+
+    Args:
+        attempts: The tags of each driver in turn.
+    """
+    first = attempts[0] if attempts else {}
+    tags = dict(first)
+    for number, later in enumerate(attempts[1:], start=2):
+        tags |= {f"{k}.{number}": v for k, v in later.items() if first.get(k) != v}
+    return tags

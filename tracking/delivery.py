@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
 from tracking.outbox import SWEEP, Batch, Outbox, Record
 from tracking.points import INFINITE_PREFIX, Marks, Point
-from tracking.recorder import CHANGED_PREFIX
+from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, as_number
 
 logger = logging.getLogger("tracking")
 
@@ -28,7 +28,13 @@ TAG_ROLE = "gradsweep.role"
 TAG_PARENT = "mlflow.parentRunId"
 TAG_NAME = "mlflow.runName"
 
-_INHERITED = ("mlflow.user", "mlflow.source.")
+_INHERITED = (
+    "mlflow.user",
+    "mlflow.source.",
+    "gradsweep.command",
+    "gradsweep.code",
+    "gradsweep.data",
+)
 _MAX_REFUSALS = 2
 
 
@@ -62,6 +68,7 @@ class RunState:
     params: dict[str, str] = field(default_factory=dict)
     keys: frozenset[str] = frozenset()
     """The metrics with at least one value."""
+    tags: dict[str, str] = field(default_factory=dict)
 
 
 class Server(Protocol):
@@ -92,7 +99,7 @@ class Server(Protocol):
         ...
 
     def read_run(self, run_id: str) -> RunState:
-        """Read status, parameters and metric names."""
+        """Read status, parameters, metric names and tags."""
         ...
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
@@ -125,7 +132,8 @@ class Delivery:
 
     Args:
         sweep_id: Goes into every run's tags.
-        tags: The sweep's own tags; those that say who ran what are given to the trials' runs too.
+        tags: Of the driver; those that say who ran what, and from what, are given to the trials'
+            runs.
     """
 
     def __init__(
@@ -228,13 +236,13 @@ class Delivery:
         state = self._server.read_run(run_id)
         if state.status != "RUNNING":
             self._server.set_status(run_id, "RUNNING", None)
-        changed = {
-            clean_key(CHANGED_PREFIX + key): clip_text(value, MAX_TAG_VALUE)
-            for key, value in params.items()
-            if state.params.get(key, value) != value
-        }
-        if tags or changed:
-            self._server.set_tags(run_id, {**tags, **changed})
+        changed = _changed(params, state)
+        if trial != SWEEP:
+            # Before the tags, by which the next attempt tells what has changed.
+            self._send(run_id, self._missing(run_id, _changed_points(changed, record.payload)))
+        told = {clean_key(CHANGED_PREFIX + key): value for key, value in changed.items()}
+        if tags or told:
+            self._server.set_tags(run_id, {**tags, **told})
         missing = {key: value for key, value in params.items() if key not in state.params}
         if missing:
             self._server.log_params(run_id, missing)
@@ -246,6 +254,9 @@ class Delivery:
         # A run that was only found now may hold what an outbox that is lost had delivered.
         if batch.uncertain or run_id != known:
             points = self._missing(run_id, points)
+        self._send(run_id, points)
+
+    def _send(self, run_id: str, points: list[Point]) -> None:
         if points:
             self._server.log_points(run_id, points)
         for point in points:
@@ -335,6 +346,25 @@ class Delivery:
             elif run.empty and not run.deleted:
                 self._server.delete_run(run.run_id)
         return chosen
+
+
+def _changed(params: Mapping[str, str], state: RunState) -> dict[str, str]:
+    """Return the parameters that are not what was recorded last, as they are now."""
+    changed = {}
+    for key, value in params.items():
+        first, now = (clip_text(v, MAX_TAG_VALUE) for v in (state.params.get(key, value), value))
+        if state.tags.get(clean_key(CHANGED_PREFIX + key), first) != now:
+            changed[key] = now
+    return changed
+
+
+def _changed_points(changed: Mapping[str, str], payload: Mapping[str, Any]) -> list[Point]:
+    """Return the changed parameters that are numbers, as points at the step of the change."""
+    return [
+        Point(clean_key(PARAM_PREFIX + key), number, payload["step"], payload["time"])
+        for key, value in changed.items()
+        if (number := as_number(value)) is not None
+    ]
 
 
 def _describe(trial: int) -> str:

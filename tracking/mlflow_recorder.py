@@ -40,6 +40,7 @@ class MlflowRecorder:
         outbox: Directory of the durable queue.
         tags: Tags of the sweep's run.
         params: Parameters of the sweep's run.
+        inherited: Tags of the driver, of which trials' runs are given some; default `tags`.
         name: The name of the sweep's run; default the experiment's.
         announce: Open the sweep's run; False only delivers what waits.
         offline: Queue only: no server is asked, `sync` delivers later.
@@ -60,6 +61,7 @@ class MlflowRecorder:
         tags: Mapping[str, str],
         params: Mapping[str, object],
         *,
+        inherited: Mapping[str, str] | None = None,
         name: str | None = None,
         announce: bool = True,
         offline: bool = False,
@@ -84,7 +86,7 @@ class MlflowRecorder:
         self._open_server = open_server or open_mlflow
         self._sweep_id = sweep_id
         self._name = name or experiment
-        self._tags = _clean_tags(tags)
+        self._inherited = _clean_tags(tags if inherited is None else inherited)
         self._work = threading.Event()
         self._closing = threading.Event()
         self._awaited = threading.Event()
@@ -213,7 +215,7 @@ class MlflowRecorder:
                             self._open_server(),
                             sweep_id=self._sweep_id,
                             name=self._name,
-                            tags=self._tags,
+                            tags=self._inherited,
                         )
                     delivery.connect()
                     self._work.clear()
@@ -272,6 +274,7 @@ class MlflowRecorder:
             },
             "tags": _clean_tags(tags),
             "time": _now_ms(),
+            "step": self._outbox.last_step(trial),
         }
         self._outbox.append(trial, "start", payload)
         self._work.set()

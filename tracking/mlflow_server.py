@@ -177,10 +177,13 @@ class MlflowServer:
             self._client.delete_run(run_id)
 
     def read_run(self, run_id: str) -> RunState:
-        """Read status, parameters and metric names."""
+        """Read status, parameters, metric names and tags."""
         with _translated():
             run = self._client.get_run(run_id)
-            return RunState(run.info.status, dict(run.data.params), frozenset(run.data.metrics))
+            data = run.data
+            return RunState(
+                run.info.status, dict(data.params), frozenset(data.metrics), dict(data.tags)
+            )
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
         """All values of one metric, as (step, value)."""

@@ -162,6 +162,11 @@ class Outbox:
             shutil.rmtree(staged.parent, ignore_errors=True)
             raise
 
+    def last_step(self, trial: int) -> int:
+        """The highest step of a trial that was ever queued, 0 before the first."""
+        with self._lock:
+            return max(self._load_marks(trial).steps.values(), default=0)
+
     @property
     def pending(self) -> int:
         """How many records wait; costs nothing."""

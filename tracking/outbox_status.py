@@ -23,12 +23,15 @@ class Delivered:
 
     pending: int
     refused: int
+    """Records that the server will never take; they are kept and not sent any more."""
     experiment_id: str | None
     sweep_run_id: str | None
     run_ids: dict[int, str]
     """Run ids by trial."""
     told: dict[int, str] = field(default_factory=dict)
     """The status last queued for each trial's run; a trial that was never recorded has none."""
+    sweep_told: str | None = None
+    """The same for the sweep's own run."""
     marks: dict[int, Marks] = field(default_factory=dict)
     """What was queued of each trial's metrics."""
 
@@ -59,7 +62,7 @@ def read_outbox(directory: Path) -> Delivered:
                 db.execute("SELECT trial, run_id FROM runs ORDER BY trial")
             )
             told: dict[int, str] = dict(db.execute("SELECT trial, status FROM told"))
-            told.pop(SWEEP, None)
+            sweep_told = told.pop(SWEEP, None)
             return Delivered(
                 pending=db.execute("SELECT COUNT(*) FROM records").fetchone()[0],
                 refused=db.execute("SELECT COUNT(*) FROM refused").fetchone()[0],
@@ -67,6 +70,7 @@ def read_outbox(directory: Path) -> Delivered:
                 sweep_run_id=runs.pop(SWEEP, None),
                 run_ids=runs,
                 told=told,
+                sweep_told=sweep_told,
                 marks={
                     trial: Marks(*json.loads(text))
                     for trial, text in db.execute("SELECT trial, marks FROM marks")

@@ -7,11 +7,15 @@ must not live here: records, runs, or waiting for a server to come back.
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tracking.address import is_database, is_server
 from tracking.mlflow_server import connect
 from tracking.provenance import redact
+from tracking.tables import REVISION_QUERY, TablesDiffer, check_revision
 
 _OLDEST = (2, 8)
 """The first release whose parameters may have 6,000 characters."""
@@ -20,28 +24,36 @@ _SECONDS = 10
 _SEARCH = "/api/2.0/mlflow/experiments/search?max_results=1"
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 _OFFLINE = "or run with --offline and deliver later with `sweep sync`"
+_WITH_TIMEOUT = ("postgresql:", "postgresql+psycopg2:", "postgresql+psycopg:")
+"""Whose driver knows a `connect_timeout`."""
 
 
 class TrackingUnusable(ValueError):
     """A tracking address that nothing can be recorded at."""
 
 
-def probe(uri: str) -> None:
+def probe(uri: str, *, known: bool = False) -> None:
     """Find out whether `uri` can be recorded at, within seconds.
 
     Args:
         uri: An MLflow tracking URI: a server, or a database.
+        known: It needs no proof, because it was recorded at before: one that does not answer now
+            will answer later. All that is asked is whether a database fits this MLflow.
 
     Raises:
-        TrackingUnusable: It does not answer, refuses the credentials, is too old, or is no
-            tracking store at all.
+        TrackingUnusable: It does not answer, refuses the credentials, is too old, is no tracking
+            store at all, or another version of MLflow made its tables.
     """
-    if uri.startswith(("http://", "https://")):
-        _probe_server(uri)
-    elif uri.startswith("sqlite:"):
-        _probe_file(uri)
-    elif "://" in uri and not uri.startswith("databricks"):
-        _probe_database(uri)
+    try:
+        if is_server(uri):
+            if not known:
+                _probe_server(uri)
+        elif uri.startswith("sqlite:"):
+            _probe_file(uri, known=known)
+        elif "://" in uri and not uri.startswith("databricks"):
+            _probe_database(uri, known=known)
+    except TablesDiffer as error:
+        raise _unusable(uri, str(error), error.remedy(redact(uri))) from error
 
 
 def _probe_server(uri: str) -> None:
@@ -92,29 +104,49 @@ def _get(uri: str, endpoint: str) -> Any:
         ) from error
 
 
-def _probe_file(uri: str) -> None:
-    directory = Path(uri.removeprefix("sqlite:///").partition("?")[0]).parent
-    if not directory.is_dir():
-        raise _unusable(uri, f"lies in {directory}, which does not exist", f"mkdir -p {directory}")
+def _probe_file(uri: str, *, known: bool) -> None:
+    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+    if not path.exists():
+        if not path.parent.is_dir() and not known:
+            where = path.parent
+            raise _unusable(uri, f"lies in {where}, which does not exist", f"mkdir -p {where}")
+        return
+    # Not read-only: what a killed process left half written is then undone first.
+    address = f"{path.absolute().as_uri()}?mode=rw"
+    try:
+        with closing(sqlite3.connect(address, uri=True, timeout=_SECONDS)) as db:
+            tables = "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
+            if db.execute(tables).fetchone():
+                check_revision(db.execute(REVISION_QUERY).fetchone())
+    except sqlite3.Error as error:
+        if not known:
+            raise _unusable(uri, f"cannot be opened ({error})", "correct tracking.uri") from error
 
 
-def _probe_database(uri: str) -> None:
+def _probe_database(uri: str, *, known: bool) -> None:
     # Not through mlflow: it would try for minutes.
     import sqlalchemy
 
+    limits = {"connect_timeout": _SECONDS} if uri.startswith(_WITH_TIMEOUT) else {}
     try:
-        engine = sqlalchemy.create_engine(uri)
-        with engine.connect():
-            pass
-        engine.dispose()
+        engine = sqlalchemy.create_engine(
+            uri, connect_args=limits, poolclass=sqlalchemy.pool.NullPool
+        )
+        with engine.connect() as db:
+            if is_database(uri) and sqlalchemy.inspect(db).has_table("alembic_version"):
+                check_revision(db.execute(sqlalchemy.text(REVISION_QUERY)).fetchone())
     except ImportError as error:
         raise _unusable(
             uri, f"needs a database driver ({error})", "install it beside gradsweep"
         ) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
-        raise _unusable(
-            uri, f"cannot be opened ({_cause(error)})", "start the database, correct tracking.uri"
-        ) from error
+        if not known:
+            raise _unusable(
+                uri,
+                f"cannot be opened ({_cause(error)})",
+                "start the database, correct tracking.uri; PostgreSQL reads PGUSER, PGPASSWORD "
+                "and PGPASSFILE from the environment",
+            ) from error
 
 
 def _cause(error: BaseException) -> str:

@@ -6,6 +6,7 @@ queues, anything beyond the standard library.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -26,6 +27,7 @@ __all__ = [
 
 Status = Literal["FINISHED", "KILLED", "FAILED"]
 CHANGED_PREFIX = "param_changed."
+PARAM_PREFIX = "param/"
 
 
 @runtime_checkable
@@ -35,8 +37,9 @@ class Recorder(Protocol):
     def start(self, trial: int, params: Mapping[str, object], tags: Mapping[str, str]) -> None:
         """Open a trial's run, or open it again.
 
-        The first value of a parameter stays; one that differs later becomes the tag
-        `param_changed.<key>`.
+        The first value of a parameter stays. One that changes later becomes the tag
+        `param_changed.<key>`, which says what it is now, and where it is a number also a value of
+        the metric `param/<key>` at the last step that was recorded before.
         """
         ...
 
@@ -60,6 +63,15 @@ class Recorder(Protocol):
     def finish(self, trial: int | None, status: Status, tags: Mapping[str, str]) -> None:
         """Give a run its terminal status; `start` opens it again."""
         ...
+
+
+def as_number(text: str) -> float | None:
+    """Return the number that a parameter's text is; None where it is none that is finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def check_artifact_name(name: str) -> PurePosixPath:
@@ -120,10 +132,15 @@ class MemoryRecorder:
         """Open a trial's run, or open it again."""
         run = self._run(trial)
         run.status = "RUNNING"
+        step = max(run.marks.steps.values(), default=0)
         for name, value in params.items():
-            key = clean_key(name)
-            if run.params.setdefault(key, str(value)) != str(value):
-                run.tags[clean_key(CHANGED_PREFIX + key)] = str(value)
+            key, text = clean_key(name), str(value)
+            tag = clean_key(CHANGED_PREFIX + key)
+            if run.tags.get(tag, run.params.setdefault(key, text)) == text:
+                continue
+            run.tags[tag] = text
+            if (number := as_number(text)) is not None:
+                run.points.setdefault((clean_key(PARAM_PREFIX + key), step), number)
         run.tags.update(tags)
 
     def log(self, trial: int, rows: Iterable[Row]) -> None:

@@ -10,9 +10,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracking.mlflow_server import connect
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 ALIAS = "best"
 _ARTIFACTS = "model"
@@ -58,26 +61,38 @@ def register_model(
     from mlflow.exceptions import MlflowException
 
     try:
+        number = _known_version(client, name, digest)
+        if number is None:
+            with tempfile.TemporaryDirectory() as directory:
+                path = Path(directory, _ARTIFACTS)
+                _save(model, inputs, path)  # what cannot be saved leaves nothing at the server
+                _create(client, name)
+                client.log_artifacts(run_id, str(path), _ARTIFACTS)
+            source = f"{client.get_run(run_id).info.artifact_uri}/{_ARTIFACTS}"
+            made = client.create_model_version(
+                name, source, run_id=run_id, tags={**tags, _DIGEST: digest}
+            )
+            number = str(made.version)
+        client.set_registered_model_alias(name, ALIAS, number)
+    except MlflowException as error:
+        raise NotRegistered(str(error)) from error
+    return number
+
+
+def _known_version(client: MlflowClient, name: str, digest: str) -> str | None:
+    found = client.search_model_versions(f"name = '{name}'")
+    known = [one.version for one in found if one.tags.get(_DIGEST) == digest]
+    return str(max(known, key=int)) if known else None
+
+
+def _create(client: MlflowClient, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise NotRegistered(str(error)) from error
-    found = client.search_model_versions(f"name = '{name}'")
-    known = [one.version for one in found if one.tags.get(_DIGEST) == digest]
-    if known:
-        number = str(max(known, key=int))
-    else:
-        with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory, _ARTIFACTS)
-            _save(model, inputs, path)
-            client.log_artifacts(run_id, str(path), _ARTIFACTS)
-        source = f"{client.get_run(run_id).info.artifact_uri}/{_ARTIFACTS}"
-        made = client.create_model_version(
-            name, source, run_id=run_id, tags={**tags, _DIGEST: digest}
-        )
-        number = str(made.version)
-    client.set_registered_model_alias(name, ALIAS, number)
-    return number
+            raise
 
 
 def _save(model: Any, inputs: Sequence[Any], path: Path) -> None:

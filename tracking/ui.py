@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import IO
 from urllib.parse import quote, urlencode
 
+from tracking.address import is_server
 from tracking.provenance import redact
 
 DEFAULT_ADDRESS = "http://127.0.0.1:5000"
@@ -120,7 +121,7 @@ def start_server(
         ValueError: `uri` is a server already; its pages can be opened as they are.
         ServerError: It ended or did not answer in time; the message holds its last output.
     """
-    if uri.startswith(("http://", "https://")):
+    if is_server(uri):
         raise ValueError(f"{redact(uri)} is a tracking server already; open it in a browser")
     port = port or _free_port(host)
     command = [

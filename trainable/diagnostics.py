@@ -118,6 +118,17 @@ def memory_in_use(device: torch.device) -> dict[str, float]:
     return found
 
 
+def memory_since_report(device: torch.device) -> dict[str, float]:
+    """Return `memory_in_use`, with the most that this run's tensors took since the last call as
+    `memory/gpu_mb`: between two steps a device holds less than what decides whether a trial fits.
+    """
+    found = memory_in_use(device)
+    if device.type == "cuda":
+        found["memory/gpu_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+        torch.cuda.reset_peak_memory_stats(device)
+    return found
+
+
 class DeviceTime:
     """Seconds spent computing steps, the rest being data loading and bookkeeping.
 

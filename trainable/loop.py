@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 from trainable.checkpoint import CheckpointStore
 from trainable.data import Plan, Source
-from trainable.diagnostics import DeviceTime, LayerNorms, Throughput, memory_in_use
+from trainable.diagnostics import (
+    DeviceTime,
+    LayerNorms,
+    Throughput,
+    memory_in_use,
+    memory_since_report,
+)
 from trainable.errors import ConfigError, NonFiniteGradient, NonFiniteLoss, TaskError
 from trainable.history import History, Row
 from trainable.optim import Scalar, applied_lr
@@ -149,7 +155,7 @@ class Trainer(Run):
                         if interrupted:
                             return
                 boundary = self._boundary_metrics()
-                boundary |= self._evaluate()
+                boundary |= self._evaluate() | memory_since_report(self._step.device)
             value = self._value_of_metric(boundary)
             new_best = self._note_best(value, boundary)
             self._step.schedule.observe(value, progress.step)
@@ -279,7 +285,6 @@ class Trainer(Run):
         metrics = {
             "train/clip_fraction": progress.clipped / taken if taken else 0.0,
             "train/samples_per_second": self._throughput.read(),
-            **memory_in_use(self._step.device),
         }
         if self._device_time is not None:
             metrics["train/seconds"] = self._throughput.seconds

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
-from trainable.diagnostics import memory_in_use
+from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.files import LocalFiles
 from trainable.history import History, Row, read_rows
@@ -248,8 +248,8 @@ class OwnLoop(Run):
         is_best = is_better(value, progress.best, config.mode)
         if is_best:
             progress.best = value
-        memory = memory_in_use(self._device)
-        self._watch.sample(memory)
+        self._watch.sample(memory_in_use(self._device))
+        memory = memory_since_report(self._device)
         progress.metrics = memory | metrics | {"epoch": float(progress.epoch)}
         if progress.best is not None:
             progress.metrics[f"best/{config.metric}"] = progress.best

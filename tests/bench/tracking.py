@@ -214,10 +214,6 @@ class _Store:
         return taken
 
 
-def _result(step: int) -> dict[str, float]:
-    return {"training_iteration": step, **_line(step).metrics}  # Ray's name for the step
-
-
 def _timed(do: Callable[[], object], num_points: int) -> float:
     started = time.perf_counter()
     do()

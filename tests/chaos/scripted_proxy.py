@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +22,9 @@ from urllib.parse import urlsplit
 
 _OF_ONE_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length", "host"}
 _UPSTREAM_SECONDS = 60.0
+
+SentPoint = tuple[str, str, int]
+"""A run, a metric's key and a step."""
 
 
 @dataclass
@@ -38,6 +43,12 @@ class Exchange:
         self._handler = handler
         self._body = body
         self.method, self.path = handler.command, handler.path
+        self.points = _points_in(body) if self.path.endswith("/runs/log-batch") else []
+
+    @property
+    def kind(self) -> str:
+        """The path, with `#metrics` behind it where metrics are sent."""
+        return f"{self.path}#metrics" if self.points else self.path
 
     def forward(self) -> Reply:
         """Let the server do what it is asked for; returns its reply, which nobody has seen yet.
@@ -53,7 +64,10 @@ class Exchange:
             upstream.request(self.method, self.path, self._body or None, kept)
             answer = upstream.getresponse()
             headers = [(k, v) for k, v in answer.getheaders() if k.lower() not in _OF_ONE_HOP]
-            return Reply(answer.status, headers, answer.read())
+            reply = Reply(answer.status, headers, answer.read())
+            if answer.status == 200:
+                self._handler.server.proxy.note_points(self.points)
+            return reply
         except http.client.HTTPException as error:
             raise ConnectionError(str(error)) from error
         finally:
@@ -74,6 +88,12 @@ class Exchange:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._handler.close_connection = True
         os.close(connection.detach())  # close() alone would wait for the handler's own files
+
+
+def _points_in(body: bytes) -> list[SentPoint]:
+    sent = json.loads(body)
+    metrics = sent.get("metrics", ())
+    return [(sent["run_id"], metric["key"], int(metric["step"])) for metric in metrics]
 
 
 Fault = Callable[[Exchange], None]
@@ -131,11 +151,14 @@ class Proxy:
     Attributes:
         url: The proxy's address, the same for its whole life.
         seen: The path of every request so far.
+        points: How often each (run, key, step) was sent and taken. A store drops a row that it
+            has, so what lies there does not tell whether it came twice.
     """
 
     def __init__(self, upstream: str) -> None:
         self.upstream = urlsplit(upstream).netloc
         self.seen: list[str] = []
+        self.points: Counter[SentPoint] = Counter()
         self.connections: set[socket.socket] = set()
         self._script: list[tuple[str, Fault]] = []
         self._otherwise: Fault = pass_on
@@ -144,7 +167,7 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def script(self, path: str, *faults: Fault) -> None:
-        """Do these, in turn, to the next requests with `path` in their path."""
+        """Do these, in turn, to the next requests with `path` in their kind."""
         with self._lock:
             self._script += [(path, fault) for fault in faults]
 
@@ -176,11 +199,16 @@ class Proxy:
         assert self._server is None, "it is up already"
         self._server = _Server(self, int(self.url.rpartition(":")[2]))
 
+    def note_points(self, points: list[SentPoint]) -> None:
+        """Count the metrics of a request that the server has taken."""
+        with self._lock:
+            self.points.update(points)
+
     def treat(self, exchange: Exchange) -> None:
         """Do to a request what the script says; called by the threads that serve."""
         with self._lock:
             self.seen.append(exchange.path)
-            spoken = [entry for entry in self._script if entry[0] in exchange.path]
+            spoken = [entry for entry in self._script if entry[0] in exchange.kind]
             if spoken:
                 self._script.remove(spoken[0])
         fault = spoken[0][1] if spoken else self._otherwise

@@ -37,10 +37,13 @@ WRITES = (
     "experiments/create",
     "runs/create",
     "runs/log-batch",
+    "runs/log-batch#metrics",
     "runs/update",
     "mlflow-artifacts/artifacts",
 )
-"""The paths of every request by which a sweep changes a server."""
+"""Every kind of request by which a sweep changes a server. The first log-batches hold parameters:
+their faults would be used up before the first metrics are sent.
+"""
 FAULTS: dict[str, Fault] = {
     "500": answer(500),
     "429": answer(429, Retry_After="1"),
@@ -114,6 +117,12 @@ def assert_exactly_once(service: Service, sweep_id: str) -> None:
         assert [path.name for path in service.files(run.run_id)] == ["loss.svg"]
 
 
+def assert_none_was_sent_twice(proxy: Proxy) -> None:
+    """The server was asked to take each point once; it would have dropped the second one."""
+    assert len(proxy.points) == TRIALS * STEPS * 2
+    assert not [point for point, count in proxy.points.items() if count > 1]
+
+
 @pytest.mark.fault(18, "each kind of request meets each kind of fault")
 @pytest.mark.parametrize("name", FAULTS)
 def test_row_18_each_request_meets_each_fault(
@@ -127,6 +136,7 @@ def test_row_18_each_request_meets_each_fault(
     for path in WRITES:
         assert proxy.unused.count(path) < 3, f"no {path} was met"
     assert_exactly_once(service, sweep_id)
+    assert_none_was_sent_twice(proxy)
     before = proxy.count("log-batch")
     left = sync(proxy.url, None, sweep_id, sweep_id, tmp_path / "outbox", patience=PATIENCE)
     assert (left, proxy.count("log-batch")) == (0, before)
@@ -141,6 +151,7 @@ def test_row_18_no_request_is_safe(service: Service, proxy: Proxy, tmp_path: Pat
     proxy.otherwise(lambda exchange: chance.choice(faults)(exchange))
     assert record(proxy.url, sweep_id, tmp_path).close(PATIENCE) == 0
     assert_exactly_once(service, sweep_id)
+    assert_none_was_sent_twice(proxy)
 
 
 @pytest.mark.fault(18, "the server does what a client asked that has lost patience")

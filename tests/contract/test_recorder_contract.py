@@ -127,6 +127,19 @@ def test_parameters_stay_and_changes_become_tags(case: Case) -> None:
         assert run.status == "RUNNING"
 
 
+def test_a_parameter_that_goes_back_is_told_and_is_a_curve(case: Case) -> None:
+    for rate, step in ((0.1, 1), (0.2, 2), (0.1, 3), (0.1, 4)):
+        case.recorder.start(0, {"lr": rate, "name": f"n{rate}"}, {})
+        case.recorder.log(0, [Line(step, 1000 * step, {"loss": 2.0})])
+    if case.look:
+        run = case.look(0)
+        assert run.params == {"lr": "0.1", "name": "n0.1"}
+        assert run.tags["param_changed.lr"] == "0.1"
+        assert run.tags["param_changed.name"] == "n0.1"
+        changes = {point: v for point, v in run.points.items() if point[0].startswith("param/")}
+        assert changes == {("param/lr", 1): 0.2, ("param/lr", 2): 0.1}
+
+
 def test_the_sweep_has_a_run_of_its_own(case: Case, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text("seed: 0")

@@ -249,3 +249,17 @@ def test_memory_of_the_tensors_is_told_and_capped(tmp_path):
         torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
     reports, _ = _train(_config(), tmp_path / "small")
     assert 0 < reports[-1].metrics["memory/gpu_mb"] < 100
+
+
+@NEEDS_CUDA
+def test_memory_of_a_report_is_the_most_since_the_one_before(tmp_path):
+    class Spiky(Blobs):
+        def loss(self, model, batch):
+            if model.training and self.calls == 0:
+                torch.empty(200 * 2**20, dtype=torch.uint8, device=DEVICE)
+            return super().loss(model, batch)
+
+    reports, _ = _train(_config(), tmp_path, Spiky())
+    found = [report.metrics["memory/gpu_mb"] for report in reports]
+    assert found[0] > 200
+    assert max(found[1:]) < 100

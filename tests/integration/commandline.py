@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -33,6 +34,8 @@ space:
 search: {sampler: tpe, startup_trials: 2}
 early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
 """
+TINY = re.sub("early_stopping: .*", "early_stopping: {scheduler: none}", SMALL)
+TINY = TINY.replace("trials: 4", "trials: 2").replace("epochs: 4", "epochs: 1")
 
 
 class CommandLine:

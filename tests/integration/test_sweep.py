@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 from tests.integration.browser import open_page, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
 from tracking.ui import DEFAULT_ADDRESS
+from trainable.checkpoint import CheckpointStore
 from trainable.history import read_rows
+from trainable.task import load_task
 
 STATES = {"waiting", "running", "complete", "pruned", "failed"}
 
@@ -228,11 +231,26 @@ def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
     weights = client.download_artifacts(
         parent.info.run_id, "best/model.safetensors", str(tmp_path)
     )
-    with safe_open(weights, framework="pt") as file:
-        assert len(list(file.keys())) == 6
+    assert_equal(load_file(weights), weights_of(best))
 
 
-def test_best_exports_what_the_checkpoint_holds(module_cli: CommandLine, tmp_path: Path) -> None:
+def weights_of(best: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The model in the best checkpoint."""
+    store = CheckpointStore(Path(best["best_checkpoint"]).parents[1])
+    generation = store.best()
+    assert generation is not None
+    found: dict[str, torch.Tensor] = store.load(generation)["model"]
+    return found
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_best_exports_what_the_checkpoint_holds(
+    module_cli: CommandLine, client: MlflowClient, parent: Run, tmp_path: Path
+) -> None:
     out = tmp_path / "export"
     module_cli.ok("best", "small", "--export", str(out))
     assert {path.name for path in out.iterdir()} == {
@@ -240,6 +258,17 @@ def test_best_exports_what_the_checkpoint_holds(module_cli: CommandLine, tmp_pat
         "config.yaml",
         "model_card.md",
     }
+    best = module_cli.json("best", "small")
+    assert_equal(load_file(out / "model.safetensors"), weights_of(best))
+    card = (out / "model_card.md").read_text()
+    assert card.startswith(f"# small, trial {best['number']}\n")
+    assert f"val/loss {best['value']!r} on the validation samples" in card
+    told = dict(re.findall(r"^- ([\w.]+): (.+)$", card, re.MULTILINE))
+    assert told["gradsweep.command"].endswith("sweep run small.yaml")
+    for digest in ("gradsweep.code", "gradsweep.data"):
+        assert told[digest] == parent.data.tags[digest]
+    published = client.download_artifacts(parent.info.run_id, "best/model_card.md", str(tmp_path))
+    assert Path(published).read_text() == card
     again = module_cli("best", "small", "--export", str(out))
     assert again.returncode == 2
     assert "is not empty" in again.stderr
@@ -253,10 +282,11 @@ def test_best_registers_a_model_that_loads_without_us_and_without_pickle(
         found = module_cli.json("best", "small", "--register", "digits-mlp")
         assert found["registered"] == {"model": "digits-mlp", "version": "1"}
     program = (
-        "import sys, mlflow, torch\n"
+        "import json, sys, mlflow, torch\n"
         "mlflow.set_tracking_uri(sys.argv[1])\n"
         "model = mlflow.pytorch.load_model('models:/digits-mlp@best')\n"
-        "assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)\n"
+        "inputs = torch.linspace(-1, 1, 192).reshape(3, 1, 8, 8)\n"
+        "print(json.dumps(model(inputs).tolist()))\n"
         "assert not {'sweeps', 'trainable', 'tracking'} & set(sys.modules)\n"
     )
     done = subprocess.run(
@@ -268,6 +298,21 @@ def test_best_registers_a_model_that_loads_without_us_and_without_pickle(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    model = load_task("digits", {"model": "mlp", "width": 32}).build_model()
+    model.load_state_dict(weights_of(module_cli.json("best", "small")))
+    with torch.no_grad():
+        wanted = model.eval()(torch.linspace(-1, 1, 192).reshape(3, 1, 8, 8))
+    torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), wanted)
+
+
+def test_the_report_is_written_on_request(
+    module_cli: CommandLine, trials: list[dict[str, Any]]
+) -> None:
+    written = module_cli.ok("report", "small").strip()
+    assert written == "wrote small-report.html"
+    text = (module_cli.directory / "small-report.html").read_text()
+    best = min(trials, key=lambda trial: trial["value"])
+    assert f"best: trial {best['number']} with " in text
 
 
 def test_nothing_is_left_behind(module_cli: CommandLine, finished: object) -> None:
@@ -348,7 +393,7 @@ def test_extending_adds_trials_and_leaves_the_others_alone(
 ) -> None:
     del finished
     before = module_cli.json("trials", "small")
-    done = module_cli("resume", "small", "-s", "trials=6")
+    done = module_cli("resume", "small", "-s", "trials=6", "-s", "tracking.every=2")
     assert done.returncode == 0, done.stderr
     after = module_cli.json("trials", "small")
     assert after[:4] == before
@@ -356,4 +401,13 @@ def test_extending_adds_trials_and_leaves_the_others_alone(
     assert module_cli.json("status", "small")["num_trials"] == 6
     experiment = client.get_experiment_by_name("small")
     assert experiment is not None
-    assert len(client.search_runs([experiment.experiment_id])) == 7
+    runs = {r.info.run_name: r.data.tags for r in client.search_runs([experiment.experiment_id])}
+    assert sorted(runs) == ["small", *(f"trial-{number:04d}" for number in range(6))]
+    ran, resumed = "sweep run small.yaml", "resume small -s trials=6 -s tracking.every=2"
+    assert runs["small"]["gradsweep.command"].endswith(ran)
+    assert runs["small"]["gradsweep.command.2"].endswith(resumed)
+    assert "gradsweep.code.2" not in runs["small"], "it is the same code"
+    assert "every 2 steps, and each epoch's end since that was cha" in runs["small"]["curves"]
+    assert runs["trial-0003"]["gradsweep.command"].endswith(ran)
+    assert runs["trial-0004"]["gradsweep.command"].endswith(resumed)
+    assert runs["trial-0004"]["gradsweep.code"] == runs["small"]["gradsweep.code"]

@@ -5,11 +5,14 @@ and `sweep sync` delivers afterwards.
 from __future__ import annotations
 
 import base64
-import re
+import shutil
 import socket
+import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -17,11 +20,10 @@ import pytest
 from mlflow import MlflowClient
 
 from sweeps.lock import SweepLock
-from tests.integration.commandline import SMALL, CommandLine
+from tests.integration.commandline import TINY, CommandLine
 from tracking.probe import TrackingUnusable, probe
 
-TINY = re.sub("early_stopping: .*", "early_stopping: {scheduler: none}", SMALL)
-TINY = TINY.replace("trials: 4", "trials: 2").replace("epochs: 4", "epochs: 1")
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -72,10 +74,20 @@ def test_a_server_that_takes_the_credentials_is_usable(monkeypatch: pytest.Monke
             probe(url)
 
 
+def test_a_server_that_takes_the_token_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "right")
+    with _server(
+        lambda path, who: _mlflow("2.8.0", path) if who == "Bearer right" else (403, "")
+    ) as url:
+        probe(url)
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "wrong")
+        with pytest.raises(TrackingUnusable, match=r"\(HTTP 403\); set .* MLFLOW_TRACKING_TOKEN"):
+            probe(url)
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda path, _: _mlflow("2.7.1", path), r"is MLflow 2\.7\.1; 2\.8 is the oldest"),
         (lambda path, _: _mlflow("<html>", path), r"is MLflow of unknown version"),
         (lambda *_: (404, "no such page"), r"does not answer as an MLflow server does"),
     ],
@@ -112,7 +124,75 @@ def test_a_refused_connection_ends_the_run_before_anything_exists(
     assert not cli.root.exists()
 
 
-def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine) -> None:
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        pytest.param(
+            lambda *_: (401, ""),
+            "refuses the credentials (HTTP 401); set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN in the environment",
+            id="credentials",
+        ),
+        pytest.param(
+            lambda path, _: _mlflow("2.7.1", path),
+            "is MLflow 2.7.1; 2.8 is the oldest that takes what a sweep records; "
+            "upgrade the server",
+            id="old",
+        ),
+    ],
+)
+def test_a_server_that_refuses_ends_the_run_before_anything_exists(
+    cli: CommandLine, answer: Callable[[str, str], tuple[int, str]], message: str
+) -> None:
+    cli.write("tiny.yaml", TINY)
+    with _server(answer) as url:
+        done = cli("run", "tiny.yaml", "--tracking-uri", url)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr == (
+        f"tracking.uri: {url} {message}, "
+        "or run with --offline and deliver later with `sweep sync`\n"
+    )
+    assert not cli.root.exists()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tracking store, made by MLflow."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    make = f"from tracking.mlflow_server import connect; connect('sqlite:///{path}')"
+    subprocess.run([sys.executable, "-c", make], cwd=ROOT, check=True, capture_output=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("revision", "remedy"),
+    [
+        pytest.param(
+            "451aebb31d03",
+            "take a backup of it and run: mlflow db upgrade 'sqlite:///{path}'",
+            id="older",
+        ),
+        pytest.param("f" * 12, "install the MLflow that made it", id="newer"),
+    ],
+)
+def test_a_store_of_another_mlflow_ends_the_run_before_anything_exists(
+    cli: CommandLine, store: Path, revision: str, remedy: str
+) -> None:
+    cli.write("tiny.yaml", TINY)
+    path = cli.root / "mlflow.db"
+    cli.root.mkdir()
+    shutil.copyfile(store, path)
+    probe(f"sqlite:///{path}")  # as MLflow made it, it is usable
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    done = cli("run", "tiny.yaml")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert f"its tables have revision {revision}, and MLflow " in done.stderr
+    assert f"; {remedy.format(path=path)}, or run with --offline" in done.stderr
+    assert [entry.name for entry in cli.root.iterdir()] == ["mlflow.db"]
+
+
+def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine, nowhere: str) -> None:
     cli.write("tiny.yaml", TINY)
     done = cli("run", "tiny.yaml", "--offline")
     assert done.returncode == 0, done.stderr
@@ -121,6 +201,12 @@ def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine) -> None:
     assert f"{pending} records wait in the outbox; deliver them with: sweep sync" in done.stderr
     assert f"{pending} records are not delivered" in cli.ok("status", "small")
     assert not (cli.root / "mlflow.db").exists()
+
+    spec = (cli.root / "small/sweep.yaml").read_bytes()
+    moved = cli("resume", "small", "-s", f"tracking.uri={nowhere}")
+    assert moved.returncode == 2
+    assert f"tracking.uri: {nowhere} does not answer" in moved.stderr
+    assert (cli.root / "small/sweep.yaml").read_bytes() == spec
 
     lock = SweepLock(cli.root / "small/lock")
     lock.acquire()

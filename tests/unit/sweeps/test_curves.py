@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sweeps.curves import recorded
 from sweeps.ledger import TrialRecord
 from sweeps.spec import SweepSpec
-from sweeps.tags import curve_tags, end_tags, health_tags
+from sweeps.tags import attempt_tags, curve_tags, end_tags, health_tags
 from trainable.history import Row
 
 EPOCH = 15
@@ -78,6 +78,28 @@ def test_a_sweep_says_what_its_curves_leave_out() -> None:
     assert curve_tags(10) == {
         "curves": "the first step, every 10 steps, and each epoch's end; every step is in "
         "metrics.jsonl"
+    }
+
+
+def test_a_sweep_says_since_when_its_curves_leave_out_something_else() -> None:
+    assert curve_tags(1, 1) == curve_tags(4, 4) == {}
+    thinned = "the first step, every 4 steps, and each epoch's end"
+    for now, before, told in (
+        (1, 4, f"every step since that was changed, {thinned} before"),
+        (4, 1, f"{thinned} since that was changed, every step before"),
+    ):
+        assert curve_tags(now, before) == {"curves": f"{told}; every step is in metrics.jsonl"}
+
+
+def test_the_first_command_and_fingerprints_stay_and_later_ones_are_numbered() -> None:
+    run = {"gradsweep.command": "sweep run a.yaml", "gradsweep.code": "c0", "host": "a"}
+    resumed = {"gradsweep.command": "sweep resume a", "gradsweep.code": "c0", "host": "a"}
+    changed = resumed | {"gradsweep.code": "c1"}
+    assert attempt_tags([]) == {}
+    assert attempt_tags([run, resumed, changed]) == run | {
+        "gradsweep.command.2": "sweep resume a",
+        "gradsweep.command.3": "sweep resume a",
+        "gradsweep.code.3": "c1",
     }
 
 

@@ -34,8 +34,10 @@ from sweeps.reconcile import (
 )
 from sweeps.schedulers import make_scheduler, stopped_trials
 from sweeps.spec import SweepSpec, parse_spec
+from sweeps.sync import tell_who_is_interrupted
 from tests.curves import append_rows
-from tracking.outbox import Outbox
+from tracking.outbox import SWEEP, Outbox
+from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.files import LocalFiles
 from trainable.history import Row
@@ -298,6 +300,26 @@ def test_a_run_that_a_dead_driver_left_running_is_killed(sweep: Sweep) -> None:
     run = sweep.recorder.runs[number]
     assert (run.status, run.tags["stopped_by"]) == ("KILLED", "interrupt")
     assert sweep.ledger.trial(number).state == "running"
+
+
+def test_who_only_delivers_puts_right_tracking_alone_and_once(sweep: Sweep) -> None:
+    failed, trained, going_on = sweep.ask(), sweep.ask(), sweep.ask()
+    outbox = Outbox(sweep.paths.outbox)
+    for run in (SWEEP, failed, trained, going_on):
+        outbox.append(run, "start", {"params": {}, "tags": {}, "time": 0})
+    outbox.close()
+    sweep.ledger.finish(failed, "failed", reason="oom: the memory does not suffice")
+    sweep.train(trained, [0.4, 0.3, 0.2, 0.1])  # and its driver died before it noted the end
+    tell_who_is_interrupted(sweep.paths, sweep.spec)
+    known = read_outbox(sweep.paths.outbox)
+    assert known.told == {failed: "FAILED", trained: "KILLED", going_on: "KILLED"}
+    assert known.sweep_told == "KILLED"
+    assert not known.lacks(trained, [Row(8, 0, {"val/loss": 0.1})])
+    tell_who_is_interrupted(sweep.paths, sweep.spec)
+    assert read_outbox(sweep.paths.outbox).pending == known.pending
+    assert sweep.ledger.trial(trained).state == "running"
+    sweep.apply()  # as a resume does, which finds the end
+    assert sweep.ledger.trial(trained).state == "complete"
 
 
 def test_what_a_killed_worker_wrote_with_is_removed_when_its_trial_has_ended(

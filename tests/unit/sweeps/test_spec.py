@@ -283,6 +283,35 @@ def test_credentials_reach_no_message() -> None:
     assert "geheim" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "postgresql://ada@host:5432/runs",
+        "postgresql+psycopg2://ada@/runs?host=/var/run/postgresql",
+        "mysql+pymysql://ada@host/runs",
+        "sqlite:////home/ada@work/runs.db",
+    ],
+)
+def test_a_databases_user_may_stand_in_its_address(uri: str) -> None:
+    assert _parse(f"tracking: {{uri: '{uri}'}}\n").tracking.uri == uri
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "postgresql://ada:geheim@host/runs",
+        "postgresql://ada:ge/heim@host/runs",
+        "postgresql://ada@heim:geheim@host/runs",
+        "postgresql://host/runs?user=ada&password=geheim",
+        "postgresql://host/runs?sslpassword=geheim",
+    ],
+)
+def test_a_databases_password_may_not(uri: str) -> None:
+    with pytest.raises(SpecError, match="set PGPASSWORD or PGPASSFILE in the env") as refused:
+        _parse(f"tracking: {{uri: '{uri}'}}\n")
+    assert "geheim" not in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["a", "digits-2", "Größe", "a b", "v1.5", "x" * 100])
 def test_names_that_may_become_directories(name: str) -> None:
     assert check_name(name) == name

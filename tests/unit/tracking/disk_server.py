@@ -101,9 +101,10 @@ class DiskServer:
 
     def read_run(self, run_id: str) -> RunState:
         self.calls["read_run"] += 1
-        status, params = self._one(run_id, "status, params")
+        status, params, tags = self._one(run_id, "status, params, tags")
         keys = self._db.execute("SELECT DISTINCT key FROM points WHERE run = ?", (run_id,))
-        return RunState(status, json.loads(params), frozenset(key for (key,) in keys))
+        held = frozenset(key for (key,) in keys)
+        return RunState(status, json.loads(params), held, json.loads(tags))
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
         self.calls["history"] += 1

@@ -35,7 +35,9 @@ class House:
         )
 
     def start(self, trial: int, tags: dict[str, str] | None = None, **params: str) -> None:
-        self.outbox.append(trial, "start", {"params": params, "tags": tags or {}, "time": 5})
+        payload = {"params": params, "tags": tags or {}, "time": 5}
+        step = self.outbox.last_step(trial)
+        self.outbox.append(trial, "start", {**payload, "step": step})
 
     def log(self, trial: int, first: int, last: int) -> None:
         self.outbox.append_rows(trial, self.module.lines(trial, first, last))
@@ -72,6 +74,17 @@ def fail_sometimes(
     def fault(place: str) -> None:
         if place.startswith(places) and generator.random() < 0.4:
             raise error()
+
+    return fault
+
+
+def fail_once(place: str) -> Callable[[str], None]:
+    places = [place]
+
+    def fault(here: str) -> None:
+        if here in places:
+            places.clear()
+            raise ConnectionResetError
 
     return fault
 
@@ -149,6 +162,31 @@ def test_starting_again_reopens_and_tags_what_changed(house: House) -> None:
     assert params == {"lr": "1", "wd": "2", "momentum": "4"}
     assert tags["param_changed.wd"] == "3"
     assert "param_changed.lr" not in tags
+
+
+@pytest.mark.parametrize("place", ["before set_tags", "after log_points", "after set_status"])
+def test_a_parameter_that_changes_is_a_curve_and_its_tag_goes_back_with_it(
+    house: House, place: str
+) -> None:
+    house.start(0, lr="1", name="a")
+    house.log(0, 1, 10)
+    house.deliver()
+    changes = [("2", "b", 20), ("1", "a", 30), ("1", "a", 40), ("nan", "a", 50)]
+    for lr, name, last in changes:
+        house.outbox.append(0, "finish", {"status": "KILLED", "time": 9, "tags": {}})
+        house.start(0, lr=lr, name=name)
+        house.server.fault = fail_once(place)
+        house.deliver()
+        house.log(0, 1, last)
+        house.deliver()
+        tags = house.server.runs(0)[0][2]
+        assert (tags["param_changed.lr"], tags["param_changed.name"]) == (lr, name)
+    points = house.server.points(0)
+    assert [p for p in points if p[0].startswith("param/")] == [
+        ("param/lr", 10, 2.0),
+        ("param/lr", 20, 1.0),
+    ]
+    assert house.server.runs(0)[0][1] == {"lr": "1", "name": "a"}
 
 
 def test_a_record_that_is_refused_for_good_holds_up_nothing(house: House) -> None:

@@ -179,6 +179,30 @@ def test_a_damaged_outbox_is_told(
     assert "outbox.db.damaged-" in caplog.text
 
 
+def test_the_waits_double_up_to_half_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_recorder, "_FIRST_DELAY_SECONDS", 0.5)
+    waits: list[float] = []
+    enough = threading.Event()
+
+    def wait(recorder: MlflowRecorder, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 9:
+            enough.set()
+            recorder._closing.wait()
+
+    monkeypatch.setattr(MlflowRecorder, "_pause", wait)
+
+    def refuse() -> Server:
+        raise ConnectionRefusedError
+
+    recorder = recorder_on(tmp_path / "outbox", refuse)
+    assert enough.wait(10)
+    recorder.close(0.0)
+    assert waits[:9] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
 def test_a_silent_server_is_known_and_asked_more_often_while_somebody_waits(
     tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainable.diagnostics import MEASURED, memory_in_use
+from trainable.diagnostics import MEASURED, memory_in_use, memory_since_report
 from trainable.errors import (
     ConfigError,
     NonFiniteGradient,
@@ -90,6 +90,22 @@ def test_memory_is_this_process_alone():
     assert list(before) == ["memory/process_mb"]
     grown = after["memory/process_mb"] - before["memory/process_mb"]
     assert 45 < grown < 60, kept.shape
+
+
+def test_memory_of_a_device_is_the_most_since_the_report_before(monkeypatch):
+    """Where there is no GPU, with the allocator's counters played by two numbers."""
+    now, peak = 10 * 2**20, 30 * 2**20
+
+    def reset(device):
+        nonlocal peak
+        peak = now
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: now)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    device = torch.device("cuda")
+    assert memory_in_use(device)["memory/gpu_mb"] == 10
+    assert [memory_since_report(device)["memory/gpu_mb"] for _ in range(2)] == [30, 10]
 
 
 def test_rows_carry_the_time_of_their_step(tmp_path, opened, configure, toy):

@@ -1,0 +1,19 @@
+"""What an MLflow tracking address names: a server, or a database that each program opens itself.
+
+What must not live here: whether there is anything at the address (see `tracking.probe`).
+"""
+
+from __future__ import annotations
+
+_DATABASES = frozenset({"sqlite", "postgresql", "mysql", "mssql"})
+
+
+def is_server(uri: str) -> bool:
+    """Whether it is a server's, whose pages open in a browser as they are."""
+    return uri.startswith(("http://", "https://"))
+
+
+def is_database(uri: str) -> bool:
+    """Whether it is a database's: it holds no files, so whoever records says where they lie."""
+    scheme, separator, _ = uri.partition(":")
+    return bool(separator) and scheme.partition("+")[0] in _DATABASES

@@ -1,0 +1,63 @@
+"""The version of a tracking store's tables, told without importing MLflow, which takes seconds.
+
+MLflow counts it by the migrations that its package brings, and refuses a store that has had
+others.
+What must not live here: opening a store (see `tracking.probe`), and migrating one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+REVISION_QUERY = "SELECT version_num FROM alembic_version"
+
+_MIGRATIONS = Path("store", "db_migrations", "versions")
+_REVISION = re.compile(r'^(down_)?revision = "(\w+)"', re.MULTILINE)
+
+
+class TablesDiffer(Exception):
+    """A store's tables are not those of the installed MLflow."""
+
+    def __init__(self, found: str, wanted: str, *, is_older: bool) -> None:
+        version = metadata.version("mlflow")
+        super().__init__(
+            f"was made by another MLflow: its tables have revision {found}, and MLflow {version} "
+            f"needs {wanted}"
+        )
+        self._is_older = is_older
+
+    def remedy(self, uri: str) -> str:
+        """Return what to do: the way that MLflow itself names, where there is one."""
+        if self._is_older:
+            return f"take a backup of it and run: mlflow db upgrade '{uri}'"
+        return "install the MLflow that made it"
+
+
+def check_revision(row: Sequence[Any] | None) -> None:
+    """Compare what `REVISION_QUERY` answered; None: the tables are still to be made.
+
+    Raises:
+        TablesDiffer: They are not those of the installed MLflow.
+    """
+    if row is None:
+        return
+    known, before = _migrations()
+    (wanted,) = known - before
+    if row[0] != wanted:
+        raise TablesDiffer(str(row[0]), wanted, is_older=row[0] in known)
+
+
+def _migrations() -> tuple[set[str], set[str]]:
+    """Return the revisions of all migrations, and of those after which another one comes."""
+    package = util.find_spec("mlflow")
+    assert package is not None, "it is a dependency"
+    assert package.origin is not None, "it is no namespace"
+    revisions: tuple[set[str], set[str]] = set(), set()
+    for file in Path(package.origin).parent.joinpath(_MIGRATIONS).glob("*.py"):
+        for is_before, revision in _REVISION.findall(file.read_text(encoding="utf-8")):
+            revisions[bool(is_before)].add(revision)
+    return revisions
