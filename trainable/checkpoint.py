@@ -20,11 +20,11 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
-from trainable.files import STATE, Files, LocalFiles, Sink
+from trainable.files import STATE, Files, LocalFiles
 from trainable.manifest import (
     Generation,
     Pointer,
@@ -330,7 +330,7 @@ class CheckpointStore:
 
         committed: list[Generation] = []
 
-        def write(file: Sink) -> bytes:
+        def write(file: BinaryIO) -> bytes:
             length, sha256 = write_state(state, file)
             generation = Generation(
                 path=self._files.path(name),

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from trainable.direct import DirectFile
 from trainable.errors import Fenced
 
 STATE = "state.pt"
@@ -33,20 +32,7 @@ _QUARANTINE = "quarantine"
 _OWN = ".writing-"
 _NEW, _GONE, _DAMAGED = "new-", "gone-", "damaged-"
 
-
-class Sink(Protocol):
-    """What a state is written to."""
-
-    def write(self, content: bytes | memoryview, /) -> int:
-        """Append bytes."""
-        ...
-
-    def flush(self) -> None:
-        """Hand on what waits."""
-        ...
-
-
-Write = Callable[[Sink], bytes]
+Write = Callable[[BinaryIO], bytes]
 """Writes a state into an open file and returns the manifest that describes what it wrote."""
 
 
@@ -163,9 +149,9 @@ class LocalFiles:
         with self.unless_fenced():
             aside.mkdir()
             try:
-                with DirectFile(aside / STATE) as file:
+                with (aside / STATE).open("xb") as file:
                     manifest = write(file)
-                    file.sync()
+                    _sync_file(file)
                 with (aside / MANIFEST).open("xb") as file:
                     file.write(manifest)
                     _sync_file(file)

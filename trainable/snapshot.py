@@ -10,13 +10,12 @@ import hashlib
 import io
 import pickle
 from collections.abc import Collection
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from trainable.errors import CheckpointError
-from trainable.files import Sink
 
 _PIECE = 2**20
 _Memo = dict[tuple[Any, ...], Tensor]
@@ -78,7 +77,7 @@ def num_bytes(state: Any) -> int:
     return sum(map(num_bytes, state)) if isinstance(state, (list, tuple)) else 0
 
 
-def write_state(state: dict[str, Any], file: Sink) -> tuple[int, str]:
+def write_state(state: dict[str, Any], file: BinaryIO) -> tuple[int, str]:
     """Write `state.pt`; returns its length and sha256.
 
     Args:
@@ -100,7 +99,7 @@ def write_state(state: dict[str, Any], file: Sink) -> tuple[int, str]:
 class _Digesting:
     """A file that knows the length and digest of what has been written to it."""
 
-    def __init__(self, file: Sink) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._sha256 = hashlib.sha256()
         self.length = 0
