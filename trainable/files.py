@@ -214,7 +214,9 @@ class LocalFiles:
 
     def _move_to_quarantine(self, aside: Path) -> None:
         room = self._root / _QUARANTINE
-        make_directory(room)
+        # Not synced until it holds what is moved: a power loss in between must not find this
+        # neither here nor there.
+        room.mkdir(exist_ok=True)
         name, count = aside.name.removeprefix(_DAMAGED), 0
         target = room / name
         while target.exists():

@@ -86,9 +86,18 @@ def _first_saves(remains: Remains) -> None:
 
 def _damaged(remains: Remains) -> None:
     _newest_is_whole(remains, before=1)
-    # What was damaged is kept, once, for whoever wants to know why.
+    # What was damaged is kept for whoever wants to know why: once, except that a power loss
+    # between the syncs of two directories may have left it in both.
     quarantine = remains.directory / "checkpoints" / "quarantine"
-    assert sorted(p.name for p in quarantine.iterdir()) == ["step-00000002", "step-00000003"]
+    kept: dict[str, list[bytes]] = {}
+    for path in quarantine.iterdir():
+        kept.setdefault(path.name[: len("step-00000002")], []).append(
+            (path / "manifest.json").read_bytes() + (path / "state.pt").read_bytes()
+        )
+    assert sorted(kept) == ["step-00000002", "step-00000003"]
+    for copies in kept.values():
+        assert len(set(copies)) == 1
+        assert len(copies) == 1 or "power" in remains.where
 
 
 def _newest_is_whole(remains: Remains, before: int) -> None:
@@ -242,7 +251,7 @@ def test_row_33_power_loss_at_each_persisting_call(
 ) -> None:
     opened, check = rehearsal
     num_cuts = 0
-    for remains in opened.power_lost(fate, every=every):
+    for remains in opened.power_lost(fate, every=every if opened.name in _LONG else min(every, 6)):
         _explained(check, remains)
         num_cuts += 1
     print(f"{opened.name}: the power went off {num_cuts} times")
