@@ -227,8 +227,7 @@ def _is_cross_entropy(task: Task, model: nn.Module, batch: Batch, output: Tensor
     try:
         plain = cross_entropy(output, batch[1])[0]
         return _close(task.loss(copy.deepcopy(model).eval(), batch)[0], float(plain))
-    # targets may not be what cross entropy takes, and a loss may fail in any way: told elsewhere
-    except Exception:
+    except Exception:  # targets it does not take, a loss that fails in any way: told elsewhere
         return False
 
 

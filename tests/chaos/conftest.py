@@ -12,7 +12,7 @@ import pytest
 
 from tests.chaos.faults import Faults, compile_shim
 from tests.chaos.harness import SERIAL, References, Sandbox, Template
-from tests.chaos.postgres import INSTALL, Cluster, find_binaries
+from tests.chaos.postgres import Cluster, own_cluster
 from tests.chaos.scripted_proxy import Proxy
 from tests.chaos.tracking_service import Service
 
@@ -80,11 +80,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A PostgreSQL of these tests' own."""
-    binaries = find_binaries()
-    if binaries is None:
-        assert not os.environ.get("CI"), f"PostgreSQL is missing: {INSTALL}"
-        pytest.skip(f"PostgreSQL is not installed; get it with: {INSTALL}")
-    with Cluster(binaries) as made:
+    with own_cluster() as made:
         yield made
 
 

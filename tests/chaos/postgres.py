@@ -14,9 +14,12 @@ import shutil
 import subprocess
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 INSTALL = "apt-get install postgresql"
 _BINARIES = Path("/usr/lib/postgresql")  # where Debian has them, one directory a version
@@ -124,3 +127,14 @@ def _unprivileged() -> pwd.struct_passwd | None:
         return None
     known = {entry.pw_name: entry for entry in pwd.getpwall()}
     return next(known[name] for name in _UNPRIVILEGED if name in known)
+
+
+@contextmanager
+def own_cluster() -> Iterator[Cluster]:
+    """A cluster of a test's own; without PostgreSQL the test is left out, and in CI it fails."""
+    binaries = find_binaries()
+    if binaries is None:
+        assert not os.environ.get("CI"), f"PostgreSQL is missing: {INSTALL}"
+        pytest.skip(f"PostgreSQL is not installed; get it with: {INSTALL}")
+    with Cluster(binaries) as made:
+        yield made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from tests.chaos.postgres import INSTALL, Cluster, find_binaries
+from tests.chaos.postgres import Cluster, own_cluster
 from tests.chaos.tracking_service import read_store
 from tests.integration.commandline import TINY, CommandLine
 
@@ -19,11 +18,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    binaries = find_binaries()
-    if binaries is None:
-        assert not os.environ.get("CI"), f"PostgreSQL is missing: {INSTALL}"
-        pytest.skip(f"PostgreSQL is not installed; get it with: {INSTALL}")
-    with Cluster(binaries) as made:
+    with own_cluster() as made:
         yield made
 
 
