@@ -45,7 +45,6 @@ _ALSO_KNOWN_AS = {
     "pruner": "scheduler",
     "amp": "precision",
     "tracking_uri": "uri",
-    "timeout": "hours",
     "time_budget_s": "hours",
     "target": "value",
 }

@@ -131,7 +131,7 @@ class PlateauConfig(Section):
     trials: int | None = Field(default=None, ge=1, examples=[20])
     """The sweep ends once so many trials in a row, complete or pruned, have not improved its best
     value; null: never."""
-    min_delta: float = Field(default=0.0, ge=0)
+    min_delta: Number = Field(default=0, ge=0)
     """An improvement is one by more than this."""
 
     @model_validator(mode="after")
