@@ -154,11 +154,14 @@ class SweepView:
         """A trial's state; one that nobody works on waits."""
         if record.state != "running":
             return record.state
+        if not self.running:
+            return "waiting"
+        # Promoted or not, the ledger says the same of it; only the former has a worker.
         paused = record.epoch in self._rungs and not self._is_open(record.number)
-        return "running" if self.running and not paused else "waiting"
+        return "waiting" if paused else "running"
 
     def _is_open(self, number: int) -> bool:
-        """Whether a worker trains a trial, or left its checkpoints open when it died."""
+        """Whether a worker has a trial's checkpoints open."""
         return LocalFiles.of(self.paths.trial(number)).has_writer()
 
     def status(self) -> dict[str, Any]:

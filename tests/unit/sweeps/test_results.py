@@ -19,6 +19,7 @@ from sweeps.results import (
 )
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox import Outbox
+from trainable.files import LocalFiles
 
 
 @pytest.fixture
@@ -48,6 +49,22 @@ def test_the_same_trial_runs_while_a_driver_holds_the_lock(sweep: MadeSweep) -> 
     lock.release()
     assert status["state"] == "running"
     assert (status["trials"]["running"], status["trials"]["waiting"]) == (1, 2)
+
+
+def test_a_paused_trial_waits_until_a_worker_opens_it(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, more="early_stopping: {scheduler: asha_promote, grace_epochs: 1}")
+    for reports in ((0.7,), (0.6,), (0.5, 0.4)):
+        sweep.add(None, *reports)
+    files = LocalFiles.of(sweep.paths.trial(1))
+    files.open()
+    lock = SweepLock(sweep.paths.lock)
+    lock.acquire()
+    try:
+        states = [trial["state"] for trial in sweep.view.trials()]
+        assert states == ["waiting", "running", "running"], "promoted; between two rungs"
+        assert sweep.view.status()["trials"]["waiting"] == 1
+    finally:
+        lock.release()
 
 
 @pytest.mark.parametrize(

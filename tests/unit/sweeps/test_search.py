@@ -13,8 +13,8 @@ from ray.tune.search import Searcher
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
 from sweeps.schedulers import make_scheduler
-from sweeps.search import LedgerSearcher, make_sampler
-from sweeps.spec import SearchConfig, SweepSpec, parse_spec
+from sweeps.search import LedgerSearcher, make_sampler, sampler_of
+from sweeps.spec import EarlyStoppingConfig, SearchConfig, SweepSpec, parse_spec
 
 SPEC = """
 name: quad
@@ -130,3 +130,69 @@ def test_each_sampler_of_the_spec_suggests_inside_the_space(
         ledger.report(trial.number, epoch=1, step=1, value=_loss(trial.params))
         ledger.finish(trial.number, "complete")
     assert len({str(trial.params) for trial in ledger.trials()}) == 5
+
+
+def test_a_sampler_learns_from_a_paused_trial_what_it_would_from_a_stopped_one(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    space = {key: distribution.to_optuna() for key, distribution in spec.space.items()}
+    suggested: dict[str, list[dict[str, Any]]] = {}
+    for scheduler in ("asha", "asha_promote"):
+        early = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=2)
+        sweep = spec.model_copy(update={"early_stopping": early})
+        ledger = Ledger.create(tmp_path / f"{scheduler}.db", mode="min", sweep_id="s")
+        for number in range(6):
+            params = ledger.ask(space, sampler_of(sweep, number)).params
+            suggested.setdefault(scheduler, []).append(params)
+            ledger.report(number, epoch=1, step=1, value=_loss(params))
+            if number == 0:
+                ledger.finish(number, "complete")
+            elif scheduler == "asha":
+                ledger.finish(number, "pruned")
+    assert suggested["asha_promote"] == suggested["asha"]
+
+
+def test_a_paused_trial_is_handed_out_once_it_is_promoted_and_nobody_before(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    early = EarlyStoppingConfig(scheduler="asha_promote", grace_epochs=1, reduction=2)
+    sweep = spec.model_copy(update={"early_stopping": early, "trials": 3})
+    driver = Driver(tmp_path / "l.db", sweep)
+
+    def train(turn: str, config: Any, *values: float) -> None:
+        known = len(driver.ledger.trial(config["number"]).reports)
+        for epoch, value in enumerate(values, start=known + 1):
+            driver.ledger.report(config["number"], epoch=epoch, step=epoch, value=value)
+        driver.searcher.on_trial_complete(turn)
+
+    first = driver.ask("a")
+    assert (first["number"], first["until"]) == (0, 1)
+    train("a", first, 0.5)
+    second = driver.ask("b")
+    assert (second["number"], second["until"]) == (1, 1), "one of one has no place"
+    train("b", second, 0.4)
+    driver = Driver(tmp_path / "l.db", sweep)  # which does not take up those that wait
+    promoted = driver.ask("c")
+    assert (promoted["number"], promoted["until"]) == (1, 2)
+    assert promoted["config"]["budget"]["epochs"] == 3, "the horizon is that of the whole budget"
+    assert driver.ask("d") is None
+    train("c", promoted, 0.3)
+    third = driver.ask("e")
+    assert (third["number"], third["until"]) == (2, 1)
+    assert driver.searcher.left_behind() == frozenset()
+    train("e", third, 0.6)
+    assert driver.ask("f") == Searcher.FINISHED
+    assert driver.searcher.left_behind() == {0, 1, 2}
+
+
+def test_while_a_stop_holds_nothing_is_handed_out_and_the_live_are_waited_for(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    driver = Driver(tmp_path / "l.db", spec)
+    driver.searcher._concurrency = 2
+    driver.ask("a")
+    driver.searcher.holding = True
+    assert driver.ask("b") is None
+    driver.searcher.on_trial_complete("a")
+    assert driver.ask("b") == Searcher.FINISHED
+    assert len(driver.ledger.trials()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 from ray.tune.result import SHOULD_CHECKPOINT
 from torch import nn
 
+from tests.chaos.runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
+from trainable.files import LocalFiles
+from trainable.own_loop import Context
 from trainable.ray_adapter import TuneTrial
 from trainable.task import Data, Task
 
@@ -30,14 +34,23 @@ class Small(Task):
         return Data(train=(inputs, torch.arange(40) % 2), val=(inputs, torch.arange(40) % 2))
 
 
+def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
+    """Sums up its epochs; knows the whole budget whenever it runs."""
+    del config
+    total = context.restored["total"] if context.restored else 0
+    for epoch in context.remaining_epochs():
+        total += epoch + 1
+        yield {"val/loss": total / context.epochs}, {"total": total}
+
+
 @pytest.fixture(autouse=True)
 def _threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
 
-def _trial(directory: Path) -> TuneTrial:
+def _trial(directory: Path, *, until: int | None = None, task: str = "Small") -> TuneTrial:
     config = TrialConfig(
-        task={"name": f"{__name__}:Small"},
+        task={"name": f"{__name__}:{task}"},
         metric="val/loss",
         mode="min",
         budget={"epochs": EPOCHS},
@@ -49,6 +62,7 @@ def _trial(directory: Path) -> TuneTrial:
             "number": 0,
             "params": {},
             "config": config.model_dump(mode="json"),
+            "until": until,
             "directory": str(directory),
             "drain": str(directory / "drain"),
             "stop": str(directory / "stop"),
@@ -100,3 +114,57 @@ def test_a_checkpoint_that_was_set_aside_is_told_once_and_logged(tmp_path: Path)
     assert told.endswith(f"its manifest says {newest.sha256}; {sound.path.name} is used instead")
     assert "set_aside" not in results[1]
     assert (tmp_path / "trial.log").read_text().count(told) == 1
+
+
+@pytest.mark.parametrize("task", ["Small", "own_loop"])
+def test_a_trial_that_pauses_and_goes_on_is_the_one_that_did_not(
+    tmp_path: Path, task: str
+) -> None:
+    once, paused = _trial(tmp_path / "once", task=task), tmp_path / "paused"
+    expected = [once.step() for _ in range(EPOCHS)]
+    once.cleanup()
+    results = []
+    for until in (1, 2, None):
+        trial = _trial(paused, until=until, task=task)
+        results.append(trial.step())
+        files = LocalFiles.of(paused)
+        assert not files.has_writer(), "whoever goes on with it need not fence this process"
+        newest = CheckpointStore(paused).newest()
+        assert newest is not None
+        assert newest.epoch == results[-1]["epoch"], "it goes on from where it paused"
+        trial.cleanup()
+    assert [r["ending"] for r in results] == ["paused", "paused", "finished"]
+    assert [_told(r) for r in results] == [_told(r) for r in expected]
+    stores = CheckpointStore(tmp_path / "once"), CheckpointStore(paused)
+    first, second = (store.load(store.generations()[-1]) for store in stores)
+    assert differences(without_measured(first), without_measured(second)) == []
+
+
+def test_a_pause_that_was_not_told_is_told_by_the_next_worker(tmp_path: Path) -> None:
+    lost = _trial(tmp_path, until=1)
+    first = lost.step()
+    lost.cleanup()
+    again = _trial(tmp_path, until=1)
+    second = again.step()
+    again.cleanup()
+    assert (second["ending"], second["epoch"], second["objective"]) == (
+        "paused",
+        1,
+        first["objective"],
+    )
+    assert second["rows"] == []
+
+
+def test_a_trial_beyond_the_epoch_at_which_it_should_pause_has_not_finished(
+    tmp_path: Path,
+) -> None:
+    ahead = _trial(tmp_path, until=2)
+    ahead.step(), ahead.step()
+    ahead.cleanup()
+    behind = _trial(tmp_path, until=1)
+    assert behind.step()["ending"] == "paused"
+    behind.cleanup()
+
+
+def _told(result: dict[str, Any]) -> tuple[Any, ...]:
+    return result["epoch"], result["step"], result["objective"]
