@@ -36,6 +36,7 @@ from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
+from trainable.files import make_directory
 from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
 
@@ -130,7 +131,7 @@ class Bookkeeper(Callback):
         del iteration, trials, info
         number, params = trial.config["number"], trial.config["params"]
         directory = self._paths.trial(number)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         config = self._spec.trial_yaml(number, params)
         (directory / TRIAL_CONFIG).write_text(config, encoding="utf-8")
         self._losses.started(number, self._newest_generation(number))

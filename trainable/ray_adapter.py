@@ -25,6 +25,7 @@ from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError, OutOfMemory, TrainingError
+from trainable.files import make_directory
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 
 OBJECTIVE = "objective"
@@ -53,7 +54,7 @@ class TuneTrial(tune.Trainable):
         later may write.
         """
         self._directory = Path(config["directory"])
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         self._metric = config["config"]["metric"]
         self._log = open(self._directory / "trial.log", "a", encoding="utf-8")  # noqa: SIM115  closed in cleanup
         self._trainer: Any = None
