@@ -97,8 +97,10 @@ def start(token: str, machine: Machine, *, concurrency: int) -> bool:
     """
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(concurrency)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # Of a lost worker Tune prints its own stack; the trial's reason says what happened.
-    logging.getLogger("ray.tune.execution.tune_controller").setLevel(logging.CRITICAL)
+    # Of a lost worker Tune prints its own stack; the trial's reason says what happened. Its own
+    # state, which nobody reads, it sometimes copies while it renames a part of it.
+    for name in ("tune_controller", "experiment_state"):
+        logging.getLogger(f"ray.tune.execution.{name}").setLevel(logging.CRITICAL)
     import ray
 
     if ray.is_initialized():
