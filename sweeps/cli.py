@@ -88,9 +88,11 @@ def check(file: File, settings: Overrides = None) -> None:
 
     with input_errors():
         spec = _load(file, settings)
-        ways = plan(spec.resources, spec.trials, spec.concurrency, Machine.probe())
+        machine = Machine.probe()
+        ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
         with err.status("loading the task"):
-            facts = Inspection(spec).facts()
+            facts = Inspection(spec, ways).facts()
+        ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
     out.print(f"{file} is valid", style="green", highlight=False)
     out.print(f"  {ways.describe()}", highlight=False)
     display.task_facts(out, facts)

@@ -24,7 +24,7 @@ from trainable.seeding import HostRandomness, derive_seed, seed_host
 from trainable.task import Batch, Samples
 
 # Data in memory moves to the accelerator when it takes no more than this share of what is free
-# there.
+# there for this process.
 _RESIDENT_SHARE = 0.25
 
 
@@ -289,5 +289,7 @@ class _SeededSamples(Dataset[Any]):
 def _fits(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
     if device.type != "cuda":
         return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return sum(t.numel() * t.element_size() for t in tensors) <= _RESIDENT_SHARE * free
+    free, total = torch.cuda.mem_get_info(device)
+    cap = torch.cuda.get_per_process_memory_fraction(device) * total
+    ours = min(free, cap - torch.cuda.memory_allocated(device))
+    return sum(t.numel() * t.element_size() for t in tensors) <= _RESIDENT_SHARE * ours

@@ -81,6 +81,13 @@ class TuneTrial(tune.Trainable):
         report = self._next_report()
         while self._is_out_of_memory() and self._split_batch():
             report = self._next_report()
+        result = self._result(report)
+        if result.get(DONE):
+            # this process may wait for its next trial while others need what the run holds
+            self._close_run()
+        return result
+
+    def _result(self, report: Any) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if self._set_aside:
             result["set_aside"], self._set_aside = self._set_aside, []
@@ -122,7 +129,12 @@ class TuneTrial(tune.Trainable):
         return True
 
     def cleanup(self) -> None:
-        """Shut loaders down, wait for pending writes, close the log."""
+        """End the run if it has not ended, and close the log."""
+        self._close_run()
+        self._log.close()
+
+    def _close_run(self) -> None:
+        """Shut loaders down, wait for pending writes, give memory back."""
         if self._trainer is not None:
             with self._logged():
                 try:
@@ -131,8 +143,9 @@ class TuneTrial(tune.Trainable):
                     # Of a trial that was stopped: its end is told, its last save is not needed,
                     # and the next trial of this process must not die of it.
                     traceback.print_exc()
-            self._trainer = None
-        self._log.close()
+            self._trainer, self._events = None, iter(())
+        if self._failure is not None:
+            release_memory()
 
     def _open(self) -> None:
         from trainable.build import open_trainer
