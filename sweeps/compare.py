@@ -14,7 +14,8 @@ from sweeps.layout import tracking_uri
 from sweeps.ledger_view import TrialSummary, ranking
 from sweeps.parameters import flatten
 from sweeps.results import SweepView
-from tracking.ui import DEFAULT_ADDRESS, compare_page, metrics_page
+from sweeps.tags import leaders_view
+from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
 from trainable.history import read_rows
 
 CLIPPED = "train/clip_fraction"
@@ -36,8 +37,9 @@ def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
     Returns:
         `metric` and `mode`; `leaders`, the best first, each with all of its parameters;
         `differing`, the parameters in which they differ, and `same`, the searched ones in which
-        they do not; `mlflow_compare_page` and `mlflow_metric_page`, None before the runs exist or
-        when they lie on several servers.
+        they do not; `mlflow_compare_page`, `mlflow_metric_page` and `mlflow_charts_page`, None
+        before the runs exist or when they lie on several servers, the last also when the sweeps
+        do not search the same parameters.
 
     Raises:
         Incomparable: They do not have one metric and mode.
@@ -117,10 +119,20 @@ def _pages(
     experiments = [e for view in views if (e := view.delivered.experiment_id) is not None]
     runs = [row["mlflow_run_id"] for row in rows if row["mlflow_run_id"] is not None]
     if len(stores) > 1 or not runs:
-        return {"mlflow_compare_page": None, "mlflow_metric_page": None}
+        return dict.fromkeys(("mlflow_compare_page", "mlflow_metric_page", "mlflow_charts_page"))
     (store,) = stores
     base = store if store.startswith(("http://", "https://")) else DEFAULT_ADDRESS
     return {
         "mlflow_compare_page": compare_page(base, runs, experiments),
         "mlflow_metric_page": metrics_page(base, runs, experiments, [metric, "train/loss"]),
+        "mlflow_charts_page": _charts(base, views, experiments),
     }
+
+
+def _charts(base: str, views: Sequence[SweepView], experiments: Sequence[str]) -> str | None:
+    drawn = {leaders_view(view.spec) for view in views}
+    if len(drawn) > 1:
+        return None
+    (view,) = drawn  # MLflow reads it from one of the experiments, whichever it sorts first
+    known = all(view.tag in one.delivered.experiment_tags for one in views)
+    return charts_page(base, experiments, view.key) if known else None

@@ -231,6 +231,7 @@ def pages(out: Console, found: dict[str, Any]) -> None:
     for what, page in (
         ("compare in MLflow (while `sweep ui` runs)", found["mlflow_compare_page"]),
         ("their curves", found["mlflow_metric_page"]),
+        ("what was searched, in charts", found["mlflow_charts_page"]),
     ):
         if page is not None:
             out.print(f"{what}: {page}", markup=False, highlight=False, soft_wrap=True)

@@ -24,7 +24,7 @@ from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_scheduler, stopped_trials
 from sweeps.search import make_sampler
 from sweeps.spec import SweepSpec
-from sweeps.tags import NOT_STOPPED, attempt_tags, curve_tags
+from sweeps.tags import NOT_STOPPED, attempt_tags, curve_tags, leaders_view
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.provenance import provenance
 
@@ -91,6 +91,7 @@ def open_sweep(
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes)
     now = {**provenance(), **ledger.origin.tags()}
     ledger.note_attempt(now)
+    charts = leaders_view(spec)
     uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
     recorder = MlflowRecorder(
         uri=uri,
@@ -104,6 +105,7 @@ def open_sweep(
             **({} if new else NOT_STOPPED),
         },
         inherited=now,
+        experiment_tags={charts.tag: charts.state},
         params=dict(flatten(spec.model_dump(mode="json"))),
         offline=offline,
     )

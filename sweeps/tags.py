@@ -12,6 +12,7 @@ from sweeps.failures import kind_of
 from sweeps.ledger_view import TrialRecord
 from sweeps.spec import SweepSpec
 from tracking.limits import MAX_TAG_VALUE, clip_start
+from tracking.shared_view import SharedView, shared_view
 
 BY_THE_USER = "stopped by the user"
 """The reason of a trial that was pruned so."""
@@ -41,6 +42,13 @@ def best_tags(best: TrialRecord) -> dict[str, str]:
     """Return, for the sweep's own run, which trial was the best."""
     found = {"best_trial": best.number, "best_value": best.value, "best_step": best.best_step}
     return {name: repr(value) for name, value in found.items()}
+
+
+def leaders_view(spec: SweepSpec) -> SharedView:
+    """Return the view of a sweep's trials in MLflow's charts: what was searched, best first."""
+    curves = [spec.metric, *(["train/loss"] if spec.metric != "train/loss" else [])]
+    ascending = spec.mode == "min"
+    return shared_view(list(spec.space), f"best/{spec.metric}", curves, ascending=ascending)
 
 
 def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:
