@@ -31,7 +31,7 @@ from sweeps.ledger import ACCUMULATION, SIGNALS, Ending, Ledger, TrialRecord
 from sweeps.parameters import searched, trial_parameters
 from sweeps.reconcile import STATUSES, missed
 from sweeps.spec import SweepSpec
-from sweeps.tags import BY_THE_USER, NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags
+from sweeps.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.checkpoint import CheckpointStore
@@ -59,6 +59,12 @@ class View(Protocol):
 
     def reported(self, progress: Progress) -> None:
         """A trial reached a report boundary."""
+
+    def paused(self, number: int, value: float | None) -> None:
+        """A trial waits at a rung."""
+
+    def promoted(self, number: int) -> None:
+        """A paused trial goes on."""
 
     def warned(self, number: int, sentence: str) -> None:
         """Something about a trial that its user should know and need not act on."""
@@ -96,6 +102,8 @@ class Bookkeeper(Callback):
         self._on_step = on_step
         self._on_end = on_end
         self._live: set[int] = set()
+        self._paused: set[int] = set()
+        self._asked: dict[int, str | None] = {}
         self._losses = Losses(spec.failures.max_retries)
         self._given_up: dict[int, Failure] = {}
         self._failures = SameFailures(spec.failures.same_failure_limit)
@@ -105,12 +113,21 @@ class Bookkeeper(Callback):
         """Why more trials would only fail like those before, once that is so."""
         return self._failures.hopeless
 
-    def end_waiting(self, number: int) -> None:
-        """Let a trial that nobody works on end for good, as the user asked."""
+    def stop(self, number: int, reason: str | None, *, live: bool) -> None:
+        """Let a trial end for good: at its next step, or at once if nobody works on it.
+
+        Args:
+            reason: Why, for people; None: the scheduler never let it go on.
+            live: Whether Tune has the trial.
+        """
+        if live:
+            self._asked[number] = reason
+            control.order(self._paths, [number])
+            return
         record = self._ledger.trial(number)
         if not record.finished:
             self._recorder.start(number, searched(record.params), {})
-            self._stopped_by_user(number)
+            self._stopped(number, reason)
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
@@ -135,8 +152,12 @@ class Bookkeeper(Callback):
         config = self._spec.trial_yaml(number, params)
         (directory / TRIAL_CONFIG).write_text(config, encoding="utf-8")
         self._losses.started(number, self._newest_generation(number))
-        attempt = self._ledger.start(number)
         self._live.add(number)
+        if number in self._paused:
+            self._paused.discard(number)
+            self._view.promoted(number)
+            return
+        attempt = self._ledger.start(number)
         tags = {"gradsweep.attempts": str(attempt)}
         resolved = TrialConfig.model_validate(trial.config["config"])
         self._recorder.start(
@@ -201,6 +222,9 @@ class Bookkeeper(Callback):
             case "finished":
                 self._end(number, "complete")
                 self._failures.passed()
+            case "paused" if number not in self._asked:
+                self._pause(number)
+                self._failures.passed()
             case "failed" if last["failure"]["kind"] in NOT_THE_TRIALS_DOING:
                 self._failures.stopped(number, Failure(**last["failure"]))
                 self._interrupt(number)
@@ -210,8 +234,8 @@ class Bookkeeper(Callback):
                 self._interrupt(number)
             case "stopped" if number in self._given_up:
                 self._fail(number, self._given_up[number])
-            case "stopped":
-                self._stopped_by_user(number)
+            case "stopped" | "paused":
+                self._stopped(number, self._asked[number])
             case _:
                 self._end(number, "pruned")
                 self._failures.passed()
@@ -238,19 +262,25 @@ class Bookkeeper(Callback):
 
     def interrupt_live(self) -> None:
         """Record that the trials which had not ended by now were interrupted."""
-        for number in sorted(self._live):
+        for number in sorted(self._live | self._paused):
             self._interrupt(number)
+
+    def _pause(self, number: int) -> None:
+        self._live.discard(number)
+        self._paused.add(number)
+        self._view.paused(number, self._ledger.trial(number).value)
 
     def _interrupt(self, number: int) -> None:
         tags = {"stopped_by": "failures"} if self.hopeless else STOPPED_BY_INTERRUPT
         self._recorder.finish(number, "KILLED", tags)
         self._live.discard(number)
+        self._paused.discard(number)
         self._view.ended(number, "interrupted", None, None)
 
-    def _stopped_by_user(self, number: int) -> None:
+    def _stopped(self, number: int, reason: str | None) -> None:
         # It may have been stopped between two reports; no later start would deliver the rest.
         self._log_the_rest(number)
-        self._end(number, "pruned", reason=BY_THE_USER)
+        self._end(number, "pruned", reason=reason)
 
     def _fail(self, number: int, failure: Failure) -> None:
         self._log_the_rest(number)  # as above
@@ -275,6 +305,7 @@ class Bookkeeper(Callback):
         self._recorder.finish(number, STATUSES[ending], end_tags(record, self._spec))
         self._ledger.finish(number, ending, reason=reason, traceback=traceback)
         self._live.discard(number)
+        self._paused.discard(number)
         record = self._ledger.trial(number)
         self._view.ended(number, ending, record.value, reason)
         self._on_end(record)

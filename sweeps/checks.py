@@ -75,7 +75,7 @@ def _early_stopping_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
     grace = stopping.get("grace_epochs", EarlyStoppingConfig().grace_epochs)
     epochs = budget.get("epochs", BudgetConfig().epochs)
     whole = isinstance(grace, int) and isinstance(epochs, int) and epochs >= 1
-    if whole and stopping.get("scheduler", "asha") == "asha" and grace >= epochs:
+    if whole and stopping.get("scheduler") != "none" and grace >= epochs:
         fix = (
             f"write a number from 1 to {epochs - 1}, or"
             if epochs > 1

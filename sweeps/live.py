@@ -75,13 +75,25 @@ class LiveTable:
         row = self._rows[progress.number]
         row.epoch, row.metrics = progress.epoch, progress.metrics
 
+    def paused(self, number: int, value: float | None) -> None:
+        del value
+        row = self._rows[number]
+        row.state, row.seconds = "waiting", time.monotonic() - row.started
+
+    def promoted(self, number: int) -> None:
+        row = self._rows[number]
+        row.state, row.started = "running", time.monotonic() - (row.seconds or 0.0)
+        row.seconds = None
+
     def warned(self, number: int, sentence: str) -> None:
         _warn(self._console, number, sentence)  # above the table
 
     def ended(self, number: int, state: str, value: float | None, reason: str | None) -> None:
         del value, reason
-        row = self._rows[number]
-        row.state, row.seconds = state, time.monotonic() - row.started
+        # One that waited in an earlier driver alone has no row yet.
+        row = self._rows.setdefault(number, _Row({}, seconds=0.0))
+        seconds = time.monotonic() - row.started if row.seconds is None else row.seconds
+        row.state, row.seconds = state, seconds
 
     def render(self) -> Group:
         """The table, the best trial so far, and the time that is left."""
@@ -176,6 +188,13 @@ class PlainLines:
             f"trial {progress.number} epoch {progress.epoch}/{self._spec.budget.epochs}: "
             f"{_join(shown)}"
         )
+
+    def paused(self, number: int, value: float | None) -> None:
+        best = f", best {self._spec.metric} {format_number(value)}" if value is not None else ""
+        self._print(f"trial {number} waits for its promotion{best}")
+
+    def promoted(self, number: int) -> None:
+        self._print(f"trial {number} promoted")
 
     def warned(self, number: int, sentence: str) -> None:
         _warn(self._console, number, sentence)

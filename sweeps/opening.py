@@ -21,8 +21,8 @@ from sweeps.origin import Origin, check_origin
 from sweeps.parameters import flatten
 from sweeps.reconcile import reconcile
 from sweeps.revisions import read_spec, write_spec
-from sweeps.schedulers import make_scheduler, stopped_trials
-from sweeps.search import make_sampler
+from sweeps.schedulers import make_ladder, make_scheduler, stopped_trials
+from sweeps.search import sampler_of
 from sweeps.spec import SweepSpec
 from sweeps.tags import NOT_STOPPED, attempt_tags, curve_tags, leaders_view
 from tracking.mlflow_recorder import MlflowRecorder
@@ -55,6 +55,9 @@ class OpenSweep:
         def judge(
             reports: Mapping[int, Mapping[int, float]], unfinished: Set[int]
         ) -> frozenset[int]:
+            ladder = make_ladder(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+            if ladder is not None:
+                return ladder.left_behind(reports, unfinished, awaited=spec.trials)
             return stopped_trials(self.scheduler(), reports, unfinished)
 
         apply(
@@ -63,7 +66,7 @@ class OpenSweep:
             spec,
             ledger,
             self.recorder,
-            sampler=lambda number: make_sampler(spec.search, seed=spec.seed, number=number),
+            sampler=lambda number: sampler_of(spec, number),
             warn=warn,
         )
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from sweeps.exits import NO_SUCCESS
 from sweeps.facts import gather
+from sweeps.halving import rungs
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.ledger_view import LedgerView, TrialSummary
 from sweeps.lock import is_held
@@ -30,6 +31,7 @@ from sweeps.spec import SweepSpec
 from sweeps.tags import attempt_tags
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore, rank
+from trainable.files import LocalFiles
 
 STATES = ("waiting", "running", "complete", "pruned", "failed")
 
@@ -101,6 +103,13 @@ class SweepView:
         self.ledger = LedgerView(paths.ledger)
         self.records = self.ledger.trials
         self.delivered: Delivered = read_outbox(paths.outbox)
+        early = self.spec.early_stopping
+        self._rungs = (
+            rungs(early.grace_epochs, early.reduction, self.spec.budget.epochs)
+            if early.scheduler == "asha_promote"
+            else ()
+        )
+        """Where a trial of this sweep pauses."""
 
     @property
     def state(self) -> str:
@@ -137,7 +146,14 @@ class SweepView:
 
     def trial_state(self, record: TrialSummary) -> str:
         """A trial's state; one that nobody works on waits."""
-        return "waiting" if record.state == "running" and not self.running else record.state
+        if record.state != "running":
+            return record.state
+        paused = record.epoch in self._rungs and not self._is_open(record.number)
+        return "running" if self.running and not paused else "waiting"
+
+    def _is_open(self, number: int) -> bool:
+        """Whether a worker trains a trial, or left its checkpoints open when it died."""
+        return LocalFiles.of(self.paths.trial(number)).has_writer()
 
     def status(self) -> dict[str, Any]:
         """The object that `sweep status --json` prints."""

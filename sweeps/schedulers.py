@@ -1,56 +1,146 @@
-"""Early stopping: Ray Tune's schedulers, and how the ledger's past is told to a fresh one.
+"""Early stopping: the schedulers that Ray Tune asks, and how the ledger's past is told to a fresh
+one.
 
-What must not live here: the ledger itself; a scheduler only sees intermediate values.
+A trial that pauses at a rung (`asha_promote`) does so by itself, and the searcher promotes it: to
+Tune each stretch of it is a run of its own, so nothing of it lies in Tune's state. What must not
+live here: the ledger itself; a scheduler only sees intermediate values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Literal, NamedTuple
 
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
+from sweeps.halving import Ladder, Reports, bracket_graces, bracket_of, rungs
+from sweeps.median import stops_at_the_median
 from sweeps.spec import EarlyStoppingConfig
 from trainable.ray_adapter import OBJECTIVE
 
 TIME = "epoch"
 """The result key that schedulers measure a trial's progress by."""
 
+Mode = Literal["min", "max"]
 
-def make_scheduler(
-    config: EarlyStoppingConfig, *, epochs: int, mode: Literal["min", "max"]
-) -> TrialScheduler:
+
+def make_scheduler(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> TrialScheduler:
     """Build the scheduler that a spec names.
 
     Args:
         epochs: The budget of a full run; no rung lies beyond it.
     """
-    if config.scheduler == "none":
-        return FIFOScheduler()  # type: ignore[no-untyped-call]
+    match config.scheduler:
+        case "asha":
+            return _asha(config.grace_epochs, config.reduction, epochs, mode)
+        case "hyperband":
+            graces = bracket_graces(config.grace_epochs, config.reduction, epochs)
+            return Brackets(graces, config.reduction, epochs=epochs, mode=mode)
+        case "median":
+            return MedianRule(config.grace_epochs, config.min_trials, mode=mode)
+        case "asha_promote" | "none":
+            return FIFOScheduler()  # type: ignore[no-untyped-call]
+
+
+def make_ladder(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> Ladder | None:
+    """Return the rungs at which trials pause; None where no trial ever does."""
+    if config.scheduler != "asha_promote":
+        return None
+    found = rungs(config.grace_epochs, config.reduction, epochs)
+    return Ladder(found, config.reduction, minimize=mode == "min")
+
+
+def _asha(grace: int, reduction: int, epochs: int, mode: Mode) -> TrialScheduler:
     return ASHAScheduler(
         time_attr=TIME,
         metric=OBJECTIVE,
         mode=mode,
         max_t=epochs,
-        grace_period=config.grace_epochs,
-        reduction_factor=config.reduction,
+        grace_period=grace,
+        reduction_factor=reduction,
         # a run ends by its own budget; only the scheduler's choice counts as pruned
         stop_last_trials=False,
     )
 
 
-@dataclass(frozen=True)
-class _PastTrial:
+class Brackets(FIFOScheduler):
+    """HyperBand as several brackets of ASHA, each with a later first rung than the one before.
+
+    Ray's ASHA has brackets too, and draws a trial's from NumPy's global generator: after a resume
+    it would be another one. Here it is a function of the trial's number.
+    """
+
+    def __init__(self, graces: Sequence[int], reduction: int, *, epochs: int, mode: Mode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._graces, self._reduction = graces, reduction
+        self.brackets = [_asha(grace, reduction, epochs, mode) for grace in graces]
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        self._of(trial).on_trial_add(tune_controller, trial)
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        return str(self._of(trial).on_trial_result(tune_controller, trial, result))
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        self._of(trial).on_trial_complete(tune_controller, trial, result)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+        self._of(trial).on_trial_remove(tune_controller, trial)
+
+    def _of(self, trial: Any) -> Any:
+        return self.brackets[bracket_of(trial.config["number"], self._graces, self._reduction)]
+
+
+class MedianRule(FIFOScheduler):
+    """Stops a trial that is worse than the median of the others.
+
+    Ray's cannot be told the past: it refuses reports of a trial that it would have stopped, and
+    counts the last report of one that it has stopped twice.
+    """
+
+    def __init__(self, grace: int, min_trials: int, *, mode: Mode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._grace, self._min_trials, self._minimize = grace, min_trials, mode == "min"
+        self._reports: dict[int, dict[int, float]] = {}
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        del tune_controller
+        self._note(trial, result)
+        stops = stops_at_the_median(
+            trial.config["number"],
+            self._reports,
+            grace=self._grace,
+            min_trials=self._min_trials,
+            minimize=self._minimize,
+        )
+        return TrialScheduler.STOP if stops else TrialScheduler.CONTINUE
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        del tune_controller
+        if OBJECTIVE in result:  # a failed trial's last result has none
+            self._note(trial, result)
+
+    def _note(self, trial: Any, result: Mapping[str, Any]) -> None:
+        reports = self._reports.setdefault(trial.config["number"], {})
+        reports.setdefault(result[TIME], result[OBJECTIVE])
+
+
+class _PastTrial(NamedTuple):
     """What a scheduler reads of a trial."""
 
     trial_id: str
+    config: dict[str, int]
 
 
 def replay(
-    scheduler: TrialScheduler, trial_id: str, reports: Mapping[int, float], *, finished: bool
+    scheduler: TrialScheduler,
+    trial_id: str,
+    reports: Mapping[int, float],
+    *,
+    number: int,
+    finished: bool,
 ) -> bool:
-    """Tell a fresh scheduler what a trial reported before, so that its rungs are what they were.
+    """Tell a fresh scheduler what a trial reported before, so that it stands where it stood.
 
     It goes through the scheduler's front door, the calls that Tune itself makes. An unfinished
     trial must be replayed under the id that Tune gives it now: a rung then knows it and does not
@@ -58,11 +148,12 @@ def replay(
 
     Args:
         reports: The metric after each reported epoch.
+        number: The trial's.
 
     Returns:
         Whether the scheduler would stop the trial at its last report.
     """
-    trial = _PastTrial(trial_id)
+    trial = _PastTrial(trial_id, {"number": number})
     told: Any = scheduler  # there is no controller and no real trial in the past; neither is read
     told.on_trial_add(None, trial)
     verdict = TrialScheduler.CONTINUE
@@ -74,7 +165,7 @@ def replay(
 
 
 def stopped_trials(
-    scheduler: TrialScheduler, reports: Mapping[int, Mapping[int, float]], unfinished: Set[int]
+    scheduler: TrialScheduler, reports: Reports, unfinished: Set[int]
 ) -> frozenset[int]:
     """Return the unfinished trials that the scheduler stops at their last report.
 
@@ -87,9 +178,9 @@ def stopped_trials(
         reports: By trial, the metric after each reported epoch.
     """
     for number in sorted(reports.keys() - unfinished):
-        replay(scheduler, str(number), reports[number], finished=True)
+        replay(scheduler, str(number), reports[number], number=number, finished=True)
     return frozenset(
         number
         for number in sorted(unfinished)
-        if replay(scheduler, str(number), reports[number], finished=False)
+        if replay(scheduler, str(number), reports[number], number=number, finished=False)
     )

@@ -1,7 +1,8 @@
 """Search: Optuna's samplers, and the searcher that stands between the ledger and Ray Tune.
 
 The searcher first hands out the trials that an earlier driver left unfinished, with their numbers
-and parameters, and then asks the ledger for new ones. It keeps nothing of its own: its `save`
+and parameters; then, again and again, a paused trial that can be promoted or else a new one from
+the ledger. It keeps nothing of its own: its `save`
 and `restore` are empty because the ledger is the record. What must not live here: what happens
 to a trial afterwards (callbacks), stopping (schedulers).
 """
@@ -22,7 +23,8 @@ from ray.tune.search import Searcher
 
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
-from sweeps.schedulers import replay
+from sweeps.paused import ShownAsStopped
+from sweeps.schedulers import make_ladder, replay
 from sweeps.spec import SearchConfig, SpecError, SweepSpec
 from trainable.ray_adapter import OBJECTIVE
 from trainable.seeding import derive_seed
@@ -117,10 +119,16 @@ class LedgerSearcher(Searcher):
         }
         self._concurrency = concurrency
         self._threads = threads
+        self._ladder = make_ladder(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
         trials = ledger.trials()
-        self._unfinished = [trial for trial in trials if not trial.finished]
+        self._unfinished = [
+            trial
+            for trial in trials
+            if not trial.finished and not (self._ladder and self._ladder.pauses_at(trial.reports))
+        ]
         self._next_number = len(trials)
         self._live: dict[str, int] = {}
+        self._may_promote = self._ladder is not None
         self.draining = False
         """Set to end the sweep after the live trials: no further one is handed out."""
 
@@ -145,7 +153,9 @@ class LedgerSearcher(Searcher):
                 self._ledger.finish(trial.number, "failed", reason=f"config: {error}")
                 continue
             if trial.reports:
-                replay(self._scheduler, trial_id, trial.reports, finished=False)
+                replay(
+                    self._scheduler, trial_id, trial.reports, number=trial.number, finished=False
+                )
             self._live[trial_id] = trial.number
             resolved = config.model_dump(mode="json")
             if trial.accumulation:
@@ -154,12 +164,15 @@ class LedgerSearcher(Searcher):
                 "number": trial.number,
                 "params": trial.params,
                 "config": resolved,
+                "until": self._ladder and self._ladder.until(max(trial.reports, default=0)),
                 "directory": str(self._paths.trial(trial.number)),
                 "drain": str(self._paths.drain),
                 "stop": str(self._paths.stop(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
             }
+        if self._live and not self.draining:
+            return None  # what becomes of them may give somebody else a turn
         return Searcher.FINISHED
 
     def on_trial_complete(
@@ -168,10 +181,17 @@ class LedgerSearcher(Searcher):
         """A slot is free; what the trial's end means is the bookkeeper's business."""
         del result, error
         self._live.pop(trial_id, None)
+        self._may_promote = self._ladder is not None
 
     def is_live(self, number: int) -> bool:
         """Whether Tune has the trial."""
         return number in self._live.values()
+
+    def left_behind(self) -> frozenset[int]:
+        """The paused trials that nothing can promote any more, once the search has ended."""
+        if self._ladder is None or self.draining:
+            return frozenset()
+        return self._ladder.left_behind(*self._told(), awaited=self._spec.trials)
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
@@ -191,10 +211,32 @@ class LedgerSearcher(Searcher):
             trial = self._unfinished.pop(0)
             if not self._ledger.trial(trial.number).finished:
                 return trial  # else stopped by the user while it waited
+        if (promoted := self._promoted()) is not None:
+            return promoted
         if self._next_number >= self._spec.trials:
             return None
         self._next_number += 1
         return self._ledger.ask(self._space, self._sampler(self._next_number - 1))
 
+    def _promoted(self) -> TrialRecord | None:
+        if self._ladder is None or not self._may_promote:
+            return None
+        number = self._ladder.next_promotion(*self._told(), live=set(self._live.values()))
+        self._may_promote = number is not None  # until somebody else comes to a rung
+        return None if number is None else self._ledger.trial(number)
+
+    def _told(self) -> tuple[dict[int, dict[int, float]], set[int]]:
+        """What all trials have reported, and which of them have no end."""
+        trials = self._ledger.trials()
+        unfinished = {trial.number for trial in trials if not trial.finished}
+        return {trial.number: trial.reports for trial in trials}, unfinished
+
     def _sampler(self, number: int) -> BaseSampler:
-        return make_sampler(self._spec.search, seed=self._spec.seed, number=number)
+        return sampler_of(self._spec, number)
+
+
+def sampler_of(spec: SweepSpec, number: int) -> BaseSampler:
+    """Build the sampler that a sweep's trial is suggested by."""
+    sampler = make_sampler(spec.search, seed=spec.seed, number=number)
+    ladder = make_ladder(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+    return sampler if ladder is None else ShownAsStopped(sampler, ladder)

@@ -106,12 +106,17 @@ class SearchConfig(Section):
 class EarlyStoppingConfig(Section):
     """Which trials are stopped before their budget is spent; without this section, none."""
 
-    scheduler: Literal["asha", "none"] = "asha"
-    """`asha` continues the best 1/reduction of each rung; `none` lets every trial finish."""
+    scheduler: Literal["asha", "asha_promote", "hyperband", "median", "none"] = "asha"
+    """`asha` stops at each rung a trial that is not among its best 1/reduction by then.
+    `asha_promote` lets every trial pause there, and the best 1/reduction go on. `hyperband` is
+    ASHA with several first rungs, one of them the end. `median` stops a trial that is worse than
+    the median of the others. `none` lets every trial finish."""
     grace_epochs: int = Field(default=1, ge=1)
     """Epochs that every trial gets; below `budget.epochs`."""
     reduction: int = Field(default=3, ge=2)
     """One trial in this many is continued beyond a rung; also the factor between two rungs."""
+    min_trials: int = Field(default=3, ge=1)
+    """`median`: how many others must have come as far before a trial is stopped."""
 
 
 class ResourcesConfig(Section):

@@ -23,6 +23,7 @@ from sweeps.opening import OpenSweep
 from sweeps.resources import Plan
 from sweeps.schedulers import replay
 from sweeps.search import LedgerSearcher
+from sweeps.tags import BY_THE_USER
 from trainable.ray_adapter import TuneTrial
 
 
@@ -53,7 +54,8 @@ def tune_trials(
     scheduler = sweep.scheduler()
     for trial in ledger.trials():
         if trial.finished:
-            replay(scheduler, f"past-{trial.number}", trial.reports, finished=True)
+            number = trial.number
+            replay(scheduler, f"past-{number}", trial.reports, number=number, finished=True)
     searcher = LedgerSearcher(
         ledger,
         spec,
@@ -72,10 +74,7 @@ def tune_trials(
         searcher.draining = interruption.requested or bookkeeper.hopeless is not None
         for number in wishes.trials - ended:
             ended.add(number)
-            if searcher.is_live(number):
-                control.order(paths, [number])
-            else:
-                bookkeeper.end_waiting(number)
+            bookkeeper.stop(number, BY_THE_USER, live=searcher.is_live(number))
         if interruption.trials_left <= 0:
             raise _GraceExpired
 
@@ -99,6 +98,9 @@ def tune_trials(
     )
     try:
         tuner.fit()
+        for number in sorted(searcher.left_behind()):
+            bookkeeper.stop(number, None, live=False)
+        bookkeeper.interrupt_live()  # who is paused continues when the sweep does
     except _GraceExpired:
         bookkeeper.interrupt_live()  # they continue from their last checkpoint
     except TuneError as error:

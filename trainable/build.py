@@ -39,6 +39,7 @@ def open_trainer(
     memory_share: float = 1.0,
     task: Task | None = None,
     restore: Path | None = None,
+    until: int | None = None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Trainer | OwnLoop:
     """Build a run, and resume it from the newest valid checkpoint of its directory when there is
@@ -59,6 +60,8 @@ def open_trainer(
         task: Trained instead of the one that the configuration names.
         restore: Start from this generation (possibly another run's) instead of the directory's
             newest.
+        until: The epoch at which this process saves and ends the run, to be continued; None: the
+            budget's last. The schedule is that of the whole budget.
         interrupted: Asked after every step; once true, the run saves and `events()` ends there.
 
     Raises:
@@ -76,7 +79,13 @@ def open_trainer(
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         return OwnLoop(
-            function, config, directory, device=place, restore=restore, interrupted=interrupted
+            function,
+            config,
+            directory,
+            device=place,
+            restore=restore,
+            until=until,
+            interrupted=interrupted,
         )
     with known_errors(place):
         parts = build_parts(config, device=place, task=task)
@@ -112,7 +121,7 @@ def open_trainer(
         val=parts.val,
         store=store,
         history=history,
-        epochs=config.budget.epochs,
+        epochs=until or config.budget.epochs,
         metric=config.metric,
         mode=config.mode,
         layer_norms_every=train.layer_norms_every,

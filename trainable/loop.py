@@ -66,7 +66,7 @@ class Trainer(Run):
         val: Windows to evaluate on.
         store: Saves when it finds that it is time.
         history: The curve on disk.
-        epochs: Passes over the training data.
+        epochs: Passes over the training data after which this process ends the run.
         metric: Decides which state is the best.
         mode: Whether a lower (`min`) or a higher (`max`) metric is better.
         layer_norms_every: Log `grad_norm/<layer>` every this many steps; 0 never.

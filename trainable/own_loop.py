@@ -96,6 +96,8 @@ class OwnLoop(Run):
         device: Where the loop shall train.
         restore: Start from this generation (possibly another run's) instead of the directory's
             newest.
+        until: The report after which this process saves and ends the run, to be continued; None:
+            the budget's last.
         interrupted: Asked after every report; once true, the run saves and ends there.
         wall_clock: Seconds since the Unix epoch, for the time of rows.
 
@@ -111,12 +113,14 @@ class OwnLoop(Run):
         *,
         device: torch.device,
         restore: Path | None = None,
+        until: int | None = None,
         interrupted: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._name = config.task.name
         self._device = device
+        self._last = until or config.budget.epochs
         self._interrupted = interrupted
         self._wall_clock = wall_clock
         files = LocalFiles.of(directory)
@@ -157,7 +161,7 @@ class OwnLoop(Run):
             NonFiniteMetric: The metric became NaN or infinite.
             CheckpointError: The state holds objects that cannot be saved, or could not be written.
         """
-        progress, epochs = self._progress, self._config.budget.epochs
+        progress, epochs = self._progress, self._last
         interrupted = False
         if progress.epoch >= epochs:
             yield self._news([], finished=True)

@@ -31,7 +31,7 @@ from trainable.memory import finer_accumulation, is_out_of_memory, release_memor
 OBJECTIVE = "objective"
 """The result key that carries the value of the trial's metric, whatever the metric is called."""
 
-Ending = Literal["finished", "failed", "interrupted", "stopped"]
+Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
 _POINTER = "pointer.json"
 
@@ -40,10 +40,10 @@ class TuneTrial(tune.Trainable):
     """One trial as a Ray actor.
 
     Its Tune configuration is a dict of: `number`, the trial's number; `directory`, where its
-    files live; `config`, a dumped `TrialConfig`; `threads`, CPU threads to use; `drain` and
-    `stop`, files whose existence asks the trial to checkpoint and end at its next step, to be
-    continued or for good; `halve_batch`, whether it goes on with smaller micro-batches when the
-    memory does not suffice.
+    files live; `config`, a dumped `TrialConfig`; `until`, the epoch at which it saves and pauses,
+    or None; `threads`, CPU threads to use; `drain` and `stop`, files whose existence asks the
+    trial to checkpoint and end at its next step, to be continued or for good; `halve_batch`,
+    whether it goes on with smaller micro-batches when the memory does not suffice.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -63,6 +63,7 @@ class TuneTrial(tune.Trainable):
         self._failure: dict[str, str] | None = None
         self._drain, self._stop = config["drain"], config["stop"]
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
+        self._until: int | None = config.get("until")
         self._halved = False
         self._set_aside: list[str] = []
         with self._reporting_failures(), self._logged():
@@ -109,7 +110,8 @@ class TuneTrial(tune.Trainable):
         }
         self._checkpoint = report.checkpoint
         if report.finished:
-            result |= {"ending": "finished", DONE: True}
+            paused = self._until and self._until <= report.epoch < self._config.budget.epochs
+            result |= {"ending": "paused" if paused else "finished", DONE: True}
         return result
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -155,6 +157,7 @@ class TuneTrial(tune.Trainable):
             self._directory,
             threads=self._threads,
             memory_share=self._gpu_share(),
+            until=self._until,
             interrupted=self._is_asked_to_end,
         )
         self._set_aside += self._trainer.store.set_aside

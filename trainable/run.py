@@ -31,7 +31,7 @@ class Report:
         metrics: The boundary's own metrics: the last row's.
         rows: Everything logged since the previous report, the boundary's own row last.
         checkpoint: The newest committed generation; the finished report's is this run's last.
-        finished: This was the last epoch.
+        finished: This was the last epoch, or the one until which the run was opened.
         signals: What deserves a look, in sentences; see `health.py`.
     """
 

@@ -84,7 +84,13 @@ class Driver:
         self.scheduler = self._scheduler()
         for trial in self.ledger.trials():
             if trial.finished:
-                replay(self.scheduler, str(trial.number), trial.reports, finished=True)
+                replay(
+                    self.scheduler,
+                    str(trial.number),
+                    trial.reports,
+                    number=trial.number,
+                    finished=True,
+                )
         self.searcher = LedgerSearcher(
             self.ledger, spec, paths, self.scheduler, concurrency=1, threads=1
         )

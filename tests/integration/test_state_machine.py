@@ -273,7 +273,10 @@ class Driver:
         self._scheduler = scheduler()
         for trial in self.ledger.trials():
             if trial.finished:
-                replay(self._scheduler, f"past-{trial.number}", trial.reports, finished=True)
+                replay(
+                    self._scheduler, f"past-{trial.number}", trial.reports,
+                    number=trial.number, finished=True,
+                )  # fmt: skip
         self.searcher = LedgerSearcher(
             self.ledger, spec, paths, self._scheduler, concurrency=2, threads=1
         )
