@@ -41,16 +41,18 @@ def conclude(
         interruption: Whether the driver is to leave.
         hopeless: Why the sweep stopped by its own decision; None when it did not.
     """
-    spec, ledger, recorder = sweep.spec, sweep.ledger, sweep.recorder
+    ledger, recorder = sweep.ledger, sweep.recorder
     trials, best = ledger.trials(), ledger.best()
     recorder.tag(None, health_tags(trials))
-    left = spec.trials - sum(trial.finished for trial in trials)
+    left, stop = sweep.left, sweep.stopped
     failed: int | None = None
     cause: str | None = None
     if hopeless:
         failed, cause = hopeless.numbers[-1], hopeless.cause
     elif best is None:
         failed, cause = no_success(trials)
+        if stop:
+            cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
     if interruption.requested:
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
@@ -60,12 +62,12 @@ def conclude(
     else:
         assert best is not None
         _publish_best(sweep, best, gallery)
-        recorder.finish(None, "FINISHED", {})
+        recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
     pending = _deliver(recorder, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left:
         ledger.conclude()
-    return Outcome(code, best, len(trials), pending, left, cause, failed)
+    return Outcome(code, best, len(trials), pending, left, cause, failed, stop)
 
 
 def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:

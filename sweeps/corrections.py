@@ -71,10 +71,12 @@ def apply(
                 ledger.complete_parameters(number, space, sampler(number))
             case LeftOpen(number):
                 close_store(paths.trial(number))
-            case Ended(number, ending):
-                record = replace(ledger.trial(number), state=ending)
+            case Ended(number, ending, reason):
+                record = replace(ledger.trial(number), state=ending, reason=reason)
+                if reason:  # one that nobody had begun with has no run yet
+                    recorder.start(number, _parameters(spec, record), {})
                 recorder.finish(number, STATUSES[ending], end_tags(record, spec))
-                ledger.finish(number, ending)
+                ledger.finish(number, ending, reason=reason)
             case Told() | Interrupted():
                 tell(wrong, spec, ledger.trial(wrong.number), recorder)
             case Reported() | Logged():

@@ -78,6 +78,8 @@ def status(found: dict[str, Any]) -> RenderableType:
             f", {found['num_trials']} trials: {counts}",
         )
     ]
+    if found["stopped_by"] is not None:
+        lines.append(Text("{key} ended it: {why}".format(**found["stopped_by"])))
     if found["best"] is not None:
         lines.append(
             Text(
@@ -279,12 +281,16 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             soft_wrap=True,
         )
     sweep, where = _command(), _where(paths)
+    more = f"trials={result.num_trials * 2}"
+    if result.stop is not None:
+        more = result.stop.go_on
+        sentence(out, f"{result.stop.key} ended the sweep: {result.stop.why}", style="")
     if result.exit_code == 0:
         for what, command in (
             ("compare in MLflow", f"ui {name}{where}"),
             ("all trials", f"trials {name}{where}"),
             ("take the best weights", f"best {name} --export DIR{where}"),
-            ("try more", f"resume {name} -s trials={result.num_trials * 2}{where}"),
+            ("try more", f"resume {name} -s {more}{where}"),
         ):
             out.print(f"{what}: {sweep} {command}", highlight=False, soft_wrap=True)
         return
@@ -294,7 +300,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         look = f"trials {name}" if result.failed is None else f"show {name} {result.failed}"
         err.print(f"read more: {sweep} {look}{where}", highlight=False, soft_wrap=True)
         err.print("correct it, then continue with:", highlight=False)
-        resume(err, paths, more="" if result.num_left else f" -s trials={2 * result.num_trials}")
+        resume(err, paths, more="" if result.num_left else f" -s {more}")
     else:
         err.print(
             "interrupted; every trial continues from its last checkpoint with:", highlight=False

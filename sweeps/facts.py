@@ -36,6 +36,7 @@ def gather(
     *,
     live: bool,
     judge: Judge | None = None,
+    stop: str | None = None,
 ) -> Facts:
     """Read the facts of a sweep.
 
@@ -45,6 +46,7 @@ def gather(
         records: The ledger's trials.
         live: Whether a driver is at work; None of ours counts.
         judge: The scheduler's verdict; without one no trial counts as stopped.
+        stop: Why the whole sweep is over before all of its trials are; None: it is not.
 
     Raises:
         StoreError: A curve cannot be read.
@@ -62,6 +64,7 @@ def gather(
         parameters=frozenset(spec.space),
         strangers=sorted(entry.name for entry in found if entry.name not in known),
         awaited=spec.trials,
+        stop=stop,
         live=live,
     )
 

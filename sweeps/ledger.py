@@ -27,6 +27,7 @@ from sweeps.layout import LedgerError
 from sweeps.ledger_view import (
     ACCUMULATION,
     ATTEMPT,
+    SECONDS,
     SIGNALS,
     Ending,
     TrialRecord,
@@ -178,6 +179,17 @@ class Ledger:
         self._study.set_user_attr("concluded", len(self.trials()))
 
     @property
+    @_storing
+    def seconds(self) -> float:
+        """How long the sweep's trials have been run, by all drivers together."""
+        return float(self._study.user_attrs.get(SECONDS, 0.0))
+
+    @_storing
+    def note_seconds(self, seconds: float) -> None:
+        """Note how long the sweep's trials have been run by now."""
+        self._study.set_user_attr(SECONDS, round(seconds, 3))
+
+    @property
     def minimize(self) -> bool:
         return self._study.direction == StudyDirection.MINIMIZE
 
@@ -302,6 +314,7 @@ class Ledger:
             params=dict(trial.params),
             reports=reports,
             value=best_report(reports.values(), minimize=self.minimize),
+            ended_at=trial.datetime_complete,
             **noted(trial.user_attrs),
         )
 

@@ -13,6 +13,7 @@ import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,6 +22,8 @@ from sweeps.ledger_file import reading
 
 ATTEMPT = "attempt "
 """A study's notes, by number from 1: from where and with what each driver ran it."""
+SECONDS = "seconds"
+"""A study's note: how long its trials have been run."""
 SIGNALS = "signals"
 """A trial's note: what deserved a look when it reported last."""
 ACCUMULATION = "accumulation"
@@ -61,6 +64,8 @@ class TrialSummary:
     params: dict[str, Any]
     value: float | None
     """The best reported value of the metric, None before the first report."""
+    ended_at: datetime | None = None
+    """When its end was told."""
     attempts: int = 0
     reason: str | None = None
     traceback: str | None = None
@@ -162,6 +167,8 @@ class LedgerView:
             """From where and with what each driver of the sweep ran it, as tags."""
             self.concluded = int(notes.get("concluded", 0))
             """How many trials the sweep had when its best was last published; 0 before."""
+            self.seconds = float(notes.get(SECONDS, 0.0))
+            """How long its trials have been run, by all drivers together."""
             self.trials = list(self._read_trials(db))
             """All trials, in the order of their numbers."""
 
@@ -245,14 +252,15 @@ class LedgerView:
                 "WHERE state != 'COMPLETE' GROUP BY trial_id"
             )
         )
-        for trial, number, state in db.execute(
-            "SELECT trial_id, number, state FROM trials ORDER BY number"
+        for trial, number, state, ended in db.execute(
+            "SELECT trial_id, number, state, datetime_complete FROM trials ORDER BY number"
         ):
             yield TrialSummary(
                 number=number,
                 state=_STATES[state],
                 params=params.get(trial, {}),
                 value=values.get(trial),
+                ended_at=datetime.fromisoformat(ended) if ended else None,
                 **noted(attributes.get(trial, {})),
             )
 

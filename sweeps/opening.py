@@ -7,7 +7,7 @@ that is put right (`reconcile`, `corrections`), and running it (`run`).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ray.tune.schedulers import TrialScheduler
@@ -21,10 +21,11 @@ from sweeps.origin import Origin, check_origin
 from sweeps.parameters import flatten
 from sweeps.reconcile import reconcile
 from sweeps.revisions import read_spec, write_spec
-from sweeps.schedulers import make_ladder, make_scheduler, stopped_trials
+from sweeps.schedulers import make_judge, make_scheduler
 from sweeps.search import sampler_of
 from sweeps.spec import SweepSpec
-from sweeps.tags import NOT_STOPPED, attempt_tags, curve_tags, leaders_view
+from sweeps.stopping import Fired, fired
+from sweeps.tags import BY_THE_SWEEP, NOT_STOPPED, attempt_tags, curve_tags, leaders_view
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.provenance import provenance
 
@@ -43,6 +44,18 @@ class OpenSweep:
         spec = self.spec
         return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
 
+    @property
+    def stopped(self) -> Fired | None:
+        """The stop that ends the sweep before all of its trials are; None without one."""
+        return fired(self.spec, self.ledger.trials(), self.ledger.seconds)
+
+    @property
+    def left(self) -> int:
+        """How many trials are still to come to their end, or to be begun."""
+        trials = self.ledger.trials()
+        awaited = len(trials) if self.stopped else self.spec.trials
+        return awaited - sum(trial.finished for trial in trials)
+
     def reconcile(self, warn: Callable[[str], None]) -> None:
         """Put right what an earlier driver left half done; a new sweep is a case like any other.
 
@@ -52,16 +65,17 @@ class OpenSweep:
         """
         paths, spec, ledger = self.paths, self.spec, self.ledger
 
-        def judge(
-            reports: Mapping[int, Mapping[int, float]], unfinished: Set[int]
-        ) -> frozenset[int]:
-            ladder = make_ladder(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
-            if ladder is not None:
-                return ladder.left_behind(reports, unfinished, awaited=spec.trials)
-            return stopped_trials(self.scheduler(), reports, unfinished)
-
+        stop = self.stopped
+        facts = gather(
+            paths,
+            spec,
+            ledger.trials(),
+            live=False,
+            judge=make_judge(spec),
+            stop=BY_THE_SWEEP + stop.why if stop else None,
+        )
         apply(
-            reconcile(gather(paths, spec, ledger.trials(), live=False, judge=judge)),
+            reconcile(facts),
             paths,
             spec,
             ledger,

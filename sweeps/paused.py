@@ -9,7 +9,7 @@ trials pause, all but the promoted would teach them nothing, and most sweeps wou
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import optuna
@@ -65,9 +65,27 @@ class ShownAsStopped(BaseSampler):
         self._sampler.after_trial(study, trial, state, values)
 
     def _shown(self, study: optuna.Study) -> optuna.Study:
-        shown = optuna.create_study(directions=study.directions)
-        shown.add_trials(self._as_stopped(trial) for trial in study.get_trials(deepcopy=False))
-        return shown
+        return _Shown(study, self._ladder)
+
+
+class _Shown(optuna.Study):
+    """A study in which paused trials are pruned ones. Samplers write to its storage, so it is the
+    same; a copy of the trials in another storage would not do.
+    """
+
+    def __init__(self, study: optuna.Study, ladder: Ladder) -> None:
+        super().__init__(study.study_name, study._storage, study.sampler)
+        self._ladder = ladder
+
+    def _get_trials(
+        self,
+        deepcopy: bool = True,
+        states: Container[TrialState] | None = None,
+        use_cache: bool = False,
+    ) -> list[FrozenTrial]:
+        trials = super()._get_trials(deepcopy=deepcopy, use_cache=use_cache)
+        shown = [self._as_stopped(trial) for trial in trials]
+        return [trial for trial in shown if states is None or trial.state in states]
 
     def _as_stopped(self, trial: FrozenTrial) -> FrozenTrial:
         if trial.state.is_finished() or not self._ladder.pauses_at(trial.intermediate_values):

@@ -45,11 +45,15 @@ _ALSO_KNOWN_AS = {
     "pruner": "scheduler",
     "amp": "precision",
     "tracking_uri": "uri",
+    "time_budget_s": "hours",
+    "target": "value",
 }
 
 _NULL_MEANS = {
     "train.clip.max_norm": "null switches clipping off",
     "train.clip.value": "null switches it off",
+    "stop.hours": "null sets no limit",
+    "stop.plateau.trials": "null switches it off",
     "concurrency": "null runs as many trials at once as the resources allow",
 }
 

@@ -67,6 +67,8 @@ class Facts:
     """Directories below `trials/` that belong to no trial of the ledger."""
     awaited: int = 0
     """How many trials the sweep shall have."""
+    stop: str | None = None
+    """Why the sweep is over although trials have no end; None while it is not."""
     live: bool = False
     """A driver holds the lock: what is unfinished is being worked on."""
 
@@ -109,6 +111,7 @@ class Ended:
 
     number: int
     ending: Ending
+    reason: str | None = None
 
     def __str__(self) -> str:
         return f"trial {self.number}: it ended ({self.ending}), which the ledger does not know"
@@ -214,10 +217,12 @@ def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
     yield from missed(trial)
     if not trial.record.params.keys() >= facts.parameters:
         yield Suggested(number)
-    elif ending := _ending(trial):
+    ending = _ending(trial)
+    reason = facts.stop if ending is None else None
+    if ending or reason:
         if trial.left_open:
             yield LeftOpen(number)
-        yield Ended(number, ending)
+        yield Ended(number, ending or "pruned", reason)
     elif trial.told == "RUNNING" or (trial.told is None and trial.unlogged):
         yield Interrupted(number)
 

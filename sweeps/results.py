@@ -28,6 +28,7 @@ from sweeps.lock import is_held
 from sweeps.reconcile import Correction, Stranger, reconcile
 from sweeps.revisions import read_spec
 from sweeps.spec import SweepSpec
+from sweeps.stopping import Fired, fired
 from sweeps.tags import attempt_tags
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore, rank
@@ -51,6 +52,8 @@ class Outcome:
     """Why no trial succeeded, or why the sweep stopped by itself, in one line."""
     failed: int | None = None
     """The number of a trial that shows the cause."""
+    stop: Fired | None = None
+    """What ended the sweep before all of its trials were tried."""
 
 
 class UnknownSweep(ValueError):
@@ -103,6 +106,8 @@ class SweepView:
         self.ledger = LedgerView(paths.ledger)
         self.records = self.ledger.trials
         self.delivered: Delivered = read_outbox(paths.outbox)
+        self.stop = fired(self.spec, self.records, self.ledger.seconds)
+        """What ends the sweep before all of its trials are tried."""
         early = self.spec.early_stopping
         self._rungs = (
             rungs(early.grace_epochs, early.reduction, self.spec.budget.epochs)
@@ -116,7 +121,8 @@ class SweepView:
         """`running`, `interrupted`, `finished` or `failed`."""
         if self.running:
             return "running"
-        if len(self.records) < self.spec.trials or not all(t.finished for t in self.records):
+        few = len(self.records) < self.spec.trials and self.stop is None
+        if few or not all(trial.finished for trial in self.records):
             return "interrupted"
         return "finished" if any(t.state == "complete" for t in self.records) else "failed"
 
@@ -128,7 +134,7 @@ class SweepView:
         done = self.state in ("finished", "failed") and not self.delivered.pending
         return (
             done
-            and self.ledger.concluded == self.spec.trials
+            and self.ledger.concluded == len(self.records)
             and all(isinstance(wrong, Stranger) for wrong in self.corrections())
         )
 
@@ -140,7 +146,7 @@ class SweepView:
         """How a concluded sweep ended."""
         best = self.best_record()
         if best is not None:
-            return Outcome(0, best, len(self.records), pending=0)
+            return Outcome(0, best, len(self.records), pending=0, stop=self.stop)
         failed, cause = no_success(self.records)
         return Outcome(NO_SUCCESS, None, len(self.records), pending=0, cause=cause, failed=failed)
 
@@ -158,13 +164,15 @@ class SweepView:
     def status(self) -> dict[str, Any]:
         """The object that `sweep status --json` prints."""
         counts = Counter(self.trial_state(record) for record in self.records)
-        counts["waiting"] += max(0, self.spec.trials - len(self.records))
+        if self.stop is None:
+            counts["waiting"] += max(0, self.spec.trials - len(self.records))
         best = self.best_record()
         return {
             "name": self.paths.name,
             "state": self.state,
             "trials": {state: counts[state] for state in STATES},
             "num_trials": self.spec.trials,
+            "stopped_by": self.stop and {"key": self.stop.key, "why": self.stop.why},
             "best": best and {"number": best.number, "value": best.value, "params": best.params},
             "outbox_pending": self.delivered.pending,
             "outbox_refused": self.delivered.refused,

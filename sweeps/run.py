@@ -94,7 +94,7 @@ def run_sweep(
                 sweep.reconcile(warn)
                 with Gallery(spec, paths, sweep.ledger, sweep.recorder) as gallery:
                     finished = sum(trial.finished for trial in sweep.ledger.trials())
-                    if finished < spec.trials and not interruption.requested:
+                    if sweep.left and not interruption.requested:
                         say("starting Ray")
                         with engine.running(
                             token,

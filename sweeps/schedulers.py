@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple
 
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
+from sweeps.facts import Judge
 from sweeps.halving import Ladder, Reports, bracket_graces, bracket_of, rungs
 from sweeps.median import stops_at_the_median
-from sweeps.spec import EarlyStoppingConfig
+from sweeps.spec import EarlyStoppingConfig, SweepSpec
 from trainable.ray_adapter import OBJECTIVE
 
 TIME = "epoch"
@@ -125,6 +126,23 @@ class MedianRule(FIFOScheduler):
         reports.setdefault(result[TIME], result[OBJECTIVE])
 
 
+def make_judge(spec: SweepSpec) -> Judge:
+    """Return what says which unfinished trials of a sweep the scheduler stops where they are.
+
+    A driver may die between a report and carrying out the verdict on it; the verdict is then
+    given anew. One that paused is stopped once nothing can promote it any more.
+    """
+    early, epochs, mode = spec.early_stopping, spec.budget.epochs, spec.mode
+    ladder = make_ladder(early, epochs=epochs, mode=mode)
+
+    def judge(reports: Reports, unfinished: Set[int]) -> frozenset[int]:
+        if ladder is not None:
+            return ladder.left_behind(reports, unfinished, awaited=spec.trials)
+        return stopped_trials(make_scheduler(early, epochs=epochs, mode=mode), reports, unfinished)
+
+    return judge
+
+
 class _PastTrial(NamedTuple):
     """What a scheduler reads of a trial."""
 
@@ -169,9 +187,7 @@ def stopped_trials(
 ) -> frozenset[int]:
     """Return the unfinished trials that the scheduler stops at their last report.
 
-    A driver may die between a report and carrying out the verdict on it; the verdict is then
-    given anew. Earlier reports of a trial were followed by training, so the verdict on them is
-    known.
+    Earlier reports of a trial were followed by training, so the verdict on them is known.
 
     Args:
         scheduler: A fresh one, which is used up by this.

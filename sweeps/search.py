@@ -131,6 +131,8 @@ class LedgerSearcher(Searcher):
         self._may_promote = self._ladder is not None
         self.draining = False
         """Set to end the sweep after the live trials: no further one is handed out."""
+        self.holding = False
+        """Set to hand out none for now."""
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
@@ -143,7 +145,7 @@ class LedgerSearcher(Searcher):
         """Return the next trial's configuration, None to be asked later, or FINISHED."""
         if len(self._live) >= self._concurrency:
             return None
-        while not self.draining:
+        while not (self.draining or self.holding):
             trial = self._next_trial()
             if trial is None:
                 break
@@ -189,7 +191,7 @@ class LedgerSearcher(Searcher):
 
     def left_behind(self) -> frozenset[int]:
         """The paused trials that nothing can promote any more, once the search has ended."""
-        if self._ladder is None or self.draining:
+        if self._ladder is None or self.draining or self.holding:
             return frozenset()
         return self._ladder.left_behind(*self._told(), awaited=self._spec.trials)
 

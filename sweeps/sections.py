@@ -11,7 +11,13 @@ import re
 import unicodedata
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    field_validator,
+    model_validator,
+)
 
 from sweeps.problems import Refused
 from sweeps.scalars import shown
@@ -117,6 +123,37 @@ class EarlyStoppingConfig(Section):
     """One trial in this many is continued beyond a rung; also the factor between two rungs."""
     min_trials: int = Field(default=3, ge=1)
     """`median`: how many others must have come as far before a trial is stopped."""
+
+
+class PlateauConfig(Section):
+    """When a sweep has stopped improving."""
+
+    trials: int | None = Field(default=None, ge=1, examples=[20])
+    """The sweep ends once so many trials in a row, complete or pruned, have not improved its best
+    value; null: never."""
+    min_delta: Number = Field(default=0, ge=0)
+    """An improvement is one by more than this."""
+
+    @model_validator(mode="after")
+    def _delta_needs_trials(self) -> PlateauConfig:
+        if self.trials is None and self.min_delta:
+            raise ValueError(
+                f"min_delta is {self.min_delta:g} and trials is null: without a number of trials "
+                "there is no plateau; write for example trials: 20"
+            )
+        return self
+
+
+class StopConfig(Section):
+    """What ends the whole sweep before its trials are spent; without this section, nothing.
+    Trials that are under way then are stopped."""
+
+    hours: Number | None = Field(default=None, gt=0, examples=[2])
+    """The time that trials are run in all, by all attempts at the sweep together; null: no
+    limit."""
+    value: float | None = Field(default=None, examples=[0.05])
+    """A value of `metric`: the sweep ends once a complete trial has reached it; null: none."""
+    plateau: PlateauConfig = PlateauConfig()
 
 
 class ResourcesConfig(Section):

@@ -50,6 +50,7 @@ from sweeps.sections import (
     ResourcesConfig,
     SearchConfig,
     Space,
+    StopConfig,
     TrackingConfig,
     check_name,
 )
@@ -111,6 +112,7 @@ class SweepSpec(Section):
     """Dotted path into this file -> distribution. Empty: only the trials' seeds differ."""
     search: SearchConfig = SearchConfig()
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig(scheduler="none")
+    stop: StopConfig = StopConfig()
     resources: ResourcesConfig = ResourcesConfig()
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -16,6 +16,8 @@ from tracking.shared_view import SharedView, shared_view
 
 BY_THE_USER = "stopped by the user"
 """The reason of a trial that was pruned so."""
+BY_THE_SWEEP = "stopped with the sweep: "
+"""How the reason of a trial begins that was pruned because its sweep came to an end."""
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
 """What a run that goes on is tagged with: the interruption it was stopped by is over."""
@@ -27,8 +29,7 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}
     if record.state == "pruned":
-        by_user = record.reason == BY_THE_USER
-        return tags | {"stopped_by": "user" if by_user else spec.early_stopping.scheduler}
+        return tags | {"stopped_by": _stopped_by(record.reason or "", spec)}
     tags |= NOT_STOPPED
     if record.reason is None:
         return tags
@@ -36,6 +37,12 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     if record.traceback:  # what was raised stands at its end
         tags["failure.traceback"] = clip_start(record.traceback, MAX_TAG_VALUE)
     return tags
+
+
+def _stopped_by(reason: str, spec: SweepSpec) -> str:
+    if reason == BY_THE_USER:
+        return "user"
+    return "sweep" if reason.startswith(BY_THE_SWEEP) else spec.early_stopping.scheduler
 
 
 def best_tags(best: TrialRecord) -> dict[str, str]:

@@ -5,7 +5,7 @@ What must not live here: Ray's own start and end (`engine`), what is written dow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ray import tune
@@ -23,7 +23,8 @@ from sweeps.opening import OpenSweep
 from sweeps.resources import Plan
 from sweeps.schedulers import replay
 from sweeps.search import LedgerSearcher
-from sweeps.tags import BY_THE_USER
+from sweeps.stopping import Stops
+from sweeps.tags import BY_THE_SWEEP, BY_THE_USER
 from trainable.ray_adapter import TuneTrial
 
 
@@ -65,21 +66,34 @@ def tune_trials(
         threads=max(1, int(plan.cpu)),
     )
 
-    ended: set[int] = set()  # as the user asked
+    stops = Stops(spec, ledger)
+    asked: set[int] = set()
 
     def look_around() -> None:
         lock.check()
         if bookkeeper.hopeless and not searcher.draining:
             control.order(paths)
         searcher.draining = interruption.requested or bookkeeper.hopeless is not None
-        for number in wishes.trials - ended:
-            ended.add(number)
-            bookkeeper.stop(number, BY_THE_USER, live=searcher.is_live(number))
+        end(wishes.trials, BY_THE_USER)
+        over = stops.look()
+        searcher.holding = over is not None
+        if over is not None:
+            open_trials = [trial.number for trial in ledger.trials() if not trial.finished]
+            end(open_trials, BY_THE_SWEEP + over.why)
         if interruption.trials_left <= 0:
             raise _GraceExpired
 
+    def end(numbers: Iterable[int], reason: str) -> None:
+        for number in sorted(set(numbers) - asked):
+            asked.add(number)
+            bookkeeper.stop(number, reason, live=searcher.is_live(number))
+
+    def note_end(record: TrialRecord) -> None:
+        stops.trial_ended()
+        on_end(record)
+
     bookkeeper = Bookkeeper(
-        spec, paths, ledger, sweep.recorder, view, on_step=look_around, on_end=on_end
+        spec, paths, ledger, sweep.recorder, view, on_step=look_around, on_end=note_end
     )
     tuner = tune.Tuner(
         tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
@@ -101,6 +115,7 @@ def tune_trials(
         for number in sorted(searcher.left_behind()):
             bookkeeper.stop(number, None, live=False)
         bookkeeper.interrupt_live()  # who is paused continues when the sweep does
+        stops.keep()
     except _GraceExpired:
         bookkeeper.interrupt_live()  # they continue from their last checkpoint
     except TuneError as error:

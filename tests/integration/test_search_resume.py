@@ -21,8 +21,8 @@ from sweeps.facts import gather
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
 from sweeps.reconcile import reconcile
-from sweeps.schedulers import make_scheduler, replay, stopped_trials
-from sweeps.search import LedgerSearcher, make_sampler
+from sweeps.schedulers import make_judge, make_scheduler, replay
+from sweeps.search import LedgerSearcher, sampler_of
 from sweeps.spec import SweepSpec, parse_spec
 from tracking.recorder import NullRecorder
 
@@ -39,7 +39,7 @@ space:
   train.clip.max_norm: {loguniform: [0.1, 10]}
   train.schedule.warmup: {uniform: [0.0, 0.3]}
 search: {sampler: SAMPLER, startup_trials: 3}
-early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
+early_stopping: {scheduler: SCHEDULER, grace_epochs: 1, reduction: 2}
 """
 BEFORE = 7  # trials in the ledger that every case starts from
 WRITES = (
@@ -73,13 +73,11 @@ class Driver:
         )
         self.spec = spec
 
-        def judge(reports: Any, unfinished: Any) -> frozenset[int]:
-            return stopped_trials(self._scheduler(), reports, unfinished)
-
+        judge = make_judge(spec)
         apply(
             reconcile(gather(paths, spec, self.ledger.trials(), live=False, judge=judge)),
             paths, spec, self.ledger, NullRecorder(),
-            sampler=lambda n: make_sampler(spec.search, seed=spec.seed, number=n),
+            sampler=lambda n: sampler_of(spec, n),
         )  # fmt: skip
         self.scheduler = self._scheduler()
         for trial in self.ledger.trials():
@@ -100,20 +98,25 @@ class Driver:
             trial: Any = _Named(f"turn-{turn}")
             config = self.searcher.suggest(trial.trial_id)
             if config == Searcher.FINISHED:
-                return
+                break
+            trial.config = config
             self.scheduler.on_trial_add(None, trial)
             self._train(trial, config["number"], config["params"])
             self.searcher.on_trial_complete(trial.trial_id)
 
+        for number in sorted(self.searcher.left_behind()):
+            self.ledger.finish(number, "pruned")
+
     def rungs(self) -> list[tuple[int, list[float]]]:
         """The milestones of the one bracket, each with what was recorded there."""
-        brackets = self.scheduler._brackets  # type: ignore[attr-defined]
-        assert len(brackets) == 1
-        return [(milestone, sorted(seen.values())) for milestone, seen in brackets[0]._rungs]
+        brackets = getattr(self.scheduler, "_brackets", [])  # trials that pause have none
+        return [(rung, sorted(seen.values())) for one in brackets for rung, seen in one._rungs]
 
     def _train(self, trial: Any, number: int, params: dict[str, Any]) -> None:
         known = self.ledger.trial(number).reports
-        for epoch in range(1 + max(known, default=0), self.spec.budget.epochs + 1):
+        until = trial.config["until"]
+        last = until or self.spec.budget.epochs
+        for epoch in range(1 + max(known, default=0), last + 1):
             value = _loss(params, epoch)
             verdict = self.scheduler.on_trial_result(
                 None, trial, {"epoch": epoch, "objective": value}
@@ -122,7 +125,8 @@ class Driver:
             if verdict == TrialScheduler.STOP:
                 self.ledger.finish(number, "pruned")
                 return
-        self.ledger.finish(number, "complete")
+        if until is None:
+            self.ledger.finish(number, "complete")
 
     def _scheduler(self) -> TrialScheduler:
         epochs = self.spec.budget.epochs
@@ -146,13 +150,21 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     event.remove(Engine, "connect", hasten)
 
 
-@pytest.fixture(params=["tpe", "cmaes", "random", "qmc", "gp"], scope="module")
+CASES = [
+    *[(sampler, "asha") for sampler in ("tpe", "cmaes", "random", "qmc", "gp")],
+    ("tpe", "asha_promote"),
+]
+
+
+@pytest.fixture(params=CASES, ids="-".join, scope="module")
 def sweep(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SweepSpec, Path, Path]:
     """A spec, a ledger of its first trials, and the ledger that one driver would have written."""
-    root = tmp_path_factory.mktemp(request.param)
-    spec = parse_spec(SPEC.replace("SAMPLER", request.param), "quad.yaml")
+    sampler, scheduler = request.param
+    root = tmp_path_factory.mktemp(sampler)
+    text = SPEC.replace("SAMPLER", sampler).replace("SCHEDULER", scheduler)
+    spec = parse_spec(text, "quad.yaml")
     once, begun = SweepPaths(root / "once", "quad"), SweepPaths(root / "begun", "quad")
     for paths in (once, begun):
         paths.directory.mkdir(parents=True)
@@ -209,7 +221,9 @@ def _assert_equal_after_death(
     shutil.copy(once, paths.ledger)
     rungs = Driver(paths, spec).rungs()
     assert len(expected) == spec.trials
-    assert sum(len(recorded) for _, recorded in rungs) > spec.trials
+    assert sum(len(reports) for _, _, reports in expected) > 1.5 * spec.trials
+    assert {state for state, _, _ in expected} == {"complete", "pruned"}
+    assert bool(rungs) == (spec.early_stopping.scheduler == "asha")
     for point in points:
         shutil.copy(begun, paths.ledger)
         with pytest.MonkeyPatch.context() as patched:

@@ -119,7 +119,7 @@ FILES = [
     pytest.param(
         HEAD + "time: 12:30:00\n",
         [
-            "s.yaml:6:1: time: unknown key 'time'; valid keys: version, name, task, metric, mode, trials, seed, concurrency, budget, space, search, early_stopping, resources, train, checkpoint, tracking, failures",
+            "s.yaml:6:1: time: unknown key 'time'; valid keys: version, name, task, metric, mode, trials, seed, concurrency, budget, space, search, early_stopping, stop, resources, train, checkpoint, tracking, failures",
         ],
         id="11 unknown time",
     ),
@@ -620,6 +620,55 @@ FILES = [
             "s.yaml:6:17: early_stopping.grace_epochs: 1 is not below budget.epochs (1); early stopping needs a rung before the last epoch; give budget.epochs 2 or more, or write scheduler: none",
         ],
         id="55 one epoch",
+    ),
+    pytest.param(
+        HEAD + "early_stopping: {scheduler: asha_promote, grace_epochs: 10}\n",
+        [
+            "s.yaml:6:57: early_stopping.grace_epochs: 10 is not below budget.epochs (10); early stopping needs a rung before the last epoch; write a number from 1 to 9, or scheduler: none",
+        ],
+        id="55 grace of all epochs, with pauses",
+    ),
+    pytest.param(
+        HEAD + "early_stopping: {scheduler: median, grace_epochs: 12, min_trials: 0}\n",
+        [
+            "s.yaml:6:51: early_stopping.grace_epochs: 12 is not below budget.epochs (10); early stopping needs a rung before the last epoch; write a number from 1 to 9, or scheduler: none",
+            "s.yaml:6:67: early_stopping.min_trials: 0 is out of range; it must be at least 1; write for example 3",
+        ],
+        id="55 grace beyond all epochs",
+    ),
+    pytest.param(
+        HEAD + "early_stopping: {scheduler: pbt, brackets: 3}\n",
+        [
+            "s.yaml:6:29: early_stopping.scheduler: 'pbt' is not known here; valid: asha, asha_promote, hyperband, median, none; write one of them",
+            "s.yaml:6:34: early_stopping.brackets: unknown key 'brackets'; valid keys: scheduler, grace_epochs, reduction, min_trials",
+        ],
+        id="a scheduler that there is not",
+    ),
+    pytest.param(
+        HEAD + "stop: {hours: 2h, value: low, plateau: {trials: 0}}\n",
+        [
+            "s.yaml:6:15: stop.hours: '2h' has the wrong type; expected a number above 0; write for example 2 (null sets no limit)",
+            "s.yaml:6:26: stop.value: 'low' has the wrong type; expected a number; write for example 0.05",
+            "s.yaml:6:49: stop.plateau.trials: 0 is out of range; it must be at least 1; write for example 20 (null switches it off)",
+        ],
+        id="stops that are none",
+    ),
+    pytest.param(
+        HEAD + "stop: {hours: 0, value: .nan, plateau: 20}\n",
+        [
+            "s.yaml:6:15: stop.hours: 0 is out of range; it must be above 0; write for example 2 (null sets no limit)",
+            "s.yaml:6:25: stop.value: .nan is out of range; it must be finite; write for example 0.05",
+            "s.yaml:6:40: stop.plateau: 20 has the wrong type; expected a section with keys of its own; write the keys below it, or leave it out for the defaults",
+        ],
+        id="a stop at once",
+    ),
+    pytest.param(
+        HEAD + "stop: {time_budget_s: 60, plateau: {min_delta: 0.1}}\n",
+        [
+            "s.yaml:6:8: stop.time_budget_s: unknown key 'time_budget_s'; did you mean 'hours'?",
+            "s.yaml:6:48: stop.plateau.min_delta: min_delta is 0.1 and trials is null: without a number of trials there is no plateau; write for example trials: 20",
+        ],
+        id="a plateau of no trials",
     ),
     pytest.param(
         HEAD
