@@ -17,11 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import optuna
-from optuna.trial import FrozenTrial, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.compare import compare
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
+from sweeps.report_basis import basis
 from sweeps.report_figures import FIGURES, Figure, NotEnough, SweepData
 from sweeps.report_page import Section, escape, page, table
 from sweeps.results import STATES, SweepView, format_number
@@ -56,15 +57,22 @@ def _read(paths: SweepPaths) -> SweepData:
     study = optuna.create_study(direction="minimize" if view.ledger.minimize else "maximize")
     # Those that were added since the view was taken are left out.
     known = Ledger.open(paths.ledger).frozen_trials()[: len(view.records)]
-    study.add_trials([_renamed(trial, names) for trial in known])
+    study.add_trials([_renamed(t, names, t.state, t.value) for t in known])
     states = {record.number: view.trial_state(record) for record in view.records}
-    return SweepData(view, study, names, states, view.ledger.reports())
+    curves = view.ledger.reports()
+    compared = basis(view.spec, states, curves)
+    alike = optuna.create_study(direction=study.direction)
+    for number, value in compared.values.items():
+        alike.add_trial(_renamed(known[number], names, TrialState.COMPLETE, value))
+    return SweepData(view, study, names, states, curves, compared, alike)
 
 
-def _renamed(trial: FrozenTrial, names: Mapping[str, str]) -> FrozenTrial:
+def _renamed(
+    trial: FrozenTrial, names: Mapping[str, str], state: TrialState, value: float | None
+) -> FrozenTrial:
     return create_trial(
-        state=trial.state,
-        value=trial.value,
+        state=state,
+        value=value,
         params={names[key]: value for key, value in trial.params.items()},
         distributions={names[key]: value for key, value in trial.distributions.items()},
     )
@@ -79,7 +87,10 @@ def _draw(sweep: SweepData, figure: Figure) -> Section:
         drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
         config = {"responsive": True, "displaylogo": False}
         body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
-    return Section(figure.title, figure.sentence, body)
+    sentence = figure.sentence
+    if figure.compares:
+        sentence = f"{sentence} {sweep.basis.sentence}".strip()
+    return Section(figure.title, sentence, body)
 
 
 # -- words and tables -----------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import optuna
 import plotly.graph_objects as go
 from optuna import visualization
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from sweeps.compare import clip_fraction
 from sweeps.ledger_view import TrialSummary
+from sweeps.report_basis import Basis
 from sweeps.results import STATES, SweepView, format_number
 from sweeps.spec import SweepSpec
 
@@ -46,14 +47,17 @@ class SweepData:
     """Parameters by their full name, as they are called on axes."""
     states: Mapping[int, str]
     curves: Mapping[int, Mapping[int, float]]
+    basis: Basis
+    alike: optuna.Study
+    """The trials of the basis, with their values there."""
 
     @property
     def spec(self) -> SweepSpec:
         return self.view.spec
 
     @property
-    def complete(self) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    def compared(self) -> list[FrozenTrial]:
+        return self.alike.get_trials(deepcopy=False)
 
 
 class NotEnough(Exception):
@@ -68,27 +72,30 @@ class Figure(NamedTuple):
     """What one sees."""
     draw: Callable[[SweepData], go.Figure]
     """Draws it, or raises `NotEnough`."""
+    compares: bool = False
+    """It is drawn from the trials of the basis."""
 
 
 def _needs(sweep: SweepData, at_least: int) -> None:
-    found = len(sweep.complete)
+    found = len(sweep.compared)
     if found < at_least:
-        raise NotEnough(f"it needs {at_least} complete trials, and there are {found}")
+        raise NotEnough(f"it needs {at_least} trials with a value, and there are {found}")
 
 
 def _axes(sweep: SweepData) -> list[str]:
     """The parameters that were drawn with more than one value, the usual ones first."""
     keys = [*(k for k in _PREFERRED if k in sweep.names), *sweep.names]
     names = dict.fromkeys(sweep.names[key] for key in keys)
-    found = {name: {repr(t.params.get(name)) for t in sweep.complete} for name in names}
+    found = {name: {repr(t.params.get(name)) for t in sweep.compared} for name in names}
     axes = [name for name, values in found.items() if len(values) > 1]
     if not axes:
-        raise NotEnough("the complete trials do not differ in any parameter")
+        raise NotEnough("these trials do not differ in any parameter")
     return axes
 
 
 def _history(sweep: SweepData) -> go.Figure:
-    _needs(sweep, 1)
+    if sweep.view.best_record() is None:
+        raise NotEnough("no trial is complete yet")
     figure = visualization.plot_optimization_history(sweep.study, target_name=sweep.spec.metric)
     # A step, not a slope: the best value changes with a trial, and not between two.
     return figure.update_traces(line={"shape": "hv"}, selector={"mode": "lines"})
@@ -97,14 +104,14 @@ def _history(sweep: SweepData) -> go.Figure:
 def _parallel(sweep: SweepData) -> go.Figure:
     _needs(sweep, 2)
     return visualization.plot_parallel_coordinate(
-        sweep.study, params=_axes(sweep), target_name=sweep.spec.metric
+        sweep.alike, params=_axes(sweep), target_name=sweep.basis.target
     )
 
 
 def _slices(sweep: SweepData) -> go.Figure:
     _needs(sweep, 2)
     return visualization.plot_slice(
-        sweep.study, params=_axes(sweep), target_name=sweep.spec.metric
+        sweep.alike, params=_axes(sweep), target_name=sweep.basis.target
     )
 
 
@@ -112,25 +119,24 @@ def _contours(sweep: SweepData) -> go.Figure:
     _needs(sweep, 3)
     axes = _axes(sweep)[:_MOST_AXES]
     if len(axes) < 2:
-        raise NotEnough("the complete trials differ in one parameter alone")
-    figure = visualization.plot_contour(sweep.study, params=axes, target_name=sweep.spec.metric)
+        raise NotEnough("these trials differ in one parameter alone")
+    figure = visualization.plot_contour(sweep.alike, params=axes, target_name=sweep.basis.target)
     return figure.update_layout(height=820 if len(axes) > 2 else 480)
 
 
 def _importance(sweep: SweepData) -> go.Figure:
     _needs(sweep, 4)
-    values = {t.value for t in sweep.complete if t.value is not None and math.isfinite(t.value)}
-    if len(values) < 2:
-        raise NotEnough("the complete trials do not differ in their value")
-    shared = set.intersection(*(set(t.params) for t in sweep.complete))
+    if len({t.value for t in sweep.compared}) < 2:
+        raise NotEnough("these trials do not differ in their value")
+    shared = set.intersection(*(set(t.params) for t in sweep.compared))
     axes = [name for name in _axes(sweep) if name in shared]
     if not axes:
-        raise NotEnough("there is no parameter that all complete trials have")
+        raise NotEnough("there is no parameter that all of these trials have")
     return visualization.plot_param_importances(
-        sweep.study,
+        sweep.alike,
         evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
         params=axes,
-        target_name=sweep.spec.metric,
+        target_name=sweep.basis.target,
     )
 
 
@@ -284,28 +290,32 @@ FIGURES = (
     ),
     Figure(
         "Parallel coordinates",
-        "Each line is a complete trial, from its parameters to its value: the darker, the "
+        "Each line is a trial, from its value to its parameters: the darker, the "
         "better. Drag along an axis to keep only some lines. Parameters that were searched on "
         "a logarithmic scale have a logarithmic axis.",
         _parallel,
+        compares=True,
     ),
     Figure(
         "Slices",
         "Value against one parameter at a time; darker dots came later in the search.",
         _slices,
+        compares=True,
     ),
     Figure(
         "Contours",
-        "Value over two parameters at a time, interpolated between the complete trials "
-        "(dots): a long valley means that one parameter makes up for the other.",
+        "Value over two parameters at a time, interpolated between the trials (dots): a long "
+        "valley means that one parameter makes up for the other.",
         _contours,
+        compares=True,
     ),
     Figure(
         "Importance",
         "How much of the value's variation each parameter explains by itself and together "
-        "with others (fANOVA over the complete trials): what to search more finely, and "
+        "with others (fANOVA): what to search more finely, and "
         "what may be fixed.",
         _importance,
+        compares=True,
     ),
     Figure(
         "Clipping",
