@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sweeps.callbacks import Progress
-from sweeps.results import format_duration, format_number
+from sweeps.results import format_best, format_duration, format_number
 from sweeps.spec import SweepSpec
 
 _STYLES = {
@@ -78,7 +78,9 @@ class LiveTable:
     def warned(self, number: int, sentence: str) -> None:
         _warn(self._console, number, sentence)  # above the table
 
-    def ended(self, number: int, state: str, value: float | None, reason: str | None) -> None:
+    def ended(
+        self, number: int, state: str, value: float | list[float] | None, reason: str | None
+    ) -> None:
         del value, reason
         row = self._rows[number]
         row.state, row.seconds = state, time.monotonic() - row.started
@@ -88,7 +90,7 @@ class LiveTable:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("trial", "state"):
             table.add_column(column)
-        for column in ("epoch", self._spec.metric, "best", "lr", "grad_norm", "time"):
+        for column in ("epoch", *self._spec.metrics, "best", "lr", "grad_norm", "time"):
             table.add_column(column, justify="right")
         for number in self._shown():
             row = self._rows[number]
@@ -99,7 +101,12 @@ class LiveTable:
                 f"{row.epoch}/{self._spec.budget.epochs}",
                 *(
                     format_number(row.metrics.get(name))
-                    for name in (self._spec.metric, self._best_name, "train/lr", "train/grad_norm")
+                    for name in (
+                        *self._spec.metrics,
+                        self._best_name,
+                        "train/lr",
+                        "train/grad_norm",
+                    )
                 ),
                 format_duration(seconds),
             )
@@ -107,12 +114,12 @@ class LiveTable:
 
     @property
     def _best_name(self) -> str:
-        return f"best/{self._spec.metric}"
+        return f"best/{self._spec.metrics[0]}"
 
     def _value(self, number: int) -> float:
         value = self._rows[number].metrics.get(self._best_name)
         worst = float("inf")
-        return worst if value is None else value if self._spec.mode == "min" else -value
+        return worst if value is None else value if self._spec.modes[0] == "min" else -value
 
     def _shown(self) -> list[int]:
         """The running trials, then the leaders of the others, as many as the terminal has lines
@@ -138,7 +145,7 @@ class LiveTable:
         if complete:
             best = min(complete, key=self._value)
             value = self._rows[best].metrics.get(self._best_name)
-            parts.append(f"best {self._spec.metric} {format_number(value)} (trial {best})")
+            parts.append(f"best {self._spec.metrics[0]} {format_number(value)} (trial {best})")
         parts.append(format_duration(elapsed))
         left = self._spec.trials - self._finished_before - len(done)
         if done and left > 0:
@@ -170,7 +177,7 @@ class PlainLines:
         self._print(f"trial {number} started{again}: {_join(params)}")
 
     def reported(self, progress: Progress) -> None:
-        names = (self._spec.metric, "train/lr", "train/grad_norm")
+        names = (*self._spec.metrics, "train/lr", "train/grad_norm")
         shown = {name: progress.metrics[name] for name in names if name in progress.metrics}
         self._print(
             f"trial {progress.number} epoch {progress.epoch}/{self._spec.budget.epochs}: "
@@ -180,9 +187,11 @@ class PlainLines:
     def warned(self, number: int, sentence: str) -> None:
         _warn(self._console, number, sentence)
 
-    def ended(self, number: int, state: str, value: float | None, reason: str | None) -> None:
+    def ended(
+        self, number: int, state: str, value: float | list[float] | None, reason: str | None
+    ) -> None:
         self._finished += state != "interrupted"
-        best = f", best {self._spec.metric} {format_number(value)}" if value is not None else ""
+        best = f", {format_best(self._spec.metrics, value)}" if value is not None else ""
         why = f": {reason}" if reason else ""
         self._print(
             f"trial {number} {state}{best}{why} ({self._finished}/{self._spec.trials} trials)"

@@ -41,7 +41,7 @@ class OpenSweep:
     def scheduler(self) -> TrialScheduler:
         """A fresh scheduler, which knows nothing of the past."""
         spec = self.spec
-        return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+        return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0])
 
     def reconcile(self, warn: Callable[[str], None]) -> None:
         """Put right what an earlier driver left half done; a new sweep is a case like any other.

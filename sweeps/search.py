@@ -107,7 +107,7 @@ class LedgerSearcher(Searcher):
         concurrency: int,
         threads: int,
     ) -> None:
-        super().__init__(metric=OBJECTIVE, mode=spec.mode)
+        super().__init__(metric=OBJECTIVE, mode=spec.modes[0])
         self._ledger = ledger
         self._spec = spec
         self._paths = paths

@@ -43,6 +43,21 @@ def best_tags(best: TrialRecord) -> dict[str, str]:
     return {name: repr(value) for name, value in found.items()}
 
 
+def front_tags(
+    front: Sequence[TrialRecord], records: Sequence[TrialRecord]
+) -> dict[int | None, dict[str, str]]:
+    """Return, by trial and for the sweep's own run (None), which trials the Pareto front is.
+
+    A trial that more trials have pushed off it is told so.
+    """
+    numbers = [record.number for record in front]
+    complete = [record.number for record in records if record.state == "complete"]
+    return {
+        None: {"pareto_front": ", ".join(map(str, sorted(numbers)))},
+        **{number: {"pareto": str(number in numbers).lower()} for number in complete},
+    }
+
+
 def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:
     """Return, for the sweep's own run, which trials deserve a look and why."""
     found = [record for record in records if record.signals]

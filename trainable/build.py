@@ -86,7 +86,7 @@ def open_trainer(
     state = TrainState(model=model, optimizer=optimizer, schedule=schedule, precision=precision)
     files = LocalFiles.of(directory)
     store = CheckpointStore(
-        directory, config.checkpoint, metric=config.metric, mode=config.mode, files=files
+        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
     )
     with store.closed_on_error():
         saved = store.resume() if restore is None else store.load(restore)
@@ -114,8 +114,9 @@ def open_trainer(
         store=store,
         history=history,
         epochs=config.budget.epochs,
-        metric=config.metric,
-        mode=config.mode,
+        metric=config.metrics[0],
+        mode=config.modes[0],
+        also=config.metrics[1:],
         layer_norms_every=train.layer_norms_every,
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory),
@@ -181,7 +182,7 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
         peak=train.optimizer.lr,
         total_steps=config.budget.epochs * windows,
         steps_per_epoch=windows,
-        mode=config.mode,
+        mode=config.modes[0],
     )
     return Parts(
         task, data, model, groups, train_source, val_source, schedule, precision, cautions

@@ -28,7 +28,7 @@ from trainable.errors import CheckpointError, OutOfMemory, TrainingError
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 
 OBJECTIVE = "objective"
-"""The result key that carries the value of the trial's metric, whatever the metric is called."""
+"""The result key that carries the value of the trial's (first) metric, whatever it is called."""
 
 Ending = Literal["finished", "failed", "interrupted", "stopped"]
 
@@ -54,7 +54,6 @@ class TuneTrial(tune.Trainable):
         """
         self._directory = Path(config["directory"])
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._metric = config["config"]["metric"]
         self._log = open(self._directory / "trial.log", "a", encoding="utf-8")  # noqa: SIM115  closed in cleanup
         self._trainer: Any = None
         self._events: Iterator[Any] = iter(())
@@ -91,7 +90,7 @@ class TuneTrial(tune.Trainable):
             stopped = os.path.exists(self._stop)
             return result | {"ending": "stopped" if stopped else "interrupted", DONE: True}
         result |= {
-            OBJECTIVE: report.metrics[self._metric],
+            OBJECTIVE: report.metrics[self._config.metrics[0]],
             "epoch": report.epoch,
             "step": report.step,
             "metrics": report.metrics,
