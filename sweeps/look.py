@@ -127,9 +127,7 @@ def best(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the best trial, export it, or register its model; with several metrics, the best
-    trials.
-    """
+    """Show the best trial, export it, or register its model."""
     from sweeps import display, display_front
     from sweeps.results import NoBest, NoVersion, register_best
 
