@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.layout import tracking_uri
-from sweeps.ledger_view import TrialSummary, ranking
+from sweeps.ledger_view import TrialSummary, front, ranking
 from sweeps.parameters import flatten
 from sweeps.results import SweepView
 from sweeps.tags import leaders_view
@@ -35,7 +35,8 @@ def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
         top: How many leaders of each sweep.
 
     Returns:
-        `metric` and `mode`; `leaders`, the best first, each with all of its parameters;
+        `metric` and `mode`; `leaders`, the best first, each with all of its parameters, and with
+        several metrics whether no other trial of these sweeps beats it (`pareto`);
         `differing`, the parameters in which they differ, and `same`, the searched ones in which
         they do not; `mlflow_compare_page`, `mlflow_metric_page` and `mlflow_charts_page`, None
         before the runs exist or when they lie on several servers, the last also when the sweeps
@@ -48,13 +49,18 @@ def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
     for view in views[1:]:
         if (view.spec.metric, view.spec.mode) != (first.metric, first.mode):
             raise Incomparable(
-                f"'{first.name}' is after the {first.mode} of {first.metric}, '{view.spec.name}' "
-                f"after the {view.spec.mode} of {view.spec.metric}; only values of one metric "
+                f"'{first.name}' is after the {first.aim}, '{view.spec.name}' "
+                f"after the {view.spec.aim}; only values of one metric "
                 "have an order; compare them one by one"
             )
+    # By identity: trials of two sweeps may be equal.
+    best = set(map(id, front((r for v in views for r in v.records), views[0].ledger.minimizes)))
     chosen = [(view, record) for view in views for record in leaders(view, top)]
-    chosen.sort(key=lambda pair: _order(*pair))
-    rows = [_row(view, record) for view, record in chosen]
+    chosen.sort(key=lambda pair: (id(pair[1]) not in best, *_order(*pair)))
+    rows = [
+        _row(view, record) | ({"pareto": id(record) in best} if view.several else {})
+        for view, record in chosen
+    ]
     names = dict.fromkeys(name for row in rows for name in row["params"])
     values = {name: [row["params"].get(name) for row in rows] for name in names}
     searched = {name for view in views for name in view.spec.space}
@@ -68,13 +74,18 @@ def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
             for n in searched & set(names)
             if all(v == values[n][0] for v in values[n])
         },
-        **_pages(views, rows, first.metric),
+        **_pages(views, rows, first.metrics),
     }
 
 
 def leaders(view: SweepView, top: int) -> list[TrialSummary]:
-    """Return a sweep's best trials: complete ones first, the others' values are not final."""
-    complete = ranking(view.records, minimize=view.ledger.minimize)
+    """Return a sweep's best trials, those of a Pareto front before others: complete ones first,
+    the others' values are not final."""
+    best = view.ledger.front()
+    complete = [
+        *best,
+        *(r for r in ranking(view.records, minimize=view.ledger.minimize) if r not in best),
+    ]
     others = [r for r in view.records if r.state != "complete" and r.value is not None]
     others.sort(key=lambda record: _order(view, record))
     return [*complete, *others][:top]
@@ -103,7 +114,7 @@ def _row(view: SweepView, record: TrialSummary) -> dict[str, Any]:
         "sweep": view.paths.name,
         "number": record.number,
         "state": view.trial_state(record),
-        "value": record.value,
+        "value": record.result,
         "epoch": record.epoch,
         "attempts": record.attempts,
         "clip_fraction": clip_fraction(view.paths.trial(record.number)),
@@ -113,7 +124,7 @@ def _row(view: SweepView, record: TrialSummary) -> dict[str, Any]:
 
 
 def _pages(
-    views: Sequence[SweepView], rows: Sequence[dict[str, Any]], metric: str
+    views: Sequence[SweepView], rows: Sequence[dict[str, Any]], metrics: Sequence[str]
 ) -> dict[str, str | None]:
     stores = {view.spec.tracking.uri or tracking_uri(view.paths.root) for view in views}
     experiments = [e for view in views if (e := view.delivered.experiment_id) is not None]
@@ -124,7 +135,7 @@ def _pages(
     base = store if store.startswith(("http://", "https://")) else DEFAULT_ADDRESS
     return {
         "mlflow_compare_page": compare_page(base, runs, experiments),
-        "mlflow_metric_page": metrics_page(base, runs, experiments, [metric, "train/loss"]),
+        "mlflow_metric_page": metrics_page(base, runs, experiments, [*metrics, "train/loss"]),
         "mlflow_charts_page": _charts(base, views, experiments),
     }
 

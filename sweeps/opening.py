@@ -42,7 +42,7 @@ class OpenSweep:
     def scheduler(self) -> TrialScheduler:
         """A fresh scheduler, which knows nothing of the past."""
         spec = self.spec
-        return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+        return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0])
 
     @property
     def stopped(self) -> Fired | None:

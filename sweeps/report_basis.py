@@ -48,9 +48,9 @@ def basis(
     }
     ends = sorted((max(curve) for curve in finite.values() if curve), reverse=True)
     if not ends:
-        return Basis(0, {}, spec.metric, "")
+        return Basis(0, {}, spec.metrics[0], "")
     epoch = ends[min(_ENOUGH, len(ends)) - 1]
-    best = min if spec.mode == "min" else max
+    best = min if spec.modes[0] == "min" else max
     values = {
         number: best(value for at, value in curve.items() if at <= epoch)
         for number, curve in finite.items()
@@ -61,10 +61,10 @@ def basis(
 
 def _words(spec: SweepSpec, epoch: int, count: int, ends: Sequence[int]) -> tuple[str, str]:
     if epoch == spec.budget.epochs:
-        return spec.metric, f"Drawn from the {count} trials that reached the last epoch."
+        return spec.metrics[0], f"Drawn from the {count} trials that reached the last epoch."
     further = sum(end > epoch for end in ends)
     return (
-        f"{spec.metric} by epoch {epoch}",
+        f"{spec.metrics[0]} by epoch {epoch}",
         f"Drawn from the {count} trials that reached epoch {epoch}, each with its best "
-        f"{spec.metric} up to there; {further} of them went further.",
+        f"{spec.metrics[0]} up to there; {further} of them went further.",
     )

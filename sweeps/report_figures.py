@@ -32,7 +32,7 @@ COLOURS = {
 _PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
 _MAX_NORM = "train.clip.max_norm"
 _MOST_AXES = 3
-"""Parameters of the contours: each pair of them is a picture."""
+"""Parameters of the contours, each pair of which is a picture; metrics of the Pareto front."""
 _MOST_POINTS = 200
 """Of one learning curve."""
 
@@ -43,6 +43,9 @@ class SweepData:
 
     view: SweepView
     study: optuna.Study
+    """With the first metric alone: most figures show one value."""
+    front: optuna.Study
+    """With all metrics."""
     names: Mapping[str, str]
     """Parameters by their full name, as they are called on axes."""
     states: Mapping[int, str]
@@ -54,6 +57,11 @@ class SweepData:
     @property
     def spec(self) -> SweepSpec:
         return self.view.spec
+
+    @property
+    def metric(self) -> str:
+        """What most figures are drawn by."""
+        return self.spec.metrics[0]
 
     @property
     def compared(self) -> list[FrozenTrial]:
@@ -93,10 +101,18 @@ def _axes(sweep: SweepData) -> list[str]:
     return axes
 
 
+def _pareto(sweep: SweepData) -> go.Figure:
+    _needs(sweep, 1)
+    metrics = sweep.spec.metrics
+    if len(metrics) > _MOST_AXES:
+        raise NotEnough(f"it is drawn for two or three metrics, and there are {len(metrics)}")
+    return visualization.plot_pareto_front(sweep.front, target_names=list(metrics))
+
+
 def _history(sweep: SweepData) -> go.Figure:
-    if sweep.view.best_record() is None:
+    if not sweep.view.ledger.front():
         raise NotEnough("no trial is complete yet")
-    figure = visualization.plot_optimization_history(sweep.study, target_name=sweep.spec.metric)
+    figure = visualization.plot_optimization_history(sweep.study, target_name=sweep.metric)
     # A step, not a slope: the best value changes with a trial, and not between two.
     return figure.update_traces(line={"shape": "hv"}, selector={"mode": "lines"})
 
@@ -143,19 +159,20 @@ def _importance(sweep: SweepData) -> go.Figure:
 def _learning_curves(sweep: SweepData) -> go.Figure:
     if not any(sweep.curves.values()):
         raise NotEnough("no trial has reported a value")
-    best = sweep.view.best_record()
+    best = sweep.view.ledger.front()
     figure = go.Figure()
     for state in STATES:
         numbers = [n for n, s in sweep.states.items() if s == state and sweep.curves[n]]
         if numbers:
             figure.add_trace(_lines(sweep, numbers, state, COLOURS[state], width=1.2))
-    if best is not None:
-        figure.add_trace(_lines(sweep, [best.number], "best", "#000000", width=2.5))
+    if best:
+        numbers = [record.number for record in best]
+        figure.add_trace(_lines(sweep, numbers, "best", "#000000", width=2.5))
     finite = [v for c in sweep.curves.values() for v in c.values() if math.isfinite(v)]
     if finite and min(finite) > 0 and max(finite) > 10 * min(finite):
         figure.update_yaxes(type="log")
     figure.update_xaxes(title="epoch")
-    return figure.update_yaxes(title=sweep.spec.metric)
+    return figure.update_yaxes(title=sweep.metric)
 
 
 def _lines(
@@ -254,7 +271,7 @@ def _clipping(sweep: SweepData) -> go.Figure:
                     x=[record.params[_MAX_NORM] for record, _ in found],
                     y=[share for _, share in found],
                     text=[
-                        f"trial {r.number}, {sweep.spec.metric} {format_number(r.value)}"
+                        f"trial {r.number}, {sweep.metric} {format_number(r.value)}"
                         for r, _ in found
                     ],
                     name=state,
@@ -268,6 +285,18 @@ def _clipping(sweep: SweepData) -> go.Figure:
     return figure.update_yaxes(title="steps clipped", tickformat=".0%", range=[-0.03, 1.03])
 
 
+def figures(spec: SweepSpec) -> Sequence[Figure]:
+    """Return the figures of a sweep, in the order of the page."""
+    return FIGURES if len(spec.metrics) == 1 else (_FRONT, *FIGURES)
+
+
+_FRONT = Figure(
+    "Pareto front",
+    "Each dot is a complete trial, by what it came to in each metric. Those of the front (best "
+    "trials) are beaten by no other in all of them: to choose among them is to say what one "
+    "metric is worth in terms of the other. The figures below show the first metric.",
+    _pareto,
+)
 FIGURES = (
     Figure(
         "History",

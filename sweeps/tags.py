@@ -53,9 +53,24 @@ def best_tags(best: TrialRecord) -> dict[str, str]:
 
 def leaders_view(spec: SweepSpec) -> SharedView:
     """Return the view of a sweep's trials in MLflow's charts: what was searched, best first."""
-    curves = [spec.metric, *(["train/loss"] if spec.metric != "train/loss" else [])]
-    ascending = spec.mode == "min"
-    return shared_view(list(spec.space), f"best/{spec.metric}", curves, ascending=ascending)
+    curves = list(dict.fromkeys([*spec.metrics, "train/loss"]))
+    ascending = spec.modes[0] == "min"
+    return shared_view(list(spec.space), f"best/{spec.metrics[0]}", curves, ascending=ascending)
+
+
+def front_tags(
+    front: Sequence[TrialRecord], records: Sequence[TrialRecord]
+) -> dict[int | None, dict[str, str]]:
+    """Return, by trial and for the sweep's own run (None), which trials the Pareto front is.
+
+    A trial that more trials have pushed off it is told so.
+    """
+    numbers = [record.number for record in front]
+    complete = [record.number for record in records if record.state == "complete"]
+    return {
+        None: {"pareto_front": ", ".join(map(str, sorted(numbers)))},
+        **{number: {"pareto": str(number in numbers).lower()} for number in complete},
+    }
 
 
 def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:

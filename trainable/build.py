@@ -101,7 +101,7 @@ def open_trainer(
     )
     files = LocalFiles.of(directory)
     store = CheckpointStore(
-        directory, config.checkpoint, metric=config.metric, mode=config.mode, files=files
+        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
     )
     with store.closed_on_error():
         saved = store.resume() if restore is None else store.load(restore)
@@ -122,8 +122,9 @@ def open_trainer(
         store=store,
         history=history,
         epochs=until or config.budget.epochs,
-        metric=config.metric,
-        mode=config.mode,
+        metric=config.metrics[0],
+        mode=config.modes[0],
+        also=config.metrics[1:],
         layer_norms_every=train.layer_norms_every,
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory),
@@ -189,7 +190,7 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
         peak=train.optimizer.lr,
         total_steps=config.budget.epochs * windows,
         steps_per_epoch=windows,
-        mode=config.mode,
+        mode=config.modes[0],
     )
     return Parts(
         task, data, model, groups, train_source, val_source, schedule, precision, cautions

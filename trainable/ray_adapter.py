@@ -29,7 +29,7 @@ from trainable.files import make_directory
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 
 OBJECTIVE = "objective"
-"""The result key that carries the value of the trial's metric, whatever the metric is called."""
+"""The result key that carries the value of the trial's (first) metric, whatever it is called."""
 
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
@@ -55,7 +55,6 @@ class TuneTrial(tune.Trainable):
         """
         self._directory = Path(config["directory"])
         make_directory(self._directory)
-        self._metric = config["config"]["metric"]
         self._log = open(self._directory / "trial.log", "a", encoding="utf-8")  # noqa: SIM115  closed in cleanup
         self._trainer: Any = None
         self._events: Iterator[Any] = iter(())
@@ -100,7 +99,7 @@ class TuneTrial(tune.Trainable):
             stopped = os.path.exists(self._stop)
             return result | {"ending": "stopped" if stopped else "interrupted", DONE: True}
         result |= {
-            OBJECTIVE: report.metrics[self._metric],
+            OBJECTIVE: report.metrics[self._config.metrics[0]],
             "epoch": report.epoch,
             "step": report.step,
             "metrics": report.metrics,
