@@ -120,10 +120,13 @@ def best(
 ) -> None:
     """Show the best trial, export it, or register its model."""
     from sweeps import display
+    from sweeps.places import check_place
     from sweeps.results import NoBest, NoVersion, register_best
 
     with input_errors():
         view = view_of(name, root)
+        if export is not None:
+            check_place(export, "--export")
         try:
             found = view.best()
             written = view.export_best(export) if export is not None else []
@@ -168,13 +171,16 @@ def report(
     root: Root = None,
 ) -> None:
     """Write a page with all figures of a sweep, also while it runs; it opens offline."""
+    from sweeps.places import check_file
     from sweeps.results import NoReport, draw_report
 
     with input_errors():
         view = view_of(name, root)
+        target = output or Path(f"{name}-report.html")
+        check_file(target, "--output")
         try:
             with err.status("drawing"):
-                written = draw_report(view.paths, output or Path(f"{name}-report.html"))
+                written = draw_report(view.paths, target)
         except NoReport as problem:
             fail(str(problem), code=LATE)
     out.print(f"wrote {written}", highlight=False, soft_wrap=True)
