@@ -129,10 +129,13 @@ def best(
 ) -> None:
     """Show the best trial, export it, or register its model."""
     from sweeps import display, display_front
+    from sweeps.places import check_place
     from sweeps.results import NoBest, NoVersion, register_best
 
     with input_errors():
         view = view_of(name, root)
+        if export is not None:
+            check_place(export, "--export")
         try:
             if view.several and trial is None and export is None and register is None:
                 front = [view.trial(record) for record in view.front()]
@@ -181,13 +184,16 @@ def report(
     root: Root = None,
 ) -> None:
     """Write a page with all figures of a sweep, also while it runs; it opens offline."""
+    from sweeps.places import check_file
     from sweeps.results import NoReport, draw_report
 
     with input_errors():
         view = view_of(name, root)
+        target = output or Path(f"{name}-report.html")
+        check_file(target, "--output")
         try:
             with err.status("drawing"):
-                written = draw_report(view.paths, output or Path(f"{name}-report.html"))
+                written = draw_report(view.paths, target)
         except NoReport as problem:
             fail(str(problem), code=LATE)
     out.print(f"wrote {written}", highlight=False, soft_wrap=True)

@@ -67,7 +67,13 @@ class TuneTrial(tune.Trainable):
         self._set_aside: list[str] = []
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
-            import trainable.build  # noqa: F401  torch: seconds that only workers pay
+            import torch
+
+            import trainable.build  # noqa: F401  seconds that only workers pay
+
+            # once in a process, all of whose trials have as many; the others are set with the run
+            if torch.get_num_interop_threads() != self._threads:
+                torch.set_num_interop_threads(self._threads)
 
     def step(self) -> dict[str, Any]:
         """Train up to the next report; the first time, open the run at its newest checkpoint.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from ray.tune.result import SHOULD_CHECKPOINT
 from torch import nn
+from torch.utils.data import TensorDataset, default_collate
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -20,28 +24,46 @@ EPOCHS = 3
 
 
 class Small(Task):
-    """Two classes of three inputs; ten steps of four samples an epoch."""
+    """Two classes of three inputs; ten steps of four samples an epoch.
+
+    Args:
+        loaded: Whether the samples need a loader.
+        raises: Whether the last epoch raises.
+    """
+
+    def __init__(self, *, loaded: bool = False, raises: bool = False) -> None:
+        self.loaded, self.raises, self.calls = loaded, raises, 0
 
     def build_model(self) -> nn.Module:
         return nn.Linear(3, 2)
 
     def build_data(self) -> Data:
         inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-        return Data(train=(inputs, torch.arange(40) % 2), val=(inputs, torch.arange(40) % 2))
+        tensors = (inputs, torch.arange(40) % 2)
+        if self.loaded:
+            return Data(train=TensorDataset(*tensors), val=tensors, collate=default_collate)
+        return Data(train=tensors, val=tensors)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        self.calls += model.training
+        if self.raises and self.calls > 25:
+            raise RuntimeError("as the test asks for")
+        return super().loss(model, batch)
 
 
 @pytest.fixture(autouse=True)
 def _threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    for name in ("set_num_threads", "set_num_interop_threads"):
+        monkeypatch.setattr(torch, name, lambda _: None)
 
 
-def _trial(directory: Path) -> TuneTrial:
+def _trial(directory: Path, **task: bool) -> TuneTrial:
     config = TrialConfig(
-        task={"name": f"{__name__}:Small"},
+        task={"name": f"{__name__}:Small", **task},
         metric="val/loss",
         mode="min",
         budget={"epochs": EPOCHS},
-        train={"batch_size": 4, "precision": "fp32"},
+        train={"batch_size": 4, "precision": "fp32", "loader": {"num_workers": 1}},
         checkpoint={"every": "4 steps"},
     )
     return TuneTrial(
@@ -100,3 +122,23 @@ def test_a_checkpoint_that_was_set_aside_is_told_once_and_logged(tmp_path: Path)
     assert told.endswith(f"its manifest says {newest.sha256}; {sound.path.name} is used instead")
     assert "set_aside" not in results[1]
     assert (tmp_path / "trial.log").read_text().count(told) == 1
+
+
+@pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
+def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str) -> None:
+    """Its process may then wait for another trial: with no loader, and no model in its memory."""
+    trial = _trial(tmp_path, loaded=True, raises=ending == "failed")
+    assert "ending" not in trial.step()
+    assert len(multiprocessing.active_children()) == 1
+    model = weakref.ref(trial._trainer.model)
+    trial.step()
+    if ending == "interrupted":
+        (tmp_path / "drain").touch()
+    gc.disable()  # a next trial would not wait for it either
+    try:
+        assert trial.step()["ending"] == ending
+        assert model() is None
+    finally:
+        gc.enable()
+    assert multiprocessing.active_children() == []
+    trial.cleanup()
