@@ -60,12 +60,13 @@ def attempt(
     inspection: Inspection | None = None
     try:
         with leaving(), err.status("loading the task") as spinner:
-            inspection = Inspection(spec)
+            inspection = Inspection(spec, ways)
 
             from sweeps.live import LiveTable, PlainLines
             from sweeps.run import run_sweep  # imports Ray while the child imports torch
 
             facts = inspection.facts()
+            ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
             if not offline:
                 from tracking.probe import probe
 
@@ -75,6 +76,7 @@ def attempt(
 
             def make_view(finished: int) -> LiveTable | PlainLines:
                 spinner.stop()
+                display.sentence(err, f"  {ways.describe()}", style="")
                 display.task_facts(err, facts)
                 return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
 

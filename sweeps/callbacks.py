@@ -36,6 +36,7 @@ from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
+from trainable.files import make_directory
 from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
 
@@ -68,7 +69,9 @@ class View(Protocol):
     def warned(self, number: int, sentence: str) -> None:
         """Something about a trial that its user should know and need not act on."""
 
-    def ended(self, number: int, state: str, value: float | None, reason: str | None) -> None:
+    def ended(
+        self, number: int, state: str, value: float | list[float] | None, reason: str | None
+    ) -> None:
         """A trial has its end, or was interrupted (`state` is then `interrupted`)."""
 
 
@@ -147,7 +150,7 @@ class Bookkeeper(Callback):
         del iteration, trials, info
         number, params = trial.config["number"], trial.config["params"]
         directory = self._paths.trial(number)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         config = self._spec.trial_yaml(number, params)
         (directory / TRIAL_CONFIG).write_text(config, encoding="utf-8")
         self._losses.started(number, self._newest_generation(number))
@@ -196,7 +199,11 @@ class Bookkeeper(Callback):
         if OBJECTIVE not in result:
             return
         self._ledger.report(
-            number, epoch=result["epoch"], step=result["step"], value=result[OBJECTIVE]
+            number,
+            epoch=result["epoch"],
+            step=result["step"],
+            value=result[OBJECTIVE],
+            others=[result["metrics"][metric] for metric in self._spec.metrics[1:]],
         )
         rows = [Row(*row) for row in result.pop("rows")]
         self._recorder.log(number, recorded(rows, self._spec.tracking.every))
@@ -306,7 +313,7 @@ class Bookkeeper(Callback):
         self._live.discard(number)
         self._paused.discard(number)
         record = self._ledger.trial(number)
-        self._view.ended(number, ending, record.value, reason)
+        self._view.ended(number, ending, record.result, reason)
         self._on_end(record)
 
     def _describe_loss(self, trial: Trial) -> Failure:

@@ -29,11 +29,12 @@ from sweeps.problems import (
     unknown_key,
 )
 from sweeps.scalars import shown, write_flow
-from sweeps.sections import CREDENTIALS, EarlyStoppingConfig
+from sweeps.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
 from sweeps.space import Choice, Distribution
 from trainable.config import BudgetConfig, TrainConfig
 
-LONGEST_KEY, LONGEST_VALUE = 250, 6000  # what the tracking store takes for a parameter
+LONGEST_VALUE = 6000  # characters that the tracking store takes for a parameter
+_ONE_METRIC_SAMPLERS = {"cmaes"}
 
 Show = Callable[[KeyPath, object], str]
 
@@ -57,6 +58,7 @@ def cross_faults(
         space: The distributions; None for one that is wrong in itself.
         show: Gives a value as the user wrote it.
     """
+    yield from _objective_faults(data)
     yield from _early_stopping_faults(data)
     task = data.get("task")
     if isinstance(task, dict):
@@ -65,6 +67,42 @@ def cross_faults(
     for key, distribution in space.items():
         yield from _space_faults(
             root, key, distribution, space, train if isinstance(train, dict) else {}, show
+        )
+
+
+def _objective_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+    """Check that each metric has a mode, and that nothing needs one number where there are
+    several."""
+    metric, mode = data.get("metric"), data.get("mode")
+    if not isinstance(metric, str | list) or not isinstance(mode, str | list):
+        return
+    count, modes = (len(one) if isinstance(one, list) else 1 for one in (metric, mode))
+    if count != modes:
+        each = ", ".join((["min", "max"] * count)[:count])
+        yield Fault(
+            ("mode",),
+            f"{modes} for {count} {'metrics' if count > 1 else 'metric'}; each metric has a mode "
+            f"of its own; write for example {f'[{each}]' if count > 1 else 'min'}",
+        )
+    if not isinstance(metric, list):
+        return
+    for index, name in enumerate(metric):
+        if name in metric[:index]:
+            yield Fault(("metric", index), f"{written(name)} is named before; write each one once")
+    stopping, search = data.get("early_stopping"), data.get("search")
+    scheduler = stopping.get("scheduler", "asha") if isinstance(stopping, dict) else "none"
+    if scheduler != "none":
+        yield Fault(
+            ("early_stopping", "scheduler"),
+            f"{scheduler} compares trials by one number, and metric names {count}; write "
+            "scheduler: none, or a single metric",
+        )
+    sampler = search.get("sampler") if isinstance(search, dict) else None
+    if sampler in _ONE_METRIC_SAMPLERS:
+        yield Fault(
+            ("search", "sampler"),
+            f"{sampler} learns from one number, and metric names {count}; write tpe or gp, "
+            "or a single metric",
         )
 
 

@@ -88,9 +88,11 @@ def check(file: File, settings: Overrides = None) -> None:
 
     with input_errors():
         spec = _load(file, settings)
-        ways = plan(spec.resources, spec.trials, spec.concurrency, Machine.probe())
+        machine = Machine.probe()
+        ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
         with err.status("loading the task"):
-            facts = Inspection(spec).facts()
+            facts = Inspection(spec, ways).facts()
+        ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
     out.print(f"{file} is valid", style="green", highlight=False)
     out.print(f"  {ways.describe()}", highlight=False)
     display.task_facts(out, facts)
@@ -117,12 +119,14 @@ def run(
     from sweeps.durations import parse_duration
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
     from sweeps.lock import SweepHeld, is_held, read_holder
+    from sweeps.places import check_place
 
     with input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), spec.name)
         if paths.exists():
             raise SweepExists(paths.name)
+        check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
             raise SweepHeld(paths.name, read_holder(paths.lock))
         seconds = parse_duration(grace, "--grace")
@@ -285,10 +289,15 @@ def train(
     ] = None,
 ) -> None:
     """Train once in this process, without Ray: for a debugger."""
+    from sweeps.places import check_place
     from sweeps.single import train_once
 
     with input_errors():
-        train_once(_load(file, settings), directory, out, err, figures)
+        spec = _load(file, settings)
+        for option, place in (("--dir", directory), ("--figures", figures)):
+            if place is not None:
+                check_place(place, option)
+        train_once(spec, directory, out, err, figures)
 
 
 @app.command()

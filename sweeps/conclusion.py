@@ -20,7 +20,13 @@ from sweeps.ledger import TrialRecord
 from sweeps.opening import OpenSweep
 from sweeps.pictures import Gallery
 from sweeps.results import NoBest, NoReport, Outcome, draw_report, export_trial, no_success
-from sweeps.tags import STOPPED_BY_INTERRUPT, attempt_tags, best_tags, health_tags
+from sweeps.tags import (
+    STOPPED_BY_INTERRUPT,
+    attempt_tags,
+    best_tags,
+    front_tags,
+    health_tags,
+)
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.recorder import Recorder
 
@@ -34,22 +40,22 @@ _SECONDS_FOR_PICTURES = 10.0
 def conclude(
     sweep: OpenSweep, gallery: Gallery, interruption: Interruption, hopeless: Hopeless | None
 ) -> Outcome:
-    """Tell the sweep's own run how it ended, publish the best trial, and deliver what waits.
+    """Tell the sweep's own run how it ended, publish what is best, and deliver what waits.
 
     Args:
         gallery: Has the trials' pictures.
         interruption: Whether the driver is to leave.
         hopeless: Why the sweep stopped by its own decision; None when it did not.
     """
-    ledger, recorder = sweep.ledger, sweep.recorder
-    trials, best = ledger.trials(), ledger.best()
+    spec, ledger, recorder = sweep.spec, sweep.ledger, sweep.recorder
+    trials, best = ledger.trials(), ledger.front()
     recorder.tag(None, health_tags(trials))
     left, stop = sweep.left, sweep.stopped
     failed: int | None = None
     cause: str | None = None
     if hopeless:
         failed, cause = hopeless.numbers[-1], hopeless.cause
-    elif best is None:
+    elif not best:
         failed, cause = no_success(trials)
         if stop:
             cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
@@ -60,14 +66,16 @@ def conclude(
         _publish_report(sweep.paths, recorder)
         recorder.finish(None, "FAILED", {"reason": cause})
     else:
-        assert best is not None
-        _publish_best(sweep, best, gallery)
+        if len(spec.metrics) > 1:
+            _publish_front(sweep, best, trials, gallery)
+        else:
+            _publish_best(sweep, best[0], gallery)
         recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
     pending = _deliver(recorder, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left:
         ledger.conclude()
-    return Outcome(code, best, len(trials), pending, left, cause, failed, stop)
+    return Outcome(code, best, len(trials), pending, left, cause, failed, spec.metrics, stop)
 
 
 def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
@@ -86,6 +94,18 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
             deadline = now  # nobody should wait for a server that is not there
     left = deadline - time.monotonic()
     return recorder.close(timeout=max(left, 0.0))
+
+
+def _publish_front(
+    sweep: OpenSweep, front: list[TrialRecord], trials: list[TrialRecord], gallery: Gallery
+) -> None:
+    """Say which trials the Pareto front is. No weights are published: which of these trials is
+    wanted is the user's choice.
+    """
+    for number, tags in front_tags(front, trials).items():
+        sweep.recorder.tag(number, tags)
+    gallery.finish(_SECONDS_FOR_PICTURES)
+    _publish_report(sweep.paths, sweep.recorder)
 
 
 def _publish_best(sweep: OpenSweep, best: TrialRecord, gallery: Gallery) -> None:

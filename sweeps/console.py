@@ -91,7 +91,19 @@ def input_errors() -> Iterator[None]:
         yield
     except (SweepHeld, LedgerBusy) as error:
         fail(str(error), code=HELD)
-    except (ValueError, OSError, LedgerError) as error:
+    except OSError as error:
+        fail(_sentence(error), code=WRONG_INPUT)
+    except (ValueError, LedgerError) as error:
         if type(error) is ValueError:
             raise  # a bare ValueError is nobody's message to the user
         fail(str(error), code=WRONG_INPUT)
+
+
+def _sentence(error: OSError) -> str:
+    """What the system says about a file, as value, rule and remedy; our own errors say it so."""
+    if error.errno is None or error.filename is None:
+        return str(error)
+    return (
+        f"{error.filename} cannot be used ({error.strerror}); what is named must be there, and be "
+        "yours to read and write; correct the name or its permissions"
+    )

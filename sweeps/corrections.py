@@ -103,7 +103,7 @@ def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder:
     for wrong in corrections:
         match wrong:
             case Reported(number, report):
-                ledger.report(number, epoch=report.epoch, step=report.step, value=report.value)
+                ledger.report(number, **report._asdict())
             case Logged(number, rows):
                 recorder.log(number, rows)
 

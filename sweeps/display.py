@@ -19,10 +19,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from sweeps import display_front
+from sweeps.display_front import cells, joined
 from sweeps.exits import NO_SUCCESS
 from sweeps.grid import Grid, plain_table
 from sweeps.layout import SweepPaths, artifact_root, tracking_uri
-from sweeps.results import STATES, SweepView, format_number
+from sweeps.results import STATES, SweepView, format_best, format_number
 from sweeps.spec import SweepSpec
 from tracking.address import is_server
 
@@ -62,12 +64,16 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
             _state(one["state"]),
             str(done),
             str(one["num_trials"]),
-            format_number(best and best["value"]),
+            f"front of {len(best)}" if isinstance(best, list) else _value_of(best),
         )
     return table
 
 
-def status(found: dict[str, Any]) -> RenderableType:
+def _value_of(best: dict[str, Any] | None) -> str:
+    return format_number(best and best["value"])
+
+
+def status(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     """The lines of `sweep status`."""
     counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
     lines: list[RenderableType] = [
@@ -80,14 +86,16 @@ def status(found: dict[str, Any]) -> RenderableType:
     ]
     if found["stopped_by"] is not None:
         lines.append(Text("{key} ended it: {why}".format(**found["stopped_by"])))
-    if found["best"] is not None:
+    if isinstance(found["best"], list):
+        lines += display_front.lines(found["best"], spec.metrics)
+    elif found["best"] is not None:
         lines.append(
             Text(
                 f"best: trial {found['best']['number']} "
                 f"with {format_number(found['best']['value'])}"
             )
         )
-        lines.append(Text("      " + _params(found["best"]["params"])))
+        lines.append(Text("      " + joined(found["best"]["params"])))
     if found["outbox_pending"]:
         waiting = f"{found['outbox_pending']} records are not delivered to the tracking store yet"
         if found["state"] != "running":
@@ -116,17 +124,17 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
     grid = Grid(
-        ["trial", "state", spec.metric, "epoch", "step", *short]
+        ["trial", "state", *spec.metrics, "epoch", "step", *short]
         + ["attempts"] * attempts
         + ["reason"] * reasons,
-        right={spec.metric, "epoch", "step", "attempts", *short},
+        right={*spec.metrics, "epoch", "step", "attempts", *short},
     )
     for one in found:
         grid.rows.append(
             (
                 str(one["number"]),
                 _state(one["state"]),
-                format_number(one["value"]),
+                *cells(one["value"], spec),
                 str(one["epoch"]),
                 str(one["step"]),
                 *(format_number(one["params"].get(key)) for key in keys),
@@ -155,13 +163,16 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         "checkpoint",
         "best_checkpoint",
     ):
-        if found[key] is not None:
+        if key == "value" and isinstance(found[key], list):
+            for metric, text in zip(spec.metrics, cells(found[key], spec), strict=True):
+                table.add_row(Text(metric, style="bold"), Text(text))
+        elif found[key] is not None:
             table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_number(value))
-    reports = plain_table("epoch", spec.metric, right=("epoch", spec.metric))
+    reports = plain_table("epoch", *spec.metrics, right=("epoch", *spec.metrics))
     for epoch, value in found["reports"].items():
-        reports.add_row(str(epoch), format_number(value))
+        reports.add_row(str(epoch), *cells(value, spec))
     parts: list[RenderableType] = [table, Text(), reports]
     if found["traceback"]:
         parts += [Text(), Text(found["traceback"], style="red")]
@@ -172,10 +183,10 @@ def best(found: dict[str, Any], spec: SweepSpec, written: Sequence[Path]) -> Ren
     """The lines of `sweep best`."""
     lines: list[RenderableType] = [
         Text(
-            f"trial {found['number']}: best {spec.metric} {format_number(found['value'])}",
+            f"trial {found['number']}: {format_best(spec.metrics, found['value'])}",
             style="bold",
         ),
-        Text(_params(found["params"])),
+        Text(joined(found["params"])),
     ]
     if found["best_checkpoint"]:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
@@ -189,6 +200,7 @@ def best(found: dict[str, Any], spec: SweepSpec, written: Sequence[Path]) -> Ren
 def comparison(found: dict[str, Any]) -> RenderableType:
     """The table of `sweep compare`: what differs from the best one stands out."""
     leaders, metric = found["leaders"], found["metric"]
+    metrics = [metric] if isinstance(metric, str) else metric
     if not leaders:
         return Text("no trial has a value yet")
     several = len({one["sweep"] for one in leaders}) > 1
@@ -197,7 +209,7 @@ def comparison(found: dict[str, Any]) -> RenderableType:
         name if short.count(last) > 1 else last
         for name, last in zip(found["differing"], short, strict=True)
     ]
-    numbers = (metric, "epoch", "attempts", "clipped")
+    numbers = (*metrics, "epoch", "attempts", "clipped")
     table = plain_table(
         *["sweep"] * several, "trial", "state", *numbers, *titles, right=(*numbers, *titles)
     )
@@ -208,7 +220,7 @@ def comparison(found: dict[str, Any]) -> RenderableType:
             *[one["sweep"]] * several,
             str(one["number"]),
             _state(one["state"]),
-            format_number(one["value"]),
+            *map(format_number, one["value"] if len(metrics) > 1 else [one["value"]]),
             str(one["epoch"]),
             str(one["attempts"]),
             "-" if clipped is None else f"{clipped:.0%}",
@@ -219,7 +231,7 @@ def comparison(found: dict[str, Any]) -> RenderableType:
         )
     if not found["same"]:
         return table
-    return Group(table, Text(f"the same for all: {_params(found['same'])}", style="dim"))
+    return Group(table, Text(f"the same for all: {joined(found['same'])}", style="dim"))
 
 
 def _against(one: dict[str, Any], best: dict[str, Any], name: str) -> str:
@@ -233,6 +245,7 @@ def pages(out: Console, found: dict[str, Any]) -> None:
     for what, page in (
         ("compare in MLflow (while `sweep ui` runs)", found["mlflow_compare_page"]),
         ("their curves", found["mlflow_metric_page"]),
+        ("what was searched, in charts", found["mlflow_charts_page"]),
     ):
         if page is not None:
             out.print(f"{what}: {page}", markup=False, highlight=False, soft_wrap=True)
@@ -253,7 +266,9 @@ def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0
     with Live(console=console, refresh_per_second=4) as live:
         while True:
             view = look()
-            live.update(Group(status(view.status()), Text(), trials(view.trials(), view.spec)))
+            live.update(
+                Group(status(view.status(), view.spec), Text(), trials(view.trials(), view.spec))
+            )
             if not view.running:
                 return
             time.sleep(every)
@@ -264,10 +279,13 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
     line.
     """
     name = paths.name
-    if result.best is not None:
+    several = len(result.metrics) > 1
+    if several:
+        display_front.outcome(out, result)
+    elif result.best:
+        (best,) = result.best
         out.print(
-            f"best: trial {result.best.number} with {format_number(result.best.value)} "
-            f"({_params(result.best.params)})",
+            f"best: trial {best.number} with {format_number(best.value)} ({joined(best.params)})",
             style="bold",
             highlight=False,
             soft_wrap=True,
@@ -288,7 +306,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         for what, command in (
             ("compare in MLflow", f"ui {name}{where}"),
             ("all trials", f"trials {name}{where}"),
-            ("take the best weights", f"best {name} --export DIR{where}"),
+            ("take the best weights", f"best {name}{' --trial K' * several} --export DIR{where}"),
             ("try more", f"resume {name} -s {more}{where}"),
         ):
             out.print(f"{what}: {sweep} {command}", highlight=False, soft_wrap=True)
@@ -394,8 +412,8 @@ def _page(base: str, view: SweepView | None) -> str:
     return runs_page(
         base,
         view.delivered.experiment_id,
-        order_by_metric=f"best/{view.spec.metric}",
-        ascending=view.spec.mode == "min",
+        order_by_metric=f"best/{view.spec.metrics[0]}",
+        ascending=view.spec.modes[0] == "min",
     )
 
 
@@ -403,7 +421,3 @@ def _open(console: Console, page: str, *, open_browser: bool) -> None:
     console.print(page, highlight=False, soft_wrap=True)
     if open_browser:
         webbrowser.open(page)
-
-
-def _params(params: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {format_number(value)}" for key, value in params.items())

@@ -31,8 +31,8 @@ _OBJECT_STORE_BYTES = (
 _SETTINGS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # it would rebuild the environment in every worker
     "RAY_USAGE_STATS_ENABLED": "0",
-    # leave CUDA_VISIBLE_DEVICES alone for trials that ask for no GPU
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # trials that ask for no GPU see none, instead of all training on the first one
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     "RAY_AIR_NEW_OUTPUT": "0",  # what is printed is the view's
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a task's relative paths mean what they meant to the user
     # the recorder records; CSV, JSON and TensorBoard copies only cost
@@ -97,8 +97,10 @@ def start(token: str, machine: Machine, *, concurrency: int) -> bool:
     """
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(concurrency)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # Of a lost worker Tune prints its own stack; the trial's reason says what happened.
-    logging.getLogger("ray.tune.execution.tune_controller").setLevel(logging.CRITICAL)
+    # Of a lost worker Tune prints its own stack; the trial's reason says what happened. Its own
+    # state, which nobody reads, it sometimes copies while it renames a part of it.
+    for name in ("tune_controller", "experiment_state"):
+        logging.getLogger(f"ray.tune.execution.{name}").setLevel(logging.CRITICAL)
     import ray
 
     if ray.is_initialized():

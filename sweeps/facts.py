@@ -85,9 +85,14 @@ def trial_facts(
         return TrialFacts(record, told=told, left_open=left_open)
     rows = _read(directory)
     curve = tuple(
-        Report(int(row.metrics["epoch"]), row.step, row.metrics[spec.metric])
+        Report(
+            int(row.metrics["epoch"]),
+            row.step,
+            row.metrics[spec.metrics[0]],
+            tuple(row.metrics[metric] for metric in spec.metrics[1:]),
+        )
         for row in rows
-        if spec.metric in row.metrics and "epoch" in row.metrics
+        if row.metrics.keys() >= {"epoch", *spec.metrics}
     )
     # A trial that goes on reports the rows after its last report itself, or trains them again.
     last = curve[-1].step if curve else 0

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -27,16 +26,21 @@ from sweeps.layout import LedgerError
 from sweeps.ledger_view import (
     ACCUMULATION,
     ATTEMPT,
+    REPORT,
     SECONDS,
     SIGNALS,
     Ending,
     TrialRecord,
     attempts_in,
     best_report,
-    leader,
+    best_reports,
+    front,
+    is_finite,
     noted,
+    reports_in,
 )
 from sweeps.origin import Origin
+from trainable.config import Mode
 
 __all__ = ["ACCUMULATION", "SIGNALS", "Ending", "Ledger", "LedgerError", "TrialRecord"]
 
@@ -95,20 +99,28 @@ class Ledger:
             deepcopy=False
         )  # the study's cache only knows trials that it has seen
         self._study_id = storage.get_study_id_from_name(study.study_name)
+        self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in study.directions)
+        """Of each metric, whether less is better."""
 
     @classmethod
-    def create(cls, path: Path, *, mode: Literal["min", "max"], sweep_id: str) -> Ledger:
+    def create(cls, path: Path, *, mode: Mode | Sequence[Mode], sweep_id: str) -> Ledger:
         """Create an empty ledger.
+
+        Args:
+            mode: Whether less or more of the metric is better; one for each of several.
 
         Raises:
             LedgerError: There is one already.
         """
-        direction = StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE
+        modes = [mode] if isinstance(mode, str) else mode
+        directions = [
+            StudyDirection.MINIMIZE if one == "min" else StudyDirection.MAXIMIZE for one in modes
+        ]
         with _clear_errors(path):
             storage = _open_storage(path)
             try:
                 study = optuna.create_study(
-                    storage=storage, study_name=_STUDY, direction=direction
+                    storage=storage, study_name=_STUDY, directions=directions
                 )
             except optuna.exceptions.DuplicatedStudyError:
                 raise LedgerError(f"{path} already holds a ledger") from None
@@ -191,7 +203,8 @@ class Ledger:
 
     @property
     def minimize(self) -> bool:
-        return self._study.direction == StudyDirection.MINIMIZE
+        """Of the (first) metric, whether less is better."""
+        return self.minimizes[0]
 
     @_storing
     def trials(self) -> list[TrialRecord]:
@@ -213,9 +226,14 @@ class Ledger:
         return self._record(self._storage.get_trial(self._id(number)))
 
     @_storing
+    def front(self) -> list[TrialRecord]:
+        """The best trial, or with several metrics the Pareto front; see `ledger_view.front`."""
+        return front(self.trials(), self.minimizes)
+
     def best(self) -> TrialRecord | None:
-        """The complete trial with the best value; None when none is complete."""
-        return leader(self.trials(), minimize=self.minimize)
+        """The trial that is the best; None when none is complete, or several are."""
+        best = self.front()
+        return best[0] if len(best) == 1 else None
 
     @_storing
     def ask(self, space: Mapping[str, BaseDistribution], sampler: BaseSampler) -> TrialRecord:
@@ -254,21 +272,37 @@ class Ledger:
         return attempts
 
     @_storing
-    def report(self, number: int, *, epoch: int, step: int, value: float) -> None:
-        """Record the metric after an epoch. A repeated epoch is left as it was first told."""
+    def report(
+        self, number: int, *, epoch: int, step: int, value: float, others: Sequence[float] = ()
+    ) -> None:
+        """Record the metric after an epoch. A repeated epoch is left as it was first told.
+
+        Args:
+            number: The trial's.
+            epoch: Epochs completed.
+            step: Optimizer steps taken.
+            value: The (first) metric.
+            others: The sweep's other metrics.
+        """
         trial = self._storage.get_trial(self._id(number))
-        if epoch in trial.intermediate_values or trial.state.is_finished():
+        known = self._reports(trial)
+        if epoch in known or trial.state.is_finished():
             return
         progress = {**trial.user_attrs.get("progress", {}), "step": step, "epoch": epoch}
-        before = [v for v in trial.intermediate_values.values() if math.isfinite(v)]
+        before = [values[0] for values in known.values() if is_finite(values)]
         # NaN is never best; of equals the earlier stays it.
-        if math.isfinite(value) and all(
+        if is_finite((value, *others)) and all(
             value < other if self.minimize else value > other for other in before
         ):
             progress |= {"best_step": step, "best_epoch": epoch}
         # The value comes last: what was not told completely is told again.
         self._storage.set_trial_user_attr(self._id(number), "progress", progress)
-        self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
+        if others:
+            self._storage.set_trial_user_attr(
+                self._id(number), f"{REPORT}{epoch}", [value, *others]
+            )
+        else:
+            self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
 
     @_storing
     def note(self, number: int, key: str, value: Any) -> None:
@@ -287,7 +321,7 @@ class Ledger:
         """Give a trial its one end; the first one stays.
 
         A complete trial's value is its best reported one, which is the value of its best
-        checkpoint.
+        checkpoint; of several metrics, the values that this one report had.
         """
         record = self.trial(number)
         if record.finished:
@@ -296,7 +330,7 @@ class Ledger:
             self._storage.set_trial_user_attr(self._id(number), "reason", reason)
         if traceback is not None:
             self._storage.set_trial_user_attr(self._id(number), "traceback", traceback)
-        value = record.value if ending == "complete" else None
+        value = record.result if ending == "complete" else None
         self._study.tell(number, value, state=_ENDINGS[ending])
 
     def _id(self, number: int) -> int:
@@ -306,14 +340,25 @@ class Ledger:
     def _attempts(trial: FrozenTrial) -> int:
         return int(trial.user_attrs.get("attempts", 0))
 
+    def _reports(self, trial: FrozenTrial) -> Mapping[int, Sequence[float]]:
+        """The value of each metric after each reported epoch."""
+        if len(self.minimizes) > 1:
+            return reports_in(trial.user_attrs)
+        return {epoch: (value,) for epoch, value in sorted(trial.intermediate_values.items())}
+
     def _record(self, trial: FrozenTrial) -> TrialRecord:
-        reports = dict(sorted(trial.intermediate_values.items()))
+        several = self._reports(trial)
+        reports = {epoch: values[0] for epoch, values in several.items()}
+        best: tuple[float | None, ...] = (best_report(reports.values(), minimize=self.minimize),)
+        if len(self.minimizes) > 1:
+            best = best_reports(several, minimize=self.minimize) or (None,)
         return TrialRecord(
             number=trial.number,
             state=_STATES[trial.state],
             params=dict(trial.params),
             reports=reports,
-            value=best_report(reports.values(), minimize=self.minimize),
+            value=best[0],
+            others=tuple(value for value in best[1:] if value is not None),
             ended_at=trial.datetime_complete,
             **noted(trial.user_attrs),
         )

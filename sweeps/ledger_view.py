@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import operator
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +29,10 @@ SIGNALS = "signals"
 """A trial's note: what deserved a look when it reported last."""
 ACCUMULATION = "accumulation"
 """A trial's note: its micro-batches per step, once they are not those of its configuration."""
+REPORT = "report "
+"""A trial's notes where the sweep has several metrics, by epoch: all their values. Optuna reports
+single values, and TPE breaks on a trial that was pruned after one if the study has several
+directions."""
 Ending = Literal["complete", "pruned", "failed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "pruned", "failed")
 
@@ -63,7 +68,10 @@ class TrialSummary:
     """`waiting`, `running`, `complete`, `pruned` or `failed`."""
     params: dict[str, Any]
     value: float | None
-    """The best reported value of the metric, None before the first report."""
+    """The best reported value of the (first) metric, None before the first report."""
+    others: tuple[float, ...] = ()
+    """What the sweep's other metrics were in that report: all of these values belong to one
+    checkpoint, the best one."""
     ended_at: datetime | None = None
     """When its end was told."""
     attempts: int = 0
@@ -83,13 +91,23 @@ class TrialSummary:
     def finished(self) -> bool:
         return self.state in ENDINGS
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The value of each metric; none before the first report."""
+        return () if self.value is None else (self.value, *self.others)
+
+    @property
+    def result(self) -> float | list[float] | None:
+        """The value as it is told: a number, or a list where the sweep has several metrics."""
+        return [*self.values] if self.others else self.value
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord(TrialSummary):
     """One trial with its curve."""
 
     reports: dict[int, float]
-    """The metric after each reported epoch."""
+    """The (first) metric after each reported epoch."""
 
 
 Trial = TypeVar("Trial", bound=TrialSummary)
@@ -101,14 +119,58 @@ def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
     return (min if minimize else max)(numbers, default=None)
 
 
-def leader(trials: Iterable[Trial], *, minimize: bool) -> Trial | None:
-    """Return the complete trial with the best value, of equals the first; None without one."""
-    ranked = ranking(trials, minimize=minimize)
-    return ranked[0] if ranked else None
+def best_reports(
+    reports: Mapping[int, Sequence[float]], *, minimize: bool
+) -> tuple[float, ...] | None:
+    """Return the values of the report that is best by its first; of equals the earlier.
+
+    A report of which a value is not finite is never the best.
+    """
+    finite = [tuple(reports[epoch]) for epoch in sorted(reports) if is_finite(reports[epoch])]
+    return (min if minimize else max)(finite, key=operator.itemgetter(0), default=None)
+
+
+def is_finite(values: Sequence[float]) -> bool:
+    """Whether each value is a number that has an order."""
+    return all(map(math.isfinite, values))
+
+
+def front(trials: Iterable[Trial], minimizes: Sequence[bool]) -> list[Trial]:
+    """Return the best trials, by the first metric the best first.
+
+    With one metric that is the complete trial with the best value, of equals the first. With
+    several it is the Pareto front: the complete trials that no other one beats in one metric while
+    it is as good in all. Optuna's `best_trials` is the same, but Optuna is not loaded to look.
+
+    Args:
+        minimizes: Of each metric, whether less is better.
+    """
+    ranked = ranking(trials, minimize=minimizes[0])
+    if len(minimizes) == 1:
+        return ranked[:1]
+    return [ranked[index] for index in undominated([t.values for t in ranked], minimizes)]
+
+
+def undominated(values: Sequence[Sequence[float]], minimizes: Sequence[bool]) -> list[int]:
+    """Return the indices of those that none of the others dominates, by the first value the best
+    first.
+    """
+    losses = [
+        tuple(v if low else -v for v, low in zip(one, minimizes, strict=True)) for one in values
+    ]
+    kept: list[int] = []
+    # In this order nothing dominates what comes before it.
+    for index in sorted(range(len(losses)), key=losses.__getitem__):
+        mine = losses[index]
+        if not any(
+            losses[other] != mine and all(map(operator.le, losses[other], mine)) for other in kept
+        ):
+            kept.append(index)
+    return kept
 
 
 def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
-    """Return the complete trials, the best first."""
+    """Return the complete trials, by the first metric the best first."""
     complete = [t for t in trials if t.state == "complete" and t.value is not None]
     return sorted(complete, key=lambda t: t.value or 0.0, reverse=not minimize)
 
@@ -127,6 +189,12 @@ def noted(attributes: Mapping[str, Any]) -> dict[str, Any]:
         "signals": tuple(attributes.get(SIGNALS, ())),
         "accumulation": attributes.get(ACCUMULATION),
     }
+
+
+def reports_in(attributes: Mapping[str, Any]) -> dict[int, list[float]]:
+    """Return the values after each epoch that a trial of several metrics has among its notes."""
+    found = {k.removeprefix(REPORT): v for k, v in attributes.items() if k.startswith(REPORT)}
+    return {epoch: found[str(epoch)] for epoch in sorted(map(int, found))}
 
 
 def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -150,9 +218,11 @@ class LedgerView:
         self._path = path
         with reading(self._path) as db:
             self._check_schema(db)
-            ((study, direction),) = db.execute(
-                "SELECT study_id, direction FROM studies JOIN study_directions USING (study_id)"
-            )
+            directions = db.execute(
+                "SELECT study_id, direction FROM studies JOIN study_directions USING (study_id) "
+                "ORDER BY objective"
+            ).fetchall()
+            study = directions[0][0]
             attributes = dict(
                 db.execute(
                     "SELECT key, value_json FROM study_user_attributes WHERE study_id = ?",
@@ -160,7 +230,9 @@ class LedgerView:
                 )
             )
             notes = {key: json.loads(text) for key, text in attributes.items()}
-            self.minimize: bool = direction == "MINIMIZE"
+            self.minimizes = tuple(direction == "MINIMIZE" for _, direction in directions)
+            """Of each metric, whether less is better."""
+            self.minimize: bool = self.minimizes[0]
             self.sweep_id = str(notes["sweep_id"])
             """The sweep's identity, by which tracking finds its runs again."""
             self.attempts = attempts_in(notes)
@@ -172,9 +244,14 @@ class LedgerView:
             self.trials = list(self._read_trials(db))
             """All trials, in the order of their numbers."""
 
+    def front(self) -> list[TrialSummary]:
+        """The best trial, or with several metrics the Pareto front; see `front`."""
+        return front(self.trials, self.minimizes)
+
     def best(self) -> TrialSummary | None:
-        """The complete trial with the best value; None when none is complete."""
-        return leader(self.trials, minimize=self.minimize)
+        """The trial that is the best; None when none is complete, or several are."""
+        best = self.front()
+        return best[0] if len(best) == 1 else None
 
     def records(self) -> list[TrialRecord]:
         """All trials with their curves.
@@ -186,36 +263,52 @@ class LedgerView:
         return [TrialRecord(**vars(t), reports=curves[t.number]) for t in self.trials]
 
     def reports(self) -> dict[int, dict[int, float]]:
-        """The metric after each reported epoch, by trial.
+        """The (first) metric after each reported epoch, by trial.
 
         Raises:
             LedgerError: It can no longer be read.
         """
         found: dict[int, dict[int, float]] = {trial.number: {} for trial in self.trials}
         with reading(self._path) as db:
-            for number, epoch, value in db.execute(
-                f"SELECT number, step, {_REPORTED} FROM trial_intermediate_values "
-                "JOIN trials USING (trial_id) ORDER BY trial_id, step"
-            ):
+            for number, epoch, values in self._reported(db):
                 if number in found:  # not one that was added after this view was taken
-                    found[number][epoch] = math.nan if value is None else value
+                    found[number][epoch] = values[0]
         return found
 
-    def reports_of(self, number: int) -> dict[int, float]:
-        """One trial's reports.
+    def reports_of(self, number: int) -> dict[int, float] | dict[int, Sequence[float]]:
+        """One trial's reports: a number each, or a list where the sweep has several metrics.
 
         Raises:
             LedgerError: It can no longer be read.
         """
         with reading(self._path) as db:
-            return {
-                epoch: math.nan if value is None else value
-                for epoch, value in db.execute(
-                    f"SELECT step, {_REPORTED} FROM trial_intermediate_values "
-                    "JOIN trials USING (trial_id) WHERE number = ? ORDER BY step",
-                    (number,),
-                )
-            }
+            found = {epoch: values for _, epoch, values in self._reported(db, number)}
+        return found if len(self.minimizes) > 1 else {e: v[0] for e, v in found.items()}
+
+    def _reported(
+        self, db: sqlite3.Connection, number: int | None = None
+    ) -> Iterator[tuple[int, int, Sequence[float]]]:
+        """Yield number, epoch and values of each report, of one trial or of all."""
+        chosen = "(:number IS NULL OR number = :number)"
+        if len(self.minimizes) == 1:
+            for trial, epoch, value in db.execute(
+                f"SELECT number, step, {_REPORTED} FROM trial_intermediate_values "
+                f"JOIN trials USING (trial_id) WHERE {chosen} ORDER BY trial_id, step",
+                {"number": number},
+            ):
+                yield trial, epoch, (math.nan if value is None else value,)
+            return
+        notes: dict[int, dict[str, Any]] = {}
+        for trial, key, text in db.execute(
+            "SELECT number, key, value_json FROM trial_user_attributes "
+            f"JOIN trials USING (trial_id) WHERE key GLOB '{REPORT}*' AND {chosen} "
+            "ORDER BY trial_id",
+            {"number": number},
+        ):
+            notes.setdefault(trial, {})[key] = json.loads(text)
+        for trial, mine in notes.items():
+            for epoch, values in reports_in(mine).items():
+                yield trial, epoch, values
 
     def _check_schema(self, db: sqlite3.Connection) -> None:
         ((number, library),) = db.execute(
@@ -239,19 +332,11 @@ class LedgerView:
             params.setdefault(trial, {})[name] = read(value, distribution)
         attributes: dict[int, dict[str, Any]] = {}
         for trial, key, text in db.execute(
-            "SELECT trial_id, key, value_json FROM trial_user_attributes"
+            "SELECT trial_id, key, value_json FROM trial_user_attributes "
+            f"WHERE key NOT GLOB '{REPORT}*'"
         ):
             attributes.setdefault(trial, {})[key] = json.loads(text)
-        pick = "MIN" if self.minimize else "MAX"
-        # A complete trial was told its best report as its value: its curve need not be read.
-        values = dict(
-            db.execute(
-                f"SELECT trial_id, {_TOLD} FROM trial_values UNION ALL "
-                f"SELECT trial_id, {pick}({_REPORTED}) FROM trials "
-                "CROSS JOIN trial_intermediate_values USING (trial_id) "
-                "WHERE state != 'COMPLETE' GROUP BY trial_id"
-            )
-        )
+        values = self._best_values(db)
         for trial, number, state, ended in db.execute(
             "SELECT trial_id, number, state, datetime_complete FROM trials ORDER BY number"
         ):
@@ -259,10 +344,41 @@ class LedgerView:
                 number=number,
                 state=_STATES[state],
                 params=params.get(trial, {}),
-                value=values.get(trial),
+                value=values.get(trial, (None,))[0],
+                others=values.get(trial, (None,))[1:],
                 ended_at=datetime.fromisoformat(ended) if ended else None,
                 **noted(attributes.get(trial, {})),
             )
+
+    def _best_values(self, db: sqlite3.Connection) -> dict[int, tuple[Any, ...]]:
+        """The values of each trial's best report, by the study's own number.
+
+        A complete trial was told them as its values: its curve need not be read.
+        """
+        if len(self.minimizes) == 1:
+            pick = "MIN" if self.minimize else "MAX"
+            single = db.execute(
+                f"SELECT trial_id, {_TOLD} FROM trial_values UNION ALL "
+                f"SELECT trial_id, {pick}({_REPORTED}) FROM trials "
+                "CROSS JOIN trial_intermediate_values USING (trial_id) "
+                "WHERE state != 'COMPLETE' GROUP BY trial_id"
+            )
+            return {trial: (value,) for trial, value in single}
+        found: dict[int, tuple[Any, ...]] = {}
+        for trial, value in db.execute(
+            f"SELECT trial_id, {_TOLD} FROM trial_values ORDER BY trial_id, objective"
+        ):
+            found[trial] = (*found.get(trial, ()), value)
+        notes: dict[int, dict[str, Any]] = {}
+        for trial, key, text in db.execute(
+            "SELECT trial_id, key, value_json FROM trials "
+            "CROSS JOIN trial_user_attributes USING (trial_id) "
+            f"WHERE state != 'COMPLETE' AND key GLOB '{REPORT}*'"
+        ):
+            notes.setdefault(trial, {})[key] = json.loads(text)
+        for trial, mine in notes.items():
+            found[trial] = best_reports(reports_in(mine), minimize=self.minimize) or (None,)
+        return found
 
 
 class _Values:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sweeps.callbacks import Progress
-from sweeps.results import format_duration, format_number
+from sweeps.results import format_best, format_duration, format_number
 from sweeps.spec import SweepSpec
 
 _STYLES = {
@@ -88,7 +88,9 @@ class LiveTable:
     def warned(self, number: int, sentence: str) -> None:
         _warn(self._console, number, sentence)  # above the table
 
-    def ended(self, number: int, state: str, value: float | None, reason: str | None) -> None:
+    def ended(
+        self, number: int, state: str, value: float | list[float] | None, reason: str | None
+    ) -> None:
         del value, reason
         # One that waited in an earlier driver alone has no row yet.
         row = self._rows.setdefault(number, _Row({}, seconds=0.0))
@@ -100,7 +102,7 @@ class LiveTable:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("trial", "state"):
             table.add_column(column)
-        for column in ("epoch", self._spec.metric, "best", "lr", "grad_norm", "time"):
+        for column in ("epoch", *self._spec.metrics, "best", "lr", "grad_norm", "time"):
             table.add_column(column, justify="right")
         for number in self._shown():
             row = self._rows[number]
@@ -111,7 +113,12 @@ class LiveTable:
                 f"{row.epoch}/{self._spec.budget.epochs}",
                 *(
                     format_number(row.metrics.get(name))
-                    for name in (self._spec.metric, self._best_name, "train/lr", "train/grad_norm")
+                    for name in (
+                        *self._spec.metrics,
+                        self._best_name,
+                        "train/lr",
+                        "train/grad_norm",
+                    )
                 ),
                 format_duration(seconds),
             )
@@ -119,12 +126,12 @@ class LiveTable:
 
     @property
     def _best_name(self) -> str:
-        return f"best/{self._spec.metric}"
+        return f"best/{self._spec.metrics[0]}"
 
     def _value(self, number: int) -> float:
         value = self._rows[number].metrics.get(self._best_name)
         worst = float("inf")
-        return worst if value is None else value if self._spec.mode == "min" else -value
+        return worst if value is None else value if self._spec.modes[0] == "min" else -value
 
     def _shown(self) -> list[int]:
         """The running trials, then the leaders of the others, as many as the terminal has lines
@@ -150,7 +157,7 @@ class LiveTable:
         if complete:
             best = min(complete, key=self._value)
             value = self._rows[best].metrics.get(self._best_name)
-            parts.append(f"best {self._spec.metric} {format_number(value)} (trial {best})")
+            parts.append(f"best {self._spec.metrics[0]} {format_number(value)} (trial {best})")
         parts.append(format_duration(elapsed))
         left = self._spec.trials - self._finished_before - len(done)
         if done and left > 0:
@@ -182,7 +189,7 @@ class PlainLines:
         self._print(f"trial {number} started{again}: {_join(params)}")
 
     def reported(self, progress: Progress) -> None:
-        names = (self._spec.metric, "train/lr", "train/grad_norm")
+        names = (*self._spec.metrics, "train/lr", "train/grad_norm")
         shown = {name: progress.metrics[name] for name in names if name in progress.metrics}
         self._print(
             f"trial {progress.number} epoch {progress.epoch}/{self._spec.budget.epochs}: "
@@ -190,7 +197,9 @@ class PlainLines:
         )
 
     def paused(self, number: int, value: float | None) -> None:
-        best = f", best {self._spec.metric} {format_number(value)}" if value is not None else ""
+        best = (
+            f", best {self._spec.metrics[0]} {format_number(value)}" if value is not None else ""
+        )
         self._print(f"trial {number} waits for its promotion{best}")
 
     def promoted(self, number: int) -> None:
@@ -199,9 +208,11 @@ class PlainLines:
     def warned(self, number: int, sentence: str) -> None:
         _warn(self._console, number, sentence)
 
-    def ended(self, number: int, state: str, value: float | None, reason: str | None) -> None:
+    def ended(
+        self, number: int, state: str, value: float | list[float] | None, reason: str | None
+    ) -> None:
         self._finished += state != "interrupted"
-        best = f", best {self._spec.metric} {format_number(value)}" if value is not None else ""
+        best = f", {format_best(self._spec.metrics, value)}" if value is not None else ""
         why = f": {reason}" if reason else ""
         self._print(
             f"trial {number} {state}{best}{why} ({self._finished}/{self._spec.trials} trials)"

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from trainable.files import make_directory
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -83,7 +85,7 @@ class SweepLock:
         Raises:
             SweepHeld: Another live process holds it.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self._path.parent)
         while True:
             file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  the lock lives as long as the file is open
             try:

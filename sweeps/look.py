@@ -59,8 +59,9 @@ def status(
             display.watch(out, lambda: view_of(name, root))
         return
     with input_errors():
-        found = view_of(name, root).status()
-    show_found(found, as_json, lambda: display.status(found))
+        view = view_of(name, root)
+        found = view.status()
+    show_found(found, as_json, lambda: display.status(found, view.spec))
 
 
 def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
@@ -97,6 +98,14 @@ def show(
 
 def best(
     name: Name,
+    trial: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Choose this one, where several trials are the best.",
+            show_default=False,
+        ),
+    ] = None,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -119,17 +128,24 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Show the best trial, export it, or register its model."""
-    from sweeps import display
+    from sweeps import display, display_front
+    from sweeps.places import check_place
     from sweeps.results import NoBest, NoVersion, register_best
 
     with input_errors():
         view = view_of(name, root)
+        if export is not None:
+            check_place(export, "--export")
         try:
-            found = view.best()
-            written = view.export_best(export) if export is not None else []
+            if view.several and trial is None and export is None and register is None:
+                front = [view.trial(record) for record in view.front()]
+                show_found(front, as_json, lambda: display_front.table(front, view.spec))
+                return
+            found = view.best(trial)
+            written = view.export_best(export, trial) if export is not None else []
             if register is not None:
                 with err.status("registering"):
-                    version = register_best(view.paths, register)
+                    version = register_best(view.paths, found["number"], register)
                 found["registered"] = {"model": register, "version": version}
         except NoBest as error:
             fail(str(error), code=NO_SUCCESS)
@@ -168,13 +184,16 @@ def report(
     root: Root = None,
 ) -> None:
     """Write a page with all figures of a sweep, also while it runs; it opens offline."""
+    from sweeps.places import check_file
     from sweeps.results import NoReport, draw_report
 
     with input_errors():
         view = view_of(name, root)
+        target = output or Path(f"{name}-report.html")
+        check_file(target, "--output")
         try:
             with err.status("drawing"):
-                written = draw_report(view.paths, output or Path(f"{name}-report.html"))
+                written = draw_report(view.paths, target)
         except NoReport as problem:
             fail(str(problem), code=LATE)
     out.print(f"wrote {written}", highlight=False, soft_wrap=True)

@@ -5,11 +5,11 @@ What must not live here: anything that is guessed; what is not recorded is not w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from sweeps.layout import TRIAL_CONFIG
 from sweeps.ledger_view import TrialSummary
-from sweeps.results import format_number
+from sweeps.results import format_best, format_number
 from sweeps.spec import SweepSpec
 from trainable.manifest import Generation
 
@@ -51,7 +51,7 @@ def model_card(
     lines = [
         f"# {spec.name}, trial {record.number}",
         "",
-        f"The best of a sweep of {spec.trials} trials, by the {spec.mode} of {spec.metric}.",
+        _rank(spec),
         "",
         "## Data",
         "",
@@ -61,9 +61,10 @@ def model_card(
         "",
         "## Metric",
         "",
-        f"{spec.metric} {generation.value!r} on the validation samples, after epoch "
+        f"{spec.metrics[0]} {generation.value!r} on the validation samples, after epoch "
         f"{generation.epoch} (step {generation.step}). It chose this checkpoint and this trial, "
         "so it is optimistic: measure on samples that the sweep never saw.",
+        *_others(spec, record),
         "",
         "## Parameters",
         "",
@@ -87,6 +88,21 @@ def model_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def _rank(spec: SweepSpec) -> str:
+    if len(spec.metrics) == 1:
+        return f"The best of a sweep of {spec.trials} trials, by the {spec.aim}."
+    return (
+        f"On the Pareto front of a sweep of {spec.trials} trials, by the {spec.aim}: no other "
+        "trial is as good in all of them and better in one."
+    )
+
+
+def _others(spec: SweepSpec, record: TrialSummary) -> Iterator[str]:
+    if record.others:
+        yield ""
+        yield f"In the same report: {format_best(spec.metrics[1:], record.others)}."
 
 
 def _range(spec: SweepSpec, key: str) -> str:

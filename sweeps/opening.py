@@ -25,7 +25,7 @@ from sweeps.schedulers import make_judge, make_scheduler
 from sweeps.search import sampler_of
 from sweeps.spec import SweepSpec
 from sweeps.stopping import Fired, fired
-from sweeps.tags import BY_THE_SWEEP, NOT_STOPPED, attempt_tags, curve_tags
+from sweeps.tags import BY_THE_SWEEP, NOT_STOPPED, attempt_tags, curve_tags, leaders_view
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.provenance import provenance
 
@@ -42,7 +42,7 @@ class OpenSweep:
     def scheduler(self) -> TrialScheduler:
         """A fresh scheduler, which knows nothing of the past."""
         spec = self.spec
-        return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+        return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0])
 
     @property
     def stopped(self) -> Fired | None:
@@ -108,6 +108,7 @@ def open_sweep(
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes)
     now = {**provenance(), **ledger.origin.tags()}
     ledger.note_attempt(now)
+    charts = leaders_view(spec)
     uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
     recorder = MlflowRecorder(
         uri=uri,
@@ -121,6 +122,7 @@ def open_sweep(
             **({} if new else NOT_STOPPED),
         },
         inherited=now,
+        experiment_tags={charts.tag: charts.state},
         params=dict(flatten(spec.model_dump(mode="json"))),
         offline=offline,
     )

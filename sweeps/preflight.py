@@ -12,12 +12,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.machinery import PathFinder
-from typing import Any
 
+from sweeps.resources import Plan, StepMemory
 from sweeps.results import format_bytes
-from sweeps.spec import SweepSpec
+from sweeps.spec import SpecError, SweepSpec
+from trainable.config import TrialConfig
 
 
 class TaskRefused(ValueError):
@@ -44,6 +46,8 @@ class Facts:
     """What identifies the task's data; None where that cannot be known."""
     cautions: list[str] = field(default_factory=list)
     """What can be trained as it is, but is probably not meant, in sentences."""
+    step_memory: StepMemory | None = None
+    """What of a GPU a trial takes; None where it was not measured."""
 
     def lines(self) -> list[str]:
         """The facts in sentences."""
@@ -65,25 +69,36 @@ class Facts:
 class Inspection:
     """A child process that loads the task and builds everything a run would build.
 
+    Where trials are to share GPUs and the spec leaves their share open, it also takes two steps of
+    the largest trial that is known, to see what of a GPU that takes.
+
     It starts at once; `facts` waits for its answer, so that the caller can do something meanwhile.
+
+    Args:
+        spec: The sweep.
+        plan: What each trial gets if nothing is known of its memory.
 
     Raises:
         TaskRefused: The task's module does not exist; that is known without a child.
     """
 
-    def __init__(self, spec: SweepSpec) -> None:
+    def __init__(self, spec: SweepSpec, plan: Plan) -> None:
         self._task = spec.task.name
         _check_module(self._task)
         path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {} if plan.gpu else {"CUDA_VISIBLE_DEVICES": ""}  # as its trials see it
         self._child = subprocess.Popen(
             [sys.executable, "-m", "trainable.preflight"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **environment, "PYTHONPATH": path},
         )
-        self._config = spec.trial_config(0, spec.example_params()).model_dump_json()
+        configs = [spec.trial_config(0, spec.example_params())]
+        if spec.resources.gpu == "auto" and 0 < plan.gpu < 1:
+            configs.append(largest_config(spec))
+        self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
 
     def give_up(self) -> None:
         """End the child without an answer."""
@@ -96,16 +111,49 @@ class Inspection:
         Raises:
             TaskRefused: The task cannot be loaded or trained as configured; the message says why.
         """
-        printed, complaints = self._child.communicate(self._config)
+        printed, complaints = self._child.communicate(self._configs)
         try:
-            answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
-        except (IndexError, json.JSONDecodeError):
+            answer, *measured = [json.loads(line) for line in printed.splitlines()]
+        except ValueError:
             code = f"exit code {self._child.returncode}"
             last = (complaints.strip().splitlines() or [code])[-1]
             raise TaskRefused(f"loading task '{self._task}' ended its process: {last}") from None
         if "refused" in answer:
             raise TaskRefused(answer["refused"])
-        return Facts(**answer)
+        facts = Facts(**answer)
+        if facts.own_loop or self._configs.count("\n") == 1:
+            return facts
+        memory = measured[0] if measured else {"failed": "ended its process"}
+        return replace(facts, step_memory=StepMemory(**memory))
+
+
+def largest_config(spec: SweepSpec) -> TrialConfig:
+    """Return the trial of a sweep that takes most memory, as far as a spec can tell.
+
+    Of each searched number the largest is taken, and of what is known to work the other way round
+    the smallest. What a spec cannot tell: which of several words, such as a model's name, stands
+    for the largest model (the first is taken), and whether a larger number makes a model smaller,
+    as a stride does. Where these values do not fit together, those of `example_params` are taken.
+    """
+    params = {
+        key: max((value for _, value in distribution.probes()), key=partial(_weight, key))
+        for key, distribution in spec.space.items()
+    }
+    try:
+        return spec.trial_config(0, params)
+    except SpecError:
+        return spec.trial_config(0, spec.example_params())
+
+
+def _weight(key: str, value: object) -> float:
+    """How much memory a value of a searched key asks for, beside its other values."""
+    if key == "train.precision":
+        return ("fp16", "bf16", "auto", "fp32").index(str(value))
+    if key == "train.optimizer.name":
+        return value in ("adam", "adamw", "lamb")  # two moments of each parameter
+    if not isinstance(value, int | float):
+        return 0
+    return -value if key in ("train.accumulation", "train.activation_checkpointing") else value
 
 
 def _check_module(task: str) -> None:

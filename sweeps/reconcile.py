@@ -30,6 +30,8 @@ class Report(NamedTuple):
     epoch: int
     step: int
     value: float
+    others: tuple[float, ...] = ()
+    """The sweep's other metrics."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A sweep's best model, put into the model registry.
 
-    python -m sweeps.register ROOT NAME MODEL
+    python -m sweeps.register ROOT NAME NUMBER MODEL
 
 prints the version, in a program of its own: torch and MLflow take seconds to import. What must not
 live here: how a model is built (`trainable`), or kept (`tracking`).
@@ -20,20 +20,18 @@ from trainable.errors import TrainingError
 from trainable.export import load_model
 
 
-def register_best(view: SweepView, model: str) -> str:
-    """Register the best trial's model under a name.
+def register_best(view: SweepView, number: int, model: str) -> str:
+    """Register a trial's model, the best one's, under a name.
 
     Returns:
         The version.
 
     Raises:
-        NoBest: No trial has completed, or it saved no weights.
+        NoBest: It saved no weights.
         NotRegistered: The sweep's run does not exist yet, or the registry refuses.
         TrainingError: The model cannot be built again.
     """
-    record = view.best_record()
-    if record is None:
-        raise NoBest(f"sweep '{view.paths.name}' has no complete trial yet")
+    record = view.record(number)
     generation = CheckpointStore(view.paths.trial(record.number)).best()
     if generation is None:
         raise NoBest(f"trial {record.number} of '{view.paths.name}' saved no evaluated checkpoint")
@@ -56,16 +54,19 @@ def register_best(view: SweepView, model: str) -> str:
             tags={
                 "gradsweep.sweep_id": view.ledger.sweep_id,
                 "gradsweep.trial": str(record.number),
-                view.spec.metric: repr(record.value),
+                **{
+                    metric: repr(value)
+                    for metric, value in zip(view.spec.metrics, record.values, strict=True)
+                },
             },
         )
 
 
 def main(arguments: list[str]) -> None:
     """Register as the module's docstring says."""
-    root, name, model = arguments
+    root, name, number, model = arguments
     try:
-        version = register_best(SweepView(SweepPaths(Path(root), name)), model)
+        version = register_best(SweepView(SweepPaths(Path(root), name)), int(number), model)
     except (NoBest, NotRegistered, TrainingError) as error:
         sys.exit(str(error))
     print(version)

@@ -17,14 +17,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import optuna
-from optuna.trial import FrozenTrial, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.compare import compare
+from sweeps.display_front import cells
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
-from sweeps.report_figures import FIGURES, Figure, NotEnough, SweepData
+from sweeps.report_basis import basis
+from sweeps.report_figures import Figure, NotEnough, SweepData, figures
 from sweeps.report_page import Section, escape, page, table
-from sweeps.results import STATES, SweepView, format_number
+from sweeps.results import STATES, SweepView, format_number, format_result
 
 _LEADERS = 10
 
@@ -42,7 +44,7 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of each trial that it leaves out
     sweep = _read(paths)
-    drawn = [_draw(sweep, figure) for figure in FIGURES]
+    drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
     target.parent.mkdir(parents=True, exist_ok=True)
     text = page(sweep.spec.name, _summary(sweep), [_leaders(sweep), *drawn, _failures(sweep)])
     target.write_text(text, encoding="utf-8")
@@ -53,18 +55,40 @@ def _read(paths: SweepPaths) -> SweepData:
     keys = list(dict.fromkeys(key for r in view.records for key in (*view.spec.space, *r.params)))
     last = Counter(key.rsplit(".", 1)[-1] for key in keys)
     names = {k: short if last[short := k.rsplit(".", 1)[-1]] == 1 else k for k in keys}
-    study = optuna.create_study(direction="minimize" if view.ledger.minimize else "maximize")
     # Those that were added since the view was taken are left out.
     known = Ledger.open(paths.ledger).frozen_trials()[: len(view.records)]
-    study.add_trials([_renamed(trial, names) for trial in known])
+    study, front = (_study(known, names, view.ledger.minimizes[:count]) for count in (1, None))
     states = {record.number: view.trial_state(record) for record in view.records}
-    return SweepData(view, study, names, states, view.ledger.reports())
+    curves = view.ledger.reports()
+    compared = basis(view.spec, states, curves)
+    alike = optuna.create_study(direction=study.direction)
+    for number, value in compared.values.items():
+        alike.add_trial(_renamed(known[number], names, TrialState.COMPLETE, [value]))
+    return SweepData(view, study, front, names, states, curves, compared, alike)
 
 
-def _renamed(trial: FrozenTrial, names: Mapping[str, str]) -> FrozenTrial:
+def _study(
+    trials: Sequence[FrozenTrial], names: Mapping[str, str], minimizes: Sequence[bool]
+) -> optuna.Study:
+    """Return the ledger's study in memory, by the first metrics alone, one for each direction."""
+    study = optuna.create_study(
+        directions=["minimize" if low else "maximize" for low in minimizes]
+    )
+    for trial in trials:
+        values = None if trial.values is None else trial.values[: len(minimizes)]
+        study.add_trial(_renamed(trial, names, trial.state, values))
+    return study
+
+
+def _renamed(
+    trial: FrozenTrial,
+    names: Mapping[str, str],
+    state: TrialState,
+    values: Sequence[float] | None,
+) -> FrozenTrial:
     return create_trial(
-        state=trial.state,
-        value=trial.value,
+        state=state,
+        values=values,
         params={names[key]: value for key, value in trial.params.items()},
         distributions={names[key]: value for key, value in trial.distributions.items()},
     )
@@ -79,7 +103,10 @@ def _draw(sweep: SweepData, figure: Figure) -> Section:
         drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
         config = {"responsive": True, "displaylogo": False}
         body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
-    return Section(figure.title, figure.sentence, body)
+    sentence = figure.sentence
+    if figure.compares:
+        sentence = f"{sentence} {sweep.basis.sentence}".strip()
+    return Section(figure.title, sentence, body)
 
 
 # -- words and tables -----------------------------------------------------------------------------
@@ -91,13 +118,13 @@ def _summary(sweep: SweepData) -> list[str]:
     early = spec.early_stopping.scheduler
     lines = [
         f"{len(sweep.view.records)} of {spec.trials} trials: {told or 'none yet'}",
-        f"{spec.mode} of {spec.metric} over {spec.budget.epochs} epochs; sampler "
+        f"{spec.aim} over {spec.budget.epochs} epochs; sampler "
         f"{spec.search.sampler}; early stopping {early}",
     ]
-    best = sweep.view.best_record()
-    if best is not None:
+    for best in sweep.view.ledger.front():
         params = ", ".join(f"{k} {format_number(v)}" for k, v in best.params.items())
-        lines.append(f"best: trial {best.number} with {format_number(best.value)} ({params})")
+        result = format_result(spec.metrics, best.result)
+        lines.append(f"best: trial {best.number} with {result} ({params})")
     return [*lines, f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"]
 
 
@@ -108,7 +135,7 @@ def _leaders(sweep: SweepData) -> Section:
         [
             str(one["number"]),
             one["state"],
-            format_number(one["value"]),
+            *cells(one["value"], sweep.spec),
             str(one["epoch"]),
             str(one["attempts"]),
             "-" if one["clip_fraction"] is None else f"{one['clip_fraction']:.0%}",
@@ -116,7 +143,7 @@ def _leaders(sweep: SweepData) -> Section:
         ]
         for one in found["leaders"]
     ]
-    heads = ["trial", "state", sweep.spec.metric, "epoch", "attempts", "clipped"]
+    heads = ["trial", "state", *sweep.spec.metrics, "epoch", "attempts", "clipped"]
     heads += [sweep.names.get(key, key) for key in keys]
     sentence = (
         f"The best {_LEADERS} trials at most, complete ones first: a trial that was stopped early "

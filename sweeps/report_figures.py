@@ -14,10 +14,11 @@ from typing import NamedTuple
 import optuna
 import plotly.graph_objects as go
 from optuna import visualization
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from sweeps.compare import clip_fraction
 from sweeps.ledger_view import TrialSummary
+from sweeps.report_basis import Basis
 from sweeps.results import STATES, SweepView, format_number
 from sweeps.spec import SweepSpec
 
@@ -31,7 +32,7 @@ COLOURS = {
 _PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
 _MAX_NORM = "train.clip.max_norm"
 _MOST_AXES = 3
-"""Parameters of the contours: each pair of them is a picture."""
+"""Parameters of the contours, each pair of which is a picture; metrics of the Pareto front."""
 _MOST_POINTS = 200
 """Of one learning curve."""
 
@@ -42,18 +43,29 @@ class SweepData:
 
     view: SweepView
     study: optuna.Study
+    """With the first metric alone: most figures show one value."""
+    front: optuna.Study
+    """With all metrics."""
     names: Mapping[str, str]
     """Parameters by their full name, as they are called on axes."""
     states: Mapping[int, str]
     curves: Mapping[int, Mapping[int, float]]
+    basis: Basis
+    alike: optuna.Study
+    """The trials of the basis, with their values there."""
 
     @property
     def spec(self) -> SweepSpec:
         return self.view.spec
 
     @property
-    def complete(self) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    def metric(self) -> str:
+        """What most figures are drawn by."""
+        return self.spec.metrics[0]
+
+    @property
+    def compared(self) -> list[FrozenTrial]:
+        return self.alike.get_trials(deepcopy=False)
 
 
 class NotEnough(Exception):
@@ -68,28 +80,39 @@ class Figure(NamedTuple):
     """What one sees."""
     draw: Callable[[SweepData], go.Figure]
     """Draws it, or raises `NotEnough`."""
+    compares: bool = False
+    """It is drawn from the trials of the basis."""
 
 
 def _needs(sweep: SweepData, at_least: int) -> None:
-    found = len(sweep.complete)
+    found = len(sweep.compared)
     if found < at_least:
-        raise NotEnough(f"it needs {at_least} complete trials, and there are {found}")
+        raise NotEnough(f"it needs {at_least} trials with a value, and there are {found}")
 
 
 def _axes(sweep: SweepData) -> list[str]:
     """The parameters that were drawn with more than one value, the usual ones first."""
     keys = [*(k for k in _PREFERRED if k in sweep.names), *sweep.names]
     names = dict.fromkeys(sweep.names[key] for key in keys)
-    found = {name: {repr(t.params.get(name)) for t in sweep.complete} for name in names}
+    found = {name: {repr(t.params.get(name)) for t in sweep.compared} for name in names}
     axes = [name for name, values in found.items() if len(values) > 1]
     if not axes:
-        raise NotEnough("the complete trials do not differ in any parameter")
+        raise NotEnough("these trials do not differ in any parameter")
     return axes
 
 
-def _history(sweep: SweepData) -> go.Figure:
+def _pareto(sweep: SweepData) -> go.Figure:
     _needs(sweep, 1)
-    figure = visualization.plot_optimization_history(sweep.study, target_name=sweep.spec.metric)
+    metrics = sweep.spec.metrics
+    if len(metrics) > _MOST_AXES:
+        raise NotEnough(f"it is drawn for two or three metrics, and there are {len(metrics)}")
+    return visualization.plot_pareto_front(sweep.front, target_names=list(metrics))
+
+
+def _history(sweep: SweepData) -> go.Figure:
+    if not sweep.view.ledger.front():
+        raise NotEnough("no trial is complete yet")
+    figure = visualization.plot_optimization_history(sweep.study, target_name=sweep.metric)
     # A step, not a slope: the best value changes with a trial, and not between two.
     return figure.update_traces(line={"shape": "hv"}, selector={"mode": "lines"})
 
@@ -97,14 +120,14 @@ def _history(sweep: SweepData) -> go.Figure:
 def _parallel(sweep: SweepData) -> go.Figure:
     _needs(sweep, 2)
     return visualization.plot_parallel_coordinate(
-        sweep.study, params=_axes(sweep), target_name=sweep.spec.metric
+        sweep.alike, params=_axes(sweep), target_name=sweep.basis.target
     )
 
 
 def _slices(sweep: SweepData) -> go.Figure:
     _needs(sweep, 2)
     return visualization.plot_slice(
-        sweep.study, params=_axes(sweep), target_name=sweep.spec.metric
+        sweep.alike, params=_axes(sweep), target_name=sweep.basis.target
     )
 
 
@@ -112,44 +135,44 @@ def _contours(sweep: SweepData) -> go.Figure:
     _needs(sweep, 3)
     axes = _axes(sweep)[:_MOST_AXES]
     if len(axes) < 2:
-        raise NotEnough("the complete trials differ in one parameter alone")
-    figure = visualization.plot_contour(sweep.study, params=axes, target_name=sweep.spec.metric)
+        raise NotEnough("these trials differ in one parameter alone")
+    figure = visualization.plot_contour(sweep.alike, params=axes, target_name=sweep.basis.target)
     return figure.update_layout(height=820 if len(axes) > 2 else 480)
 
 
 def _importance(sweep: SweepData) -> go.Figure:
     _needs(sweep, 4)
-    values = {t.value for t in sweep.complete if t.value is not None and math.isfinite(t.value)}
-    if len(values) < 2:
-        raise NotEnough("the complete trials do not differ in their value")
-    shared = set.intersection(*(set(t.params) for t in sweep.complete))
+    if len({t.value for t in sweep.compared}) < 2:
+        raise NotEnough("these trials do not differ in their value")
+    shared = set.intersection(*(set(t.params) for t in sweep.compared))
     axes = [name for name in _axes(sweep) if name in shared]
     if not axes:
-        raise NotEnough("there is no parameter that all complete trials have")
+        raise NotEnough("there is no parameter that all of these trials have")
     return visualization.plot_param_importances(
-        sweep.study,
+        sweep.alike,
         evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
         params=axes,
-        target_name=sweep.spec.metric,
+        target_name=sweep.basis.target,
     )
 
 
 def _learning_curves(sweep: SweepData) -> go.Figure:
     if not any(sweep.curves.values()):
         raise NotEnough("no trial has reported a value")
-    best = sweep.view.best_record()
+    best = sweep.view.ledger.front()
     figure = go.Figure()
     for state in STATES:
         numbers = [n for n, s in sweep.states.items() if s == state and sweep.curves[n]]
         if numbers:
             figure.add_trace(_lines(sweep, numbers, state, COLOURS[state], width=1.2))
-    if best is not None:
-        figure.add_trace(_lines(sweep, [best.number], "best", "#000000", width=2.5))
+    if best:
+        numbers = [record.number for record in best]
+        figure.add_trace(_lines(sweep, numbers, "best", "#000000", width=2.5))
     finite = [v for c in sweep.curves.values() for v in c.values() if math.isfinite(v)]
     if finite and min(finite) > 0 and max(finite) > 10 * min(finite):
         figure.update_yaxes(type="log")
     figure.update_xaxes(title="epoch")
-    return figure.update_yaxes(title=sweep.spec.metric)
+    return figure.update_yaxes(title=sweep.metric)
 
 
 def _lines(
@@ -248,7 +271,7 @@ def _clipping(sweep: SweepData) -> go.Figure:
                     x=[record.params[_MAX_NORM] for record, _ in found],
                     y=[share for _, share in found],
                     text=[
-                        f"trial {r.number}, {sweep.spec.metric} {format_number(r.value)}"
+                        f"trial {r.number}, {sweep.metric} {format_number(r.value)}"
                         for r, _ in found
                     ],
                     name=state,
@@ -262,6 +285,18 @@ def _clipping(sweep: SweepData) -> go.Figure:
     return figure.update_yaxes(title="steps clipped", tickformat=".0%", range=[-0.03, 1.03])
 
 
+def figures(spec: SweepSpec) -> Sequence[Figure]:
+    """Return the figures of a sweep, in the order of the page."""
+    return FIGURES if len(spec.metrics) == 1 else (_FRONT, *FIGURES)
+
+
+_FRONT = Figure(
+    "Pareto front",
+    "Each dot is a complete trial, by what it came to in each metric. Those of the front (best "
+    "trials) are beaten by no other in all of them: to choose among them is to say what one "
+    "metric is worth in terms of the other. The figures below show the first metric.",
+    _pareto,
+)
 FIGURES = (
     Figure(
         "History",
@@ -284,28 +319,32 @@ FIGURES = (
     ),
     Figure(
         "Parallel coordinates",
-        "Each line is a complete trial, from its parameters to its value: the darker, the "
+        "Each line is a trial, from its value to its parameters: the darker, the "
         "better. Drag along an axis to keep only some lines. Parameters that were searched on "
         "a logarithmic scale have a logarithmic axis.",
         _parallel,
+        compares=True,
     ),
     Figure(
         "Slices",
         "Value against one parameter at a time; darker dots came later in the search.",
         _slices,
+        compares=True,
     ),
     Figure(
         "Contours",
-        "Value over two parameters at a time, interpolated between the complete trials "
-        "(dots): a long valley means that one parameter makes up for the other.",
+        "Value over two parameters at a time, interpolated between the trials (dots): a long "
+        "valley means that one parameter makes up for the other.",
         _contours,
+        compares=True,
     ),
     Figure(
         "Importance",
         "How much of the value's variation each parameter explains by itself and together "
-        "with others (fANOVA over the complete trials): what to search more finely, and "
+        "with others (fANOVA): what to search more finely, and "
         "what may be fixed.",
         _importance,
+        compares=True,
     ),
     Figure(
         "Clipping",

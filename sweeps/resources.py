@@ -1,8 +1,8 @@
 """What the machine has, and how trials share it.
 
 Neither torch nor Ray is asked: both take seconds to import, and a spec that asks for too much is
-refused before. What must not live here: placing trials (Ray does), and the cap on a trial's GPU
-memory (the trial sets it).
+refused before. What must not live here: placing trials (Ray does), measuring what a step takes
+(`trainable.rehearsal`), and the cap on a trial's GPU memory (the trial sets it).
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from sweeps.results import format_bytes
+from trainable.memory import CONTEXT_BYTES
+
 if TYPE_CHECKING:
     from sweeps.spec import ResourcesConfig
 
-# A CUDA context, its libraries' work space and a small model; below this, packing ends out of
-# memory.
+# Where it was not measured: a context, its libraries' work space and a small model; below this,
+# packing ends out of memory.
 _LEAST_GPU_MEMORY = 2 * 1024**3
+# What a whole run takes beyond its first steps: larger batches of samples that differ in size, and
+# memory in pieces too small to be used.
+_MARGIN = 1.2
 _SHARES = 10_000  # Ray counts resources in ten-thousandths
 
 
@@ -73,19 +79,57 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class StepMemory:
+    """What of a GPU the first steps of a trial took, in bytes.
+
+    Attributes:
+        peak: The most that its tensors took, with what torch's allocator keeps beside them.
+        outside: What the process took beside that.
+        total: The GPU's memory.
+        failed: Why nothing is known; the others are 0 then.
+    """
+
+    peak: int = 0
+    outside: int = 0
+    total: int = 0
+    failed: str | None = None
+
+    @property
+    def needed(self) -> int:
+        """The memory that a trial is given: its peak with a margin, and room for the context."""
+        return math.ceil(self.peak * _MARGIN) + max(self.outside, CONTEXT_BYTES)
+
+    def __str__(self) -> str:
+        if self.failed:
+            return f"one step of the largest trial that is known {self.failed}"
+        return (
+            f"one step took {format_bytes(self.peak + self.outside)} of {format_bytes(self.total)}"
+        )
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What each trial gets, and how many run at once."""
+    """What each trial gets, and how many run at once.
+
+    Attributes:
+        cpu: CPUs of each.
+        gpu: GPUs of each: a share below 1, or a whole number.
+        concurrency: How many run at once.
+        because: Where the share of a GPU comes from, if not from the number of trials alone.
+    """
 
     cpu: float
     gpu: float
     concurrency: int
+    because: str = ""
 
     def describe(self) -> str:
         """Return the plan in words, for a person."""
         gpu = f", {self.gpu:g} GPU" if self.gpu else ""
         at_once = f"{self.concurrency} trial{'s' if self.concurrency != 1 else ''} at a time"
         cpus = f"{self.cpu:g} CPU{'s' if self.cpu > 1 else ''}"
-        return f"{at_once}, each with {cpus}{gpu}"
+        because = f": {self.because}" if self.because else ""
+        return f"{at_once}, each with {cpus}{gpu}{because}"
 
 
 def plan(
@@ -93,6 +137,7 @@ def plan(
     trials: int,
     concurrency: int | None,
     machine: Machine | Sequence[Machine],
+    step: StepMemory | None = None,
 ) -> Plan:
     """Turn the spec's `resources` into numbers for this machine, or for the nodes of a cluster.
 
@@ -101,6 +146,8 @@ def plan(
         trials: Trials of the sweep; more never run at once.
         concurrency: The spec's limit, None: as many as fit.
         machine: One machine, or every node.
+        step: What of a GPU a trial takes, where that was measured; `gpu: auto` then packs no more
+            trials than fit.
 
     Raises:
         ResourceError: No node can run even one trial.
@@ -116,7 +163,8 @@ def plan(
         )
     most = min(trials, concurrency or trials)
     by_cpu = sum(_fit(node, cpu, 0) for node in nodes)
-    gpu = _equal_share(nodes, cpu, min(most, by_cpu)) if resources.gpu == "auto" else resources.gpu
+    wanted = min(most, by_cpu)
+    gpu = _equal_share(nodes, cpu, wanted, step) if resources.gpu == "auto" else resources.gpu
     if gpu and not any(_fit(node, 0, gpu) for node in nodes):
         largest = max(nodes, key=lambda node: len(node.gpus))
         fix = (
@@ -136,7 +184,25 @@ def plan(
             "node has; a trial runs on one node, the largest is "
             f"{largest}; write cpu: {largest.cpus} or less"
         )
-    return Plan(cpu=_whole(cpu), gpu=_whole(gpu), concurrency=min(most, fitting))
+    because = str(step) if step is not None else ""
+    return Plan(_whole(cpu), _whole(gpu), min(most, fitting), because)
+
+
+def share_of_gpu(needed: int, total: int, wanted: int) -> float:
+    """Return the share with which up to `wanted` processes share a GPU equally.
+
+    Args:
+        needed: Memory that each must have, in bytes.
+        total: The GPU's memory in bytes.
+        wanted: How many there would be if memory did not matter, at least 1.
+
+    Returns:
+        1 / n, rounded down to what Ray counts in, so that n of them never exceed the GPU; n is the
+        largest number up to `wanted` of which each has what it needs, or 1 where nobody has.
+    """
+    least = max(1, -(-needed * _SHARES // total))  # rounded up
+    sharing = max(1, min(wanted, _SHARES // least))
+    return (_SHARES // sharing) / _SHARES
 
 
 def usable_cpus() -> int:
@@ -209,16 +275,20 @@ def _fit(node: Machine, cpu: float, gpu: float) -> int:
     return min(by_cpu, by_gpu)
 
 
-def _equal_share(nodes: Sequence[Machine], cpu: float, wanted: int) -> float:
+def _equal_share(
+    nodes: Sequence[Machine], cpu: float, wanted: int, step: StepMemory | None
+) -> float:
     """Return the share with which `wanted` trials spread evenly over all GPUs; 0 without one."""
     gpus = [gpu for node in nodes for gpu in node.gpus if node.cpus >= cpu]
     if not gpus:
         return 0
-    per_gpu = math.ceil(wanted / len(gpus))
-    room = min(gpu.memory for gpu in gpus) // _LEAST_GPU_MEMORY
-    per_gpu = max(1, min(per_gpu, room))
-    # Rounded down: three shares of 0.3334 would not fit on one GPU.
-    return math.floor(_SHARES / per_gpu) / _SHARES
+    if step is not None and step.failed:
+        return 1  # who shares could not be told from who does not fit
+    total = min(gpu.memory for gpu in gpus)
+    needed = _LEAST_GPU_MEMORY
+    if step is not None:  # torch finds a little less than the driver tells
+        total, needed = min(total, step.total), step.needed
+    return share_of_gpu(needed, total, math.ceil(wanted / len(gpus)))
 
 
 def _whole(value: float) -> float:

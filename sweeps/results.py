@@ -42,7 +42,8 @@ class Outcome:
     """How running a sweep ended."""
 
     exit_code: int
-    best: TrialSummary | None
+    best: Sequence[TrialSummary]
+    """The best trial; with several metrics the Pareto front. Empty when none succeeded."""
     num_trials: int
     pending: int
     """Records that the tracking server has not taken yet."""
@@ -52,6 +53,8 @@ class Outcome:
     """Why no trial succeeded, or why the sweep stopped by itself, in one line."""
     failed: int | None = None
     """The number of a trial that shows the cause."""
+    metrics: Sequence[str] = ()
+    """By what the best ones are."""
     stop: Fired | None = None
     """What ended the sweep before all of its trials were tried."""
 
@@ -78,6 +81,10 @@ class UnknownTrial(ValueError):
 
 class NoBest(Exception):
     """No trial has completed, so there is no best one."""
+
+
+class NoChoice(ValueError):
+    """Several trials are the best, each in its own way, and none of them was chosen."""
 
 
 class NoVersion(Exception):
@@ -144,11 +151,11 @@ class SweepView:
 
     def outcome(self) -> Outcome:
         """How a concluded sweep ended."""
-        best = self.best_record()
-        if best is not None:
-            return Outcome(0, best, len(self.records), pending=0, stop=self.stop)
+        best, count = self.ledger.front(), len(self.records)
+        if best:
+            return Outcome(0, best, count, pending=0, metrics=self.spec.metrics, stop=self.stop)
         failed, cause = no_success(self.records)
-        return Outcome(NO_SUCCESS, None, len(self.records), pending=0, cause=cause, failed=failed)
+        return Outcome(NO_SUCCESS, [], count, pending=0, cause=cause, failed=failed)
 
     def trial_state(self, record: TrialSummary) -> str:
         """A trial's state; one that nobody works on waits."""
@@ -169,36 +176,70 @@ class SweepView:
         counts = Counter(self.trial_state(record) for record in self.records)
         if self.stop is None:
             counts["waiting"] += max(0, self.spec.trials - len(self.records))
-        best = self.best_record()
+        best = [
+            {"number": one.number, "value": one.result, "params": one.params}
+            for one in self.ledger.front()
+        ]
         return {
             "name": self.paths.name,
             "state": self.state,
             "trials": {state: counts[state] for state in STATES},
             "num_trials": self.spec.trials,
             "stopped_by": self.stop and {"key": self.stop.key, "why": self.stop.why},
-            "best": best and {"number": best.number, "value": best.value, "params": best.params},
+            "best": best if self.several else best[0] if best else None,
             "outbox_pending": self.delivered.pending,
             "outbox_refused": self.delivered.refused,
             "mlflow_experiment_id": self.delivered.experiment_id,
             "mlflow_run_id": self.delivered.sweep_run_id,
         }
 
-    def best_record(self) -> TrialSummary | None:
-        return self.ledger.best()
+    @property
+    def several(self) -> bool:
+        """Whether the sweep is after several metrics: then several trials may be the best."""
+        return len(self.spec.metrics) > 1
 
-    def best(self) -> dict[str, Any]:
-        """The object that `sweep best --json` prints.
+    def best(self, number: int | None = None) -> dict[str, Any]:
+        """The object that `sweep best --json` prints. See `chosen`."""
+        return self.trial(self.chosen(number))
+
+    def chosen(self, number: int | None) -> TrialSummary:
+        """The best trial; of several that are, the one of that number.
+
+        Raises:
+            NoBest: No trial has completed.
+            NoChoice: There are several and no number is given, or it is not one of theirs.
+        """
+        name, best = self.paths.name, self.front()
+        numbers = ", ".join(str(record.number) for record in best)
+        among = "on the Pareto front" if self.several else "the best"
+        if number is None:
+            if len(best) == 1:
+                return best[0]
+            raise NoChoice(
+                f"{len(best)} trials of sweep '{name}' are {among}: {numbers}; none of them is "
+                f"the best in all metrics; see: sweep best {name}, and choose one with --trial K"
+            )
+        for record in best:
+            if record.number == number:
+                return record
+        raise NoChoice(
+            f"trial {number} of sweep '{name}' is not {among}; a choice is one of: {numbers}; "
+            f"see: sweep best {name}"
+        )
+
+    def front(self) -> list[TrialSummary]:
+        """The best trial, or with several metrics those of the Pareto front.
 
         Raises:
             NoBest: No trial has completed.
         """
-        record = self.best_record()
-        if record is None:
+        front = self.ledger.front()
+        if not front:
             raise NoBest(
                 f"no trial of sweep '{self.paths.name}' has completed; "
                 f"see: sweep trials {self.paths.name}"
             )
-        return self.trial(record)
+        return front
 
     def trials(self) -> list[dict[str, Any]]:
         """The list that `sweep trials --json` prints."""
@@ -212,7 +253,7 @@ class SweepView:
             "number": record.number,
             "state": self.trial_state(record),
             "params": record.params,
-            "value": record.value,
+            "value": record.result,
             "step": record.step,
             "epoch": record.epoch,
             "attempts": record.attempts,
@@ -237,16 +278,19 @@ class SweepView:
             )
         return self.records[number]
 
-    def export_best(self, directory: Path) -> list[Path]:
+    def export_best(self, directory: Path, trial: int | None = None) -> list[Path]:
         """Write the best trial's weights and resolved configuration into a new directory.
+
+        Args:
+            directory: Where to write.
+            trial: Which one, where several trials are the best.
 
         Raises:
             NoBest: No trial has completed, or it saved no weights.
+            NoChoice: Several are, and none of them was chosen.
             FileExistsError: The directory holds files already.
         """
-        record = self.best_record()
-        if record is None:
-            raise NoBest(f"sweep '{self.paths.name}' has no complete trial to export yet")
+        record = self.chosen(trial)
         if directory.exists() and any(directory.iterdir()):
             raise FileExistsError(
                 f"{directory} is not empty; an export overwrites nothing; name a new directory"
@@ -316,11 +360,12 @@ def export_trial(
     return [weights, config, card]
 
 
-def register_best(paths: SweepPaths, model: str) -> str:
+def register_best(paths: SweepPaths, number: int, model: str) -> str:
     """Put a sweep's best model into the model registry.
 
     Args:
         paths: The sweep.
+        number: The best trial.
         model: The registered model's name; a further version when it exists.
 
     Returns:
@@ -333,7 +378,7 @@ def register_best(paths: SweepPaths, model: str) -> str:
     # trials did.
     path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.run(
-        [sys.executable, "-m", "sweeps.register", str(paths.root), paths.name, model],
+        [sys.executable, "-m", "sweeps.register", str(paths.root), paths.name, str(number), model],
         capture_output=True,
         text=True,
         check=False,
@@ -376,6 +421,21 @@ def format_number(value: Any) -> str:
     if isinstance(value, int) or not math.isfinite(value):
         return str(value)
     return f"{value:.4g}"
+
+
+def format_best(metrics: Sequence[str], result: float | Sequence[float]) -> str:
+    """What a trial came to, for people: `best val/loss 0.1234`; of several metrics each value by
+    its name, since only the first is at its best.
+    """
+    if not isinstance(result, Sequence):
+        return f"best {metrics[0]} {format_number(result)}"
+    named = zip(metrics, result, strict=True)
+    return ", ".join(f"{metric} {format_number(value)}" for metric, value in named)
+
+
+def format_result(metrics: Sequence[str], result: Any) -> str:
+    """The same, without the name where there is one metric alone."""
+    return format_best(metrics, result) if isinstance(result, list) else format_number(result)
 
 
 def format_duration(seconds: float) -> str:

@@ -132,7 +132,7 @@ def make_judge(spec: SweepSpec) -> Judge:
     A driver may die between a report and carrying out the verdict on it; the verdict is then
     given anew. One that paused is stopped once nothing can promote it any more.
     """
-    early, epochs, mode = spec.early_stopping, spec.budget.epochs, spec.mode
+    early, epochs, mode = spec.early_stopping, spec.budget.epochs, spec.modes[0]
     ladder = make_ladder(early, epochs=epochs, mode=mode)
 
     def judge(reports: Reports, unfinished: Set[int]) -> frozenset[int]:

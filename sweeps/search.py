@@ -109,7 +109,7 @@ class LedgerSearcher(Searcher):
         concurrency: int,
         threads: int,
     ) -> None:
-        super().__init__(metric=OBJECTIVE, mode=spec.mode)
+        super().__init__(metric=OBJECTIVE, mode=spec.modes[0])
         self._ledger = ledger
         self._spec = spec
         self._paths = paths
@@ -119,7 +119,9 @@ class LedgerSearcher(Searcher):
         }
         self._concurrency = concurrency
         self._threads = threads
-        self._ladder = make_ladder(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+        self._ladder = make_ladder(
+            spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0]
+        )
         trials = ledger.trials()
         self._unfinished = [
             trial
@@ -240,5 +242,5 @@ class LedgerSearcher(Searcher):
 def sampler_of(spec: SweepSpec, number: int) -> BaseSampler:
     """Build the sampler that a sweep's trial is suggested by."""
     sampler = make_sampler(spec.search, seed=spec.seed, number=number)
-    ladder = make_ladder(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode)
+    ladder = make_ladder(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0])
     return sampler if ladder is None else ShownAsStopped(sampler, ladder)

@@ -9,22 +9,27 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import (
     BeforeValidator,
+    Discriminator,
     Field,
     PlainSerializer,
+    Tag,
     field_validator,
     model_validator,
 )
 
-from sweeps.problems import Refused
+from sweeps.problems import Fault, Refused
 from sweeps.scalars import shown
 from sweeps.space import Distribution, parse_distribution
 from tracking.address import is_database
-from trainable.config import Section
+from trainable.config import Mode, Section
 
+LONGEST_KEY = 250  # what the tracking store takes
+_LONGEST_METRIC = LONGEST_KEY - len("best/")
 _LONGEST_NAME = 100
 # The tracking store's own, beside the sweeps' directories.
 _RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
@@ -98,6 +103,73 @@ def _check_gpu(value: object) -> object:
             "between two trials, or 2 for two GPUs"
         )
     return value
+
+
+def _several(check: Callable[[object], str | None]) -> Callable[[object], object]:
+    """Return a validator of lists that reports each wrong item at its own place."""
+
+    def validate(value: object) -> object:
+        assert isinstance(value, list | tuple)
+        if len(value) < 2:
+            raise Refused(
+                f"the list holds {len(value)}; a list is for two metrics or more; "
+                "write a single one without brackets"
+            )
+        faults = [
+            Fault((index,), message)
+            for index, item in enumerate(value)
+            if (message := check(item)) is not None
+        ]
+        if faults:
+            raise Refused(faults)
+        return value
+
+    return validate
+
+
+def _metric_fault(item: object) -> str | None:
+    if isinstance(item, str) and 0 < len(item) <= _LONGEST_METRIC:
+        return None
+    text = shown(item) if not isinstance(item, list | dict) else "a list or a mapping"
+    return (
+        f"{text} is not the name of a metric; a name has 1 to {_LONGEST_METRIC} characters; "
+        "write for example val/loss"
+    )
+
+
+def _mode_fault(item: object) -> str | None:
+    if item in ("min", "max"):
+        return None
+    text = shown(item) if not isinstance(item, list | dict) else "a list or a mapping"
+    return f"{text} is not known here; valid: min, max; write one of them"
+
+
+def _kind(value: object) -> str:
+    return "several" if isinstance(value, list | tuple) else "one"
+
+
+Metric = Annotated[
+    Annotated[str, Field(min_length=1, max_length=_LONGEST_METRIC), Tag("one")]
+    | Annotated[
+        tuple[str, ...],
+        Field(strict=False),
+        BeforeValidator(_several(_metric_fault)),
+        Tag("several"),
+    ],
+    Discriminator(_kind),
+]
+"""One metric, or a list of two or more."""
+Modes = Annotated[
+    Annotated[Mode, Tag("one")]
+    | Annotated[
+        tuple[Mode, ...],
+        Field(strict=False),
+        BeforeValidator(_several(_mode_fault)),
+        Tag("several"),
+    ],
+    Discriminator(_kind),
+]
+"""The mode of one metric, or a list with one for each."""
 
 
 class SearchConfig(Section):

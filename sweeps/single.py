@@ -55,7 +55,8 @@ def train_once(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
             )
         config = spec.trial_config(0, {})
-        trainer = open_trainer(config, directory)
+        device = "cpu" if spec.resources.gpu == 0 else None  # as its trials
+        trainer = open_trainer(config, directory, device=device)
         stack.callback(trainer.close)
         for sentence in trainer.store.set_aside:
             console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from sweeps import source
-from sweeps.checks import LONGEST_KEY, cross_faults, set_path, written
+from sweeps.checks import cross_faults, set_path, written
 from sweeps.document import Document
 from sweeps.problems import (
     Fault,
@@ -47,6 +47,8 @@ from sweeps.sections import (
     EarlyStoppingConfig,
     FailuresConfig,
     InvalidName,
+    Metric,
+    Modes,
     ResourcesConfig,
     SearchConfig,
     Space,
@@ -58,6 +60,7 @@ from sweeps.space import Distribution, parse_distribution
 from trainable.config import (
     BudgetConfig,
     CheckpointConfig,
+    Mode,
     Section,
     TaskConfig,
     TrainConfig,
@@ -83,8 +86,6 @@ __all__ = [
 
 VERSION = 1
 
-VERSION = 1
-
 
 class SweepSpec(Section):
     """A sweep, resolved: what is tried, how each trial trains, and where it is recorded."""
@@ -97,10 +98,11 @@ class SweepSpec(Section):
     """The sweep's name, and its directory below the root."""
     task: TaskConfig = Field(examples=["digits"])
     """What is trained: a built-in task, or `package.module:ClassName`; arguments beside `name`."""
-    metric: str = Field(min_length=1, max_length=LONGEST_KEY - len("best/"), examples=["val/loss"])
-    """What decides which trial is the best."""
-    mode: Literal["min", "max"] = Field(examples=["min"])
-    """Whether less or more of `metric` is better."""
+    metric: Metric = Field(examples=["val/loss"])
+    """What decides which trial is the best; of several, the first decides which checkpoint of a
+    trial is, and no trial is the best that another one beats in all of them."""
+    mode: Modes = Field(examples=["min"])
+    """Whether less or more of `metric` is better; one for each."""
     trials: int = Field(ge=1, examples=[24])
     """How many trials the sweep has, all in all."""
     seed: int = Field(default=0, ge=0)
@@ -151,6 +153,22 @@ class SweepSpec(Section):
         ):
             raise Refused(faults)
         return self
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """All metrics, the one that decides which checkpoint is a trial's best first."""
+        return (self.metric,) if isinstance(self.metric, str) else self.metric
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The mode of each metric."""
+        return (self.mode,) if isinstance(self.mode, str) else self.mode
+
+    @property
+    def aim(self) -> str:
+        """Metrics and modes in words: `min of val/loss and max of val/accuracy`."""
+        each = zip(self.modes, self.metrics, strict=True)
+        return " and ".join(f"{mode} of {metric}" for mode, metric in each)
 
     def trial_config(self, number: int, params: Mapping[str, object]) -> TrialConfig:
         """Return the configuration of one trial.
@@ -326,23 +344,26 @@ def _all_faults(doc: Document) -> tuple[SweepSpec | None, list[Fault]]:
             for fault in found
             if fault not in faults and not dropped & set(re.findall(r"\w+", fault.message))
         ]
-        if not [fault for fault in found if _drop(data, fault.path)]:
+        removed = {name for fault in found if (name := _drop(data, fault.path)) is not None}
+        if not removed:
             return None, faults
+        dropped |= removed
         dropped |= {part for fault in found for part in fault.path[-1:] if isinstance(part, str)}
 
 
-def _drop(data: Any, path: KeyPath) -> bool:
-    """Remove the value that a fault is about, or what holds it; False when there is none."""
+def _drop(data: Any, path: KeyPath) -> str | None:
+    """Remove the value that a fault is about, or what holds it; return its key, or None when there
+    is none."""
     if path[:1] == ("space",):
         path = path[:2]
     for index, part in enumerate(path):
         if not isinstance(data, dict) or part not in data:
-            return False
+            return None
         if index == len(path) - 1 or not isinstance(data[part], dict):
             del data[part]
-            return True
+            return str(part)
         data = data[part]
-    return False
+    return None
 
 
 def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:

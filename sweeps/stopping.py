@@ -54,15 +54,17 @@ def _cut_short(trial: TrialSummary) -> bool:
 
 
 def _target(spec: SweepSpec, trials: Sequence[TrialSummary]) -> Fired | None:
-    target, minimize = spec.stop.value, spec.mode == "min"
+    target, minimize = spec.stop.value, spec.modes[0] == "min"
     best = _best(trials, minimize=minimize)
     if target is None or best is None or (best > target if minimize else best < target):
         return None
-    return Fired("stop.value", f"{spec.metric} {best:g} has reached {target:g}", "stop.value=null")
+    return Fired(
+        "stop.value", f"{spec.metrics[0]} {best:g} has reached {target:g}", "stop.value=null"
+    )
 
 
 def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> Fired | None:
-    count, minimize = spec.stop.plateau.trials, spec.mode == "min"
+    count, minimize = spec.stop.plateau.trials, spec.modes[0] == "min"
     if count is None:
         return None
     # One with a reason was stopped by its user or by a stop: it was not tried.
@@ -86,7 +88,7 @@ def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> Fired | None:
     delta = f" by more than {spec.stop.plateau.min_delta:g}" if spec.stop.plateau.min_delta else ""
     return Fired(
         "stop.plateau",
-        f"the last {count} trials did not improve {spec.metric} ({best:g}){delta}",
+        f"the last {count} trials did not improve {spec.metrics[0]} ({best:g}){delta}",
         f"stop.plateau.trials={more}",
     )
 

@@ -12,6 +12,7 @@ from sweeps.failures import kind_of
 from sweeps.ledger_view import TrialRecord
 from sweeps.spec import SweepSpec
 from tracking.limits import MAX_TAG_VALUE, clip_start
+from tracking.shared_view import SharedView, shared_view
 
 BY_THE_USER = "stopped by the user"
 """The reason of a trial that was pruned so."""
@@ -48,6 +49,28 @@ def best_tags(best: TrialRecord) -> dict[str, str]:
     """Return, for the sweep's own run, which trial was the best."""
     found = {"best_trial": best.number, "best_value": best.value, "best_step": best.best_step}
     return {name: repr(value) for name, value in found.items()}
+
+
+def leaders_view(spec: SweepSpec) -> SharedView:
+    """Return the view of a sweep's trials in MLflow's charts: what was searched, best first."""
+    curves = list(dict.fromkeys([*spec.metrics, "train/loss"]))
+    ascending = spec.modes[0] == "min"
+    return shared_view(list(spec.space), f"best/{spec.metrics[0]}", curves, ascending=ascending)
+
+
+def front_tags(
+    front: Sequence[TrialRecord], records: Sequence[TrialRecord]
+) -> dict[int | None, dict[str, str]]:
+    """Return, by trial and for the sweep's own run (None), which trials the Pareto front is.
+
+    A trial that more trials have pushed off it is told so.
+    """
+    numbers = [record.number for record in front]
+    complete = [record.number for record in records if record.state == "complete"]
+    return {
+        None: {"pareto_front": ", ".join(map(str, sorted(numbers)))},
+        **{number: {"pareto": str(number in numbers).lower()} for number in complete},
+    }
 
 
 def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:

@@ -118,6 +118,10 @@ class Server(Protocol):
         """Set tags."""
         ...
 
+    def set_experiment_tags(self, experiment_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags of the experiment."""
+        ...
+
     def set_status(self, run_id: str, status: str, end_ms: int | None) -> None:
         """Set the status, and the end time where one is given."""
         ...
@@ -214,6 +218,9 @@ class Delivery:
                 self._log(batch)
             case "tags":
                 self._server.set_tags(self._run(batch.trial), payload)
+            case "experiment":
+                assert self._experiment_id is not None, "connect comes first"
+                self._server.set_experiment_tags(self._experiment_id, payload)
             case "artifact":
                 path = self._outbox.directory / payload["staged"]
                 run_id = self._run(batch.trial)

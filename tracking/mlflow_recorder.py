@@ -41,8 +41,9 @@ class MlflowRecorder:
         tags: Tags of the sweep's run.
         params: Parameters of the sweep's run.
         inherited: Tags of the driver, of which trials' runs are given some; default `tags`.
+        experiment_tags: Tags of the experiment.
         name: The name of the sweep's run; default the experiment's.
-        announce: Open the sweep's run; False only delivers what waits.
+        announce: Open the sweep's run and tag the experiment; False only delivers what waits.
         offline: Queue only: no server is asked, `sync` delivers later.
         open_server: Builds the server in the draining thread; for tests.
 
@@ -62,6 +63,7 @@ class MlflowRecorder:
         params: Mapping[str, object],
         *,
         inherited: Mapping[str, str] | None = None,
+        experiment_tags: Mapping[str, str] | None = None,
         name: str | None = None,
         announce: bool = True,
         offline: bool = False,
@@ -96,6 +98,8 @@ class MlflowRecorder:
         self._heard = time.monotonic()  # when the server last did what it was asked
         if announce:
             self._start(SWEEP, params, tags)
+            if experiment_tags:
+                self._append(None, "experiment", experiment_tags)
         self._thread: threading.Thread | None = None
         if not offline:
             self._thread = threading.Thread(target=self._run, name="tracking-outbox", daemon=True)

@@ -215,6 +215,12 @@ class MlflowServer:
             for part in split_pairs(tags):
                 self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in part.items()])
 
+    def set_experiment_tags(self, experiment_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags of the experiment."""
+        with _translated():
+            for name, value in tags.items():
+                self._client.set_experiment_tag(experiment_id, name, value)
+
     def set_status(self, run_id: str, status: str, end_ms: int | None) -> None:
         """Set the status, and the end time where one is given."""
         with _translated():

@@ -26,7 +26,7 @@ from tracking.outbox_file import FILE_NAME, OutboxError, move_aside, open_file, 
 from tracking.points import Marks, Row, pack, parts, unpack
 from tracking.recorder import check_artifact_name
 
-Kind = Literal["start", "metrics", "tags", "artifact", "finish"]
+Kind = Literal["start", "metrics", "tags", "experiment", "artifact", "finish"]
 
 SWEEP = -1
 """The sweep's own run, where a trial's number is expected."""
@@ -239,6 +239,8 @@ class Outbox:
                 db.executemany(
                     "DELETE FROM records WHERE id = ?", [(record.id,) for record in batch.records]
                 )
+                if batch.records[0].kind == "experiment":
+                    _remember(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
             self._pending -= len(batch.records)
         self._unstage(batch)
 
@@ -306,7 +308,7 @@ class Outbox:
     def experiment_id(self, value: str) -> None:
         with self._lock:
             with self._transaction() as db:
-                db.execute("INSERT OR REPLACE INTO meta VALUES ('experiment_id', ?)", (value,))
+                _remember(db, "experiment_id", value)
             self._experiment_id = value
 
     def close(self) -> None:
@@ -397,6 +399,10 @@ def _insert(
         "INSERT INTO records (trial, kind, state, points, payload) VALUES (?, ?, ?, ?, ?)",
         (trial, kind, state, num_points, payload),
     )
+
+
+def _remember(db: sqlite3.Connection, key: str, value: str) -> None:
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
 def _save_marks(db: sqlite3.Connection, trial: int, marks: Marks) -> None:

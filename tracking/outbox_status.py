@@ -35,6 +35,9 @@ class Delivered:
     marks: dict[int, Marks] = field(default_factory=dict)
     """What was queued of each trial's metrics."""
 
+    experiment_tags: frozenset[str] = frozenset()
+    """The names of those that the experiment was given last."""
+
     def lacks(self, trial: int, rows: Iterable[Row]) -> bool:
         """Whether some of a trial's rows were never queued."""
         return bool(self.marks.get(trial, Marks()).copy().admit(rows))
@@ -75,6 +78,7 @@ def read_outbox(directory: Path) -> Delivered:
                     trial: Marks(*json.loads(text))
                     for trial, text in db.execute("SELECT trial, marks FROM marks")
                 },
+                experiment_tags=frozenset(json.loads(read_meta(db, "experiment_tags") or "[]")),
             )
     except sqlite3.Error as error:
         raise OutboxError(f"cannot read the outbox {path}: {error}") from error

@@ -185,6 +185,23 @@ def compare_page(base: str, run_ids: Sequence[str], experiment_ids: Sequence[str
     return f"{base.rstrip('/')}/#/compare-runs?{urlencode(query, quote_via=quote)}"
 
 
+def charts_page(base: str, experiment_ids: Sequence[str], view_key: str) -> str:
+    """Return the address of the charts of one or several experiments, as a shared view has them.
+
+    Args:
+        view_key: Of a `tracking.shared_view.SharedView` that a tag of each holds.
+    """
+    query = {
+        "workflowType": "machine_learning",
+        "viewStateShareKey": view_key,
+        "compareRunsMode": "CHART",
+    }
+    page = f"experiments/{quote(experiment_ids[0], safe='')}/runs"
+    if len(experiment_ids) > 1:
+        page, query = "compare-experiments/s", {"experiments": _json(experiment_ids), **query}
+    return f"{base.rstrip('/')}/#/{page}?{urlencode(query, quote_via=quote)}"
+
+
 def metrics_page(
     base: str, run_ids: Sequence[str], experiment_ids: Sequence[str], metrics: Sequence[str]
 ) -> str:

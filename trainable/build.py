@@ -18,6 +18,7 @@ from trainable.errors import ConfigError, TaskError
 from trainable.files import LocalFiles
 from trainable.history import History, read_rows
 from trainable.loop import Trainer
+from trainable.memory import tensor_fraction
 from trainable.model import fit_model
 from trainable.optim import Clipper, build_optimizer, check_groups
 from trainable.own_loop import OwnLoop
@@ -54,7 +55,7 @@ def open_trainer(
         directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
         device: Such as `cpu` or `cuda:0`; None takes the first CUDA device, or else the CPU.
         threads: Threads of torch's CPU operations; None leaves them as they are.
-        memory_share: Share of a GPU's memory that the tensors of this process may take; who asks
+        memory_share: Share of a GPU's memory that this process may take; one whose tensors ask
             for more runs out of memory instead of its neighbours on that GPU.
         task: Trained instead of the one that the configuration names.
         restore: Start from this generation (possibly another run's) instead of the directory's
@@ -73,7 +74,8 @@ def open_trainer(
     if threads is not None:
         torch.set_num_threads(threads)
     if place.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(memory_share, place)
+        total = torch.cuda.get_device_properties(place).total_memory
+        torch.cuda.set_per_process_memory_fraction(tensor_fraction(memory_share, total), place)
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         return OwnLoop(
@@ -89,19 +91,23 @@ def open_trainer(
         parts = build_parts(config, device=place, task=task)
     for caution in parts.cautions:
         warnings.warn(caution, stacklevel=2)
-    train, model, schedule, precision = config.train, parts.model, parts.schedule, parts.precision
-    optimizer = build_optimizer(train.optimizer, parts.groups)
-    schedule.set_lr(optimizer, 0)
-    state = TrainState(model=model, optimizer=optimizer, schedule=schedule, precision=precision)
+    train, schedule = config.train, parts.schedule
+    step = build_step(parts, train)
+    state = TrainState(
+        model=step.model,
+        optimizer=step.optimizer,
+        schedule=schedule,
+        precision=step.precision,
+    )
     files = LocalFiles.of(directory)
     store = CheckpointStore(
-        directory, config.checkpoint, metric=config.metric, mode=config.mode, files=files
+        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
     )
     with store.closed_on_error():
         saved = store.resume() if restore is None else store.load(restore)
         if saved is not None:
             state.load_state_dict(saved)
-            schedule.set_lr(optimizer, state.progress.step)
+            schedule.set_lr(step.optimizer, state.progress.step)
         progress = state.progress
         interrupted_before = (
             saved is not None and restore is None and progress.epoch < config.budget.epochs
@@ -109,22 +115,16 @@ def open_trainer(
         history = History(directory, files, step=progress.step, interrupted=interrupted_before)
 
     return Trainer(
-        step=Step(
-            task=parts.task,
-            model=model,
-            optimizer=optimizer,
-            schedule=schedule,
-            precision=precision,
-            clipper=Clipper(train.clip),
-        ),
+        step=step,
         state=state,
         train=parts.train,
         val=parts.val,
         store=store,
         history=history,
         epochs=until or config.budget.epochs,
-        metric=config.metric,
-        mode=config.mode,
+        metric=config.metrics[0],
+        mode=config.modes[0],
+        also=config.metrics[1:],
         layer_norms_every=train.layer_norms_every,
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory),
@@ -190,10 +190,24 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
         peak=train.optimizer.lr,
         total_steps=config.budget.epochs * windows,
         steps_per_epoch=windows,
-        mode=config.mode,
+        mode=config.modes[0],
     )
     return Parts(
         task, data, model, groups, train_source, val_source, schedule, precision, cautions
+    )
+
+
+def build_step(parts: Parts, config: TrainConfig) -> Step:
+    """Build the optimizer and what takes its steps; the learning rate is that of the first one."""
+    optimizer = build_optimizer(config.optimizer, parts.groups)
+    parts.schedule.set_lr(optimizer, 0)
+    return Step(
+        task=parts.task,
+        model=parts.model,
+        optimizer=optimizer,
+        schedule=parts.schedule,
+        precision=parts.precision,
+        clipper=Clipper(config.clip),
     )
 
 

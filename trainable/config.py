@@ -240,15 +240,30 @@ class CheckpointConfig(Section):
     """Newest generations kept, beside the best; at least 2: a damaged one needs a predecessor."""
 
 
+Mode = Literal["min", "max"]
+"""Whether less or more of a metric is better."""
+
+
 class TrialConfig(Section):
     """Everything one training run needs, resolved: no search space, no defaults left open."""
 
     task: TaskConfig
-    metric: str
-    """The metric that decides which checkpoint is the best, such as `val/loss`."""
-    mode: Literal["min", "max"]
+    metric: str | Annotated[tuple[str, ...], Field(strict=False)]
+    """The metric that decides which checkpoint is the best, such as `val/loss`; of several, the
+    first decides, and the others count beside it."""
+    mode: Mode | Annotated[tuple[Mode, ...], Field(strict=False)]
     budget: BudgetConfig = BudgetConfig()
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     seed: int = 0
     """Seed of this run: model initialisation, data order, dropout, augmentation."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """All metrics, the one that decides first."""
+        return (self.metric,) if isinstance(self.metric, str) else self.metric
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The mode of each metric."""
+        return (self.mode,) if isinstance(self.mode, str) else self.mode

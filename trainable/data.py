@@ -9,6 +9,9 @@ here: models, losses, or what a batch means.
 
 from __future__ import annotations
 
+import ctypes
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +27,9 @@ from trainable.seeding import HostRandomness, derive_seed, seed_host
 from trainable.task import Batch, Samples
 
 # Data in memory moves to the accelerator when it takes no more than this share of what is free
-# there.
+# there for this process.
 _RESIDENT_SHARE = 0.25
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,7 @@ class LoaderSource:
             # so that it never moves the global one. The seed itself does not matter: each sample
             # is seeded anew.
             generator=torch.Generator().manual_seed(derive_seed(plan.seed, "loader", split)),
+            worker_init_fn=_end_with_parent,
         )
         self._windows: Iterator[list[Batch]] | None = None
 
@@ -242,6 +247,16 @@ class _Requests:
             yield [self.epoch, *order[first : first + plan.size(window)]]
 
 
+def _end_with_parent(_: int) -> None:
+    """Have the kernel end a loader process with the thread that started it, where that is Linux.
+
+    torch's own watch looks every five seconds, between two samples: a process that waits for a
+    file that never comes would outlive a killed trial, and what the trial holds with it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _collate_window(
     samples: list[Any], *, collate: Callable[[list[Any]], Batch], size: int
 ) -> list[Batch]:
@@ -289,5 +304,7 @@ class _SeededSamples(Dataset[Any]):
 def _fits(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
     if device.type != "cuda":
         return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return sum(t.numel() * t.element_size() for t in tensors) <= _RESIDENT_SHARE * free
+    free, total = torch.cuda.mem_get_info(device)
+    cap = torch.cuda.get_per_process_memory_fraction(device) * total
+    ours = min(free, cap - torch.cuda.memory_allocated(device))
+    return sum(t.numel() * t.element_size() for t in tensors) <= _RESIDENT_SHARE * ours

@@ -276,7 +276,7 @@ def draw_rows(config: TrialConfig, directory: Path, target: Path) -> list[Path]:
         written.append(norm_histogram(rows, target / "grad_norm.png", max_norm=clip))
         scheduled = _scheduled(config, _steps_per_epoch(rows))
         written.append(learning_rate(rows, scheduled, target / "learning_rate.png"))
-    for metric in dict.fromkeys(("train/loss", config.metric)):
+    for metric in dict.fromkeys(("train/loss", *config.metrics)):
         if metric in logged:
             file = target / f"{metric.replace('/', '_')}.png"
             written.append(curve(rows, file, metric=metric, resumed_at=resumed_at))

@@ -8,6 +8,7 @@ must not live here: how a step is taken (`step.py`), what is saved (`state.py`) 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainable.checkpoint import CheckpointStore
+from trainable.config import Mode
 from trainable.data import Plan, Source
 from trainable.diagnostics import (
     DeviceTime,
@@ -24,11 +26,17 @@ from trainable.diagnostics import (
     memory_in_use,
     memory_since_report,
 )
-from trainable.errors import ConfigError, NonFiniteGradient, NonFiniteLoss, TaskError
+from trainable.errors import (
+    ConfigError,
+    NonFiniteGradient,
+    NonFiniteLoss,
+    NonFiniteMetric,
+    TaskError,
+)
 from trainable.history import History, Row
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision
-from trainable.run import Mode, Report, Run, is_better
+from trainable.run import Report, Run, at_best, is_better
 from trainable.state import TrainState
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
 from trainable.task import Batch, nearest
@@ -69,6 +77,7 @@ class Trainer(Run):
         epochs: Passes over the training data after which this process ends the run.
         metric: Decides which state is the best.
         mode: Whether a lower (`min`) or a higher (`max`) metric is better.
+        also: Further metrics that count: what they are at the best state is reported, too.
         layer_norms_every: Log `grad_norm/<layer>` every this many steps; 0 never.
         measure_device_time: Report `train/device_seconds` of `train/seconds`; waits for the device
             twice a step.
@@ -90,6 +99,7 @@ class Trainer(Run):
         epochs: int,
         metric: str,
         mode: Mode,
+        also: Sequence[str] = (),
         layer_norms_every: int = 0,
         measure_device_time: bool = False,
         earlier: Sequence[Row] = (),
@@ -103,7 +113,7 @@ class Trainer(Run):
         self._step = step
         self._train, self._val = train, val
         self._epochs = epochs
-        self._metric, self._mode = metric, mode
+        self._metric, self._mode, self._also = metric, mode, also
         self._layer_norms = LayerNorms(step.model, step.parameters)
         self._layer_norms_every = layer_norms_every
         self._wall_clock = wall_clock
@@ -131,7 +141,8 @@ class Trainer(Run):
             NonFiniteLoss: The loss became NaN or infinite; no parameter was changed by that step.
             NonFiniteGradient: The same for the gradient of a finite loss.
             OutOfMemory: The device's memory did not suffice.
-            ConfigError: The metric is not among those reported.
+            NonFiniteMetric: A further metric became NaN or infinite.
+            ConfigError: A metric is not among those reported.
             CheckpointError: A checkpoint could not be written.
         """
         progress, interrupted = self.state.progress, False
@@ -316,12 +327,17 @@ class Trainer(Run):
 
     def _value_of_metric(self, boundary: dict[str, float]) -> float:
         reported = self._last_row_metrics() | boundary
-        if self._metric not in reported:
-            raise ConfigError(
-                f"metric is {self._metric!r}{nearest(self._metric, reported)}; it must be one "
-                "that is reported at the "
-                f"end of an epoch: {', '.join(sorted(reported))}; write one of these"
-            )
+        for metric in (self._metric, *self._also):
+            if metric not in reported:
+                raise ConfigError(
+                    f"metric is {metric!r}{nearest(metric, reported)}; it must be one "
+                    "that is reported at the "
+                    f"end of an epoch: {', '.join(sorted(reported))}; write one of these"
+                )
+        for metric in self._also:
+            if not math.isfinite(reported[metric]):
+                self._write()  # the curve up to here is worth keeping
+                raise NonFiniteMetric(metric, self.state.progress.epoch + 1, reported[metric])
         return reported[self._metric]
 
     def _note_best(self, value: float, boundary: dict[str, float]) -> bool:
@@ -332,6 +348,8 @@ class Trainer(Run):
             progress.best = value
         if progress.best is not None:
             boundary[f"best/{self._metric}"] = progress.best
+        now = self._last_row_metrics() | boundary
+        boundary |= at_best(self._also, now, progress.metrics, is_best=is_best)
         return is_best
 
     def _close_epoch(self, boundary: dict[str, float]) -> None:

@@ -1,6 +1,8 @@
-"""When the memory does not suffice: how that is recognised, and how the same step takes less.
+"""When the memory does not suffice: how that is recognised, how the same step takes less, and what
+a process may take of a GPU that it shares.
 
-What must not live here: deciding whether a run goes on (its owner's policy).
+What must not live here: deciding whether a run goes on (its owner's policy), and how large a share
+is (`sweeps.resources`).
 """
 
 from __future__ import annotations
@@ -8,6 +10,10 @@ from __future__ import annotations
 import gc
 
 from trainable.config import TrainConfig
+
+CONTEXT_BYTES = 768 * 2**20
+"""What a process is assumed to take of a GPU beside its tensors: the CUDA context, and kernels,
+which are loaded on first use."""
 
 # What is no `torch.OutOfMemoryError` says so in words: the CPU's allocator, CUDA outside of
 # torch's own allocator, and its linear algebra when the workspace cannot be had.
@@ -41,3 +47,18 @@ def release_memory() -> None:
     gc.collect()  # a failed step's frames and graph refer to each other
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def tensor_fraction(share: float, total: int) -> float:
+    """Return the part of a GPU's memory that the tensors of a process with a share of it may take.
+
+    torch caps what its own allocator takes, and the context comes on top of that: without room
+    for it, several processes that all keep to their cap would fill the GPU.
+
+    Args:
+        share: Share of the GPU in (0, 1]; 1: nobody else is on it, and nothing is capped.
+        total: The GPU's memory in bytes.
+    """
+    if share == 1:
+        return 1.0
+    return max(share - CONTEXT_BYTES / total, share / 2)

@@ -29,7 +29,7 @@ from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.files import LocalFiles
 from trainable.history import History, Row, read_rows
-from trainable.run import Report, Run, is_better
+from trainable.run import Report, Run, at_best, is_better
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import known_errors
 from trainable.task import nearest
@@ -125,7 +125,11 @@ class OwnLoop(Run):
         self._wall_clock = wall_clock
         files = LocalFiles.of(directory)
         store = CheckpointStore(
-            directory, config.checkpoint, metric=config.metric, mode=config.mode, files=files
+            directory,
+            config.checkpoint,
+            metric=config.metrics[0],
+            mode=config.modes[0],
+            files=files,
         )
         with store.closed_on_error():
             saved = store.resume() if restore is None else store.load(restore)
@@ -243,25 +247,29 @@ class OwnLoop(Run):
         """Count the report and write its row; return the row, the metric, and if it is best."""
         progress, config = self._progress, self._config
         progress.epoch += 1
-        if config.metric not in metrics:
-            raise ConfigError(
-                f"metric is {config.metric!r}{nearest(config.metric, metrics)}; it must be one "
-                f"that {self._name} yields: {', '.join(sorted(metrics))}; write one of these"
-            )
-        value = metrics[config.metric]
-        is_best = is_better(value, progress.best, config.mode)
+        metric, *also = config.metrics
+        for name in (metric, *also):
+            if name not in metrics:
+                raise ConfigError(
+                    f"metric is {name!r}{nearest(name, metrics)}; it must be one "
+                    f"that {self._name} yields: {', '.join(sorted(metrics))}; write one of these"
+                )
+        value = metrics[metric]
+        broken = [name for name in (metric, *also) if not math.isfinite(metrics[name])]
+        is_best = not broken and is_better(value, progress.best, config.modes[0])
         if is_best:
             progress.best = value
         self._watch.sample(memory_in_use(self._device))
         memory = memory_since_report(self._device)
+        best = at_best(also, metrics, progress.metrics, is_best=is_best)
         progress.metrics = memory | metrics | {"epoch": float(progress.epoch)}
         if progress.best is not None:
-            progress.metrics[f"best/{config.metric}"] = progress.best
+            progress.metrics |= {f"best/{metric}": progress.best, **best}
         row = Row(progress.epoch, int(self._wall_clock() * 1000), progress.metrics)
         self._history.append([row])
         self._watch.see(row)
-        if not math.isfinite(value):
-            raise NonFiniteMetric(config.metric, progress.epoch, value)
+        if broken:
+            raise NonFiniteMetric(broken[0], progress.epoch, metrics[broken[0]])
         return row, value, is_best
 
     def _snapshot(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """What can only be known by building a run: answers in JSON, in a process of its own.
 
-    python -m trainable.preflight < trial-config.json
+    python -m trainable.preflight < configs.json
 
-prints one line: `{"num_parameters": ..., ...}`, or `{"refused": "why"}`. What must not live here:
-training.
+reads trial configurations, one to a line. Of the first it prints a line `{"num_parameters": ...}`,
+or `{"refused": "why"}` and no more. The second, if there is one, is rehearsed, and a second line
+says what of the GPU that took (`trainable.rehearsal`). What must not live here: training.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -79,17 +79,32 @@ def measure(
 
 
 def _main() -> None:
-    answer: dict[str, Any]
-    # What a user's module prints while it is imported must not end up in the answer.
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            answer = examine(TrialConfig.model_validate_json(sys.stdin.read()))
-        except TrainingError as error:
-            answer = {"refused": str(error)}
-        # a user's task may raise anything while it builds its model or data
-        except Exception as error:
-            answer = {"refused": f"{type(error).__name__}: {error}"}
-    print(json.dumps(answer))
+    # What a user's module prints while it is imported must not end up in the answers.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    first, *others = sys.stdin
+    answer = _answer(first)
+    # at once: whatever happens in a rehearsal, this much is known
+    print(json.dumps(answer), file=answers, flush=True)
+    if not answer.keys() & {"refused", "own_loop"}:
+        for other in others:
+            print(json.dumps(_rehearse(other)), file=answers, flush=True)
+
+
+def _answer(config: str) -> dict[str, Any]:
+    try:
+        return examine(TrialConfig.model_validate_json(config))
+    except TrainingError as error:
+        return {"refused": str(error)}
+    # a user's task may raise anything while it builds its model or data
+    except Exception as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+
+
+def _rehearse(config: str) -> dict[str, int | str]:
+    from trainable.build import find_device
+    from trainable.rehearsal import measure_step
+
+    return measure_step(TrialConfig.model_validate_json(config), find_device(None))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,11 @@ from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError, OutOfMemory, TrainingError
+from trainable.files import make_directory
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 
 OBJECTIVE = "objective"
-"""The result key that carries the value of the trial's metric, whatever the metric is called."""
+"""The result key that carries the value of the trial's (first) metric, whatever it is called."""
 
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
@@ -53,8 +54,7 @@ class TuneTrial(tune.Trainable):
         later may write.
         """
         self._directory = Path(config["directory"])
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._metric = config["config"]["metric"]
+        make_directory(self._directory)
         self._log = open(self._directory / "trial.log", "a", encoding="utf-8")  # noqa: SIM115  closed in cleanup
         self._trainer: Any = None
         self._events: Iterator[Any] = iter(())
@@ -67,7 +67,13 @@ class TuneTrial(tune.Trainable):
         self._set_aside: list[str] = []
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
-            import trainable.build  # noqa: F401  torch: seconds that only workers pay
+            import torch
+
+            import trainable.build  # noqa: F401  seconds that only workers pay
+
+            # once in a process, all of whose trials have as many; the others are set with the run
+            if torch.get_num_interop_threads() != self._threads:
+                torch.set_num_interop_threads(self._threads)
 
     def step(self) -> dict[str, Any]:
         """Train up to the next report; the first time, open the run at its newest checkpoint.
@@ -81,6 +87,13 @@ class TuneTrial(tune.Trainable):
         report = self._next_report()
         while self._is_out_of_memory() and self._split_batch():
             report = self._next_report()
+        result = self._result(report)
+        if result.get(DONE):
+            # this process may wait for its next trial while others need what the run holds
+            self._close_run()
+        return result
+
+    def _result(self, report: Any) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if self._set_aside:
             result["set_aside"], self._set_aside = self._set_aside, []
@@ -92,7 +105,7 @@ class TuneTrial(tune.Trainable):
             stopped = os.path.exists(self._stop)
             return result | {"ending": "stopped" if stopped else "interrupted", DONE: True}
         result |= {
-            OBJECTIVE: report.metrics[self._metric],
+            OBJECTIVE: report.metrics[self._config.metrics[0]],
             "epoch": report.epoch,
             "step": report.step,
             "metrics": report.metrics,
@@ -123,7 +136,12 @@ class TuneTrial(tune.Trainable):
         return True
 
     def cleanup(self) -> None:
-        """Shut loaders down, wait for pending writes, close the log."""
+        """End the run if it has not ended, and close the log."""
+        self._close_run()
+        self._log.close()
+
+    def _close_run(self) -> None:
+        """Shut loaders down, wait for pending writes, give memory back."""
         if self._trainer is not None:
             with self._logged():
                 try:
@@ -132,8 +150,9 @@ class TuneTrial(tune.Trainable):
                     # Of a trial that was stopped: its end is told, its last save is not needed,
                     # and the next trial of this process must not die of it.
                     traceback.print_exc()
-            self._trainer = None
-        self._log.close()
+            self._trainer, self._events = None, iter(())
+        if self._failure is not None:
+            release_memory()
 
     def _open(self) -> None:
         from trainable.build import open_trainer

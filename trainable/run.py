@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Self
 
 from trainable.checkpoint import CheckpointStore
+from trainable.config import Mode
 from trainable.health import Watch
 from trainable.history import History, Row
 from trainable.manifest import Pointer
-
-Mode = Literal["min", "max"]
 
 
 @dataclass(frozen=True)
@@ -102,3 +101,27 @@ def is_better(value: float, best: float | None, mode: Mode) -> bool:
     if not math.isfinite(value):
         return False
     return best is None or (value < best if mode == "min" else value > best)
+
+
+def at_best(
+    also: Sequence[str],
+    now: Mapping[str, float],
+    before: Mapping[str, float],
+    *,
+    is_best: bool,
+) -> dict[str, float]:
+    """Return `best/<metric>` of the metrics that count beside the deciding one.
+
+    It is their value at the deciding one's best report, not their own best: one checkpoint has
+    all of these values.
+
+    Args:
+        also: The metrics' names.
+        now: The metrics of this report.
+        before: The metrics of the report before, with what this returned for it.
+        is_best: The deciding metric is the best so far.
+    """
+    names = {metric: f"best/{metric}" for metric in also}
+    if is_best:
+        return {name: now[metric] for metric, name in names.items()}
+    return {name: before[name] for name in names.values() if name in before}

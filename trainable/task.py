@@ -235,10 +235,22 @@ def load_loop(name: str) -> Callable[..., Any] | None:
     """Return the function that `package.module:function` names; None when it names a class.
 
     Raises:
-        ConfigError: The module or the name in it was not found.
+        ConfigError: The module or the name in it was not found, or it is a function of another
+            kind.
     """
     found, _ = _locate(name)
-    return found if callable(found) and not isinstance(found, type) else None
+    if isinstance(found, type) or not callable(found):
+        return None
+    function: Callable[..., Any] = found
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as problem:
+        raise ConfigError(
+            f"task {name!r} is a function that cannot be called with two arguments ({problem}); a "
+            "loop is a generator function run(config, context); name one, or a class that derives "
+            "from trainable.Task"
+        ) from problem
+    return function
 
 
 def _locate(name: str) -> tuple[Any, list[str]]:

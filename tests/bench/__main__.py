@@ -27,6 +27,8 @@ ROWS = {
     "append": ("tests.bench.tracking:append", "P5: queueing a point / raw SQLite"),
     "deliver": ("tests.bench.tracking:deliver", "P5: a point in MLflow / log_batch, log_metric"),
     "tracked": ("tests.bench.tracked:trial", "P6: a trial with tracking / without"),
+    "found": ("tests.bench.quality:found", "P9: the best of 200 evaluations, by sampler"),
+    "epochs": ("tests.bench.quality:epochs", "P9: epochs to a regret / stock, random"),
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
 }
 

@@ -55,6 +55,10 @@ ROWS = {
     34: "three faults, one after the other",
 }
 _PROPERTY = "fault"
+_PROMISE = re.compile(r"^\| (\d+) \|.*\| `test_row_\w+` \|$", re.MULTILINE)
+_README = Path(__file__).parents[2] / "README.md"
+_WHOLE = "chaos or fault"
+"""The mark expression with which all of the matrix runs."""
 _MARK = re.compile(r"@pytest\.mark\.fault\(\s*(\d+),.*?\ndef (test_\w+)\(", re.DOTALL)
 
 
@@ -73,6 +77,7 @@ class FaultTable:
     def __init__(self) -> None:
         self.ended: dict[int, list[str]] = defaultdict(list)
         self.seconds: dict[int, float] = defaultdict(float)
+        self._broken: list[int] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Note the row of each test.
@@ -114,6 +119,11 @@ class FaultTable:
             return "partly" if "skipped" in ends else "passed"
         return "skipped" if ends else "not run"
 
+    def broken_promises(self, readme: str) -> list[int]:
+        """The rows that the README promises and that these tests do not show."""
+        promised = [int(row) for row in _PROMISE.findall(readme)]
+        return [row for row in promised if self.result(row) in ("failed", "not run")]
+
     def lines(self) -> list[str]:
         """The table; of a session that ran a few rows only, these."""
         lines = ["row  result    tests  seconds  what happens"]
@@ -123,7 +133,18 @@ class FaultTable:
                 continue
             count, seconds = len(self.ended.get(row, [])), self.seconds.get(row, 0.0)
             lines.append(f"{row:3}  {self.result(row):8}  {count:5}  {seconds:7.1f}  {what}")
+        if self._broken:
+            lines.append(f"the README promises these rows too: {self._broken}")
         return [*lines, f"CHAOS_SEED={SEED}"]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """All of the matrix passes only if it shows everything that the README promises."""
+        options = session.config.option
+        if options.markexpr == _WHOLE and not (options.keyword or options.collectonly):
+            self._broken = self.broken_promises(_README.read_text(encoding="utf-8"))
+            if self._broken and not hasattr(session.config, "workerinput"):
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table, and write it where `CHAOS_REPORT` says."""

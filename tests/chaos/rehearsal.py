@@ -6,6 +6,7 @@ What must not live here: what must hold afterwards.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -117,16 +118,22 @@ class Rehearsal:
                 shutil.rmtree(directory)
 
     def power_lost(self, fate: Fate, *, every: int = 1) -> Iterator[Remains]:
-        """Lose the power before each call, with this fate for all that was not synced."""
+        """Lose the power before each call, and after the last one, with this fate for all that
+        was not synced.
+
+        Args:
+            every: Leave out all but each of this many, and the end.
+        """
         operations, acknowledged = self._recorded()
         disk = Disk(self.template)
-        for index in range(0, len(operations) + 1, every):
+        cuts = sorted({*range(0, len(operations), every), len(operations)})
+        for index, until in itertools.pairwise([*cuts, len(operations)]):
             directory = self.stage.directory / f"after-{index}"
             disk.write(directory, fate)
             said = [rest for count, *rest in acknowledged if count <= index]
             yield Remains(directory, f"power lost before call {index}, {fate}", said)
             shutil.rmtree(directory)
-            disk.apply(operations[index : index + every])
+            disk.apply(operations[index:until])
 
     def _prepare(self) -> Path:
         self._num_runs += 1

@@ -103,7 +103,7 @@ def test_the_words_and_tables_say_what_happened(page: Page) -> None:
 @pytest.mark.browser
 def test_the_history_falls_to_the_best(page: Page, sweep: MadeSweep) -> None:
     traces = _traces(page, "History")
-    best = sweep.view.best_record()
+    best = sweep.view.ledger.best()
     assert best is not None
     assert traces["val/loss"]["x"] == list(range(COMPLETE))
     assert traces["Best Value"]["y"][-1] == pytest.approx(best.value)

@@ -148,6 +148,16 @@ def test_table_of_a_few_rows_has_these_only_and_that_of_most_has_all() -> None:
     assert [int(line.split()[0]) for line in table.lines()[1:-1]] == list(ROWS)
 
 
+def test_promise_that_no_test_kept_is_found() -> None:
+    table = FaultTable()
+    table.ended |= {6: ["passed"], 7: ["failed"], 9: ["skipped", "passed"]}
+    rows = {6: "`test_row_06_x`", 7: "`test_row_07_x`", 8: "`test_row_08_x`", 9: "not yet"}
+    readme = "".join(f"| {row} | a fault | a promise | {test} |\n" for row, test in rows.items())
+    assert table.broken_promises(readme) == [7, 8]
+    promised = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert set(FaultTable().broken_promises(promised)) >= {1, 2, 3, 6, 7, 34}
+
+
 def test_every_row_of_the_matrix_is_known_and_tests_are_found() -> None:
     assert list(ROWS) == list(range(1, 35))
     found = find_tests(Path(__file__).parents[1] / "chaos")

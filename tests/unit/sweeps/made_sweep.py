@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from optuna.samplers import RandomSampler
@@ -18,7 +19,7 @@ SPEC = """
 name: {name}
 task: digits
 metric: {metric}
-mode: min
+mode: {mode}
 trials: 3
 budget: {{epochs: 10}}
 space: {space}
@@ -37,22 +38,32 @@ class MadeSweep:
         *,
         space: str = RATE,
         metric: str = "val/loss",
+        mode: str = "min",
         more: str = "",
     ) -> None:
         self.paths = SweepPaths(root, name)
-        text = SPEC.format(name=name, space=space, metric=metric, more=more)
+        text = SPEC.format(name=name, space=space, metric=metric, mode=mode, more=more)
         self.spec = parse_spec(text, f"{name}.yaml")
         self.paths.directory.mkdir(parents=True)
-        self.ledger = Ledger.create(self.paths.ledger, mode="min", sweep_id=f"id-{name}")
+        self.ledger = Ledger.create(self.paths.ledger, mode=self.spec.mode, sweep_id=f"id-{name}")
         write_spec(self.paths.spec, self.spec)
 
-    def add(self, ending: Ending | None, *values: float, reason: str | None = None) -> int:
-        """Add a trial that reported `values` and so ended, or did not; returns its number."""
+    def add(
+        self,
+        ending: Ending | None,
+        *values: float | Sequence[float],
+        reason: str | None = None,
+    ) -> int:
+        """Add a trial that reported `values` and so ended, or did not; returns its number.
+
+        With several metrics, each report is a sequence.
+        """
         space = {key: value.to_optuna() for key, value in self.spec.space.items()}
         sampler = RandomSampler(seed=len(self.ledger.trials()))
         number = self.ledger.ask(space, sampler).number
-        for epoch, value in enumerate(values, start=1):
-            self.ledger.report(number, epoch=epoch, step=epoch * 10, value=value)
+        for epoch, reported in enumerate(values, start=1):
+            value, *others = reported if isinstance(reported, Sequence) else [reported]
+            self.ledger.report(number, epoch=epoch, step=epoch * 10, value=value, others=others)
         if ending is not None:
             self.ledger.finish(number, ending, reason=reason)
         return number

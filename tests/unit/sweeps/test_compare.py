@@ -12,6 +12,8 @@ from rich.console import Console
 
 from sweeps import display
 from sweeps.compare import Incomparable, compare
+from sweeps.results import format_number
+from sweeps.tags import leaders_view
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox import SWEEP, Outbox
 from trainable.history import Row
@@ -105,6 +107,62 @@ def test_pages_name_the_leaders_runs_and_their_experiments(tmp_path: Path) -> No
         assert json.loads(query["runs"][0]) == ["run1", "run0"]
         assert json.loads(query["experiments"][0]) == ["1", "2"]
     assert json.loads(query["plot_metric_keys"][0]) == ["val/loss", "train/loss"]
+
+
+def test_the_charts_are_named_once_their_view_is_at_the_server(tmp_path: Path) -> None:
+    """The page's address holds a key alone; without its tag MLflow shows an error."""
+    sweeps = [MadeSweep(tmp_path, name) for name in ("first", "second")]
+    views = []
+    for number, sweep in enumerate(sweeps):
+        sweep.add("complete", 0.5)
+        outbox = Outbox(sweep.paths.outbox)
+        outbox.experiment_id = str(number + 1)
+        outbox.adopt(0, f"run{number}", held=None)
+        assert compare([s.view for s in sweeps], top=5)["mlflow_charts_page"] is None
+        view = leaders_view(sweep.spec)
+        outbox.append(SWEEP, "experiment", {view.tag: view.state})
+        batch = outbox.claim(SWEEP)
+        assert batch is not None
+        outbox.delivered(batch)
+        outbox.close()
+        views.append(view)
+    assert views[0] == views[1]
+    for chosen, path in ((sweeps[:1], "/experiments/1/runs"), (sweeps, "/compare-experiments/s")):
+        found = compare([s.view for s in chosen], top=5)
+        url = urlsplit(found["mlflow_charts_page"])
+        assert url.fragment.split("?")[0] == path
+        query = parse_qs(url.fragment.split("?")[1])
+        assert query["viewStateShareKey"] == [views[0].key]
+    assert json.loads(query["experiments"][0]) == ["1", "2"]
+    state = json.loads(views[0].state)
+    parallel, *curves = state["compareRunCharts"]
+    assert parallel["selectedParams"] == ["train.optimizer.lr"]
+    assert parallel["selectedMetrics"] == ["best/val/loss"]
+    assert [one["metricKey"] for one in curves] == ["val/loss", "train/loss"]
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`best/val/loss`", True)
+    other = MadeSweep(tmp_path, "other", space="{train.batch_size: {choice: [32]}}")
+    assert compare([sweeps[0].view, other.view], top=5)["mlflow_charts_page"] is None
+
+
+def test_what_differs_from_the_best_one_stands_out(tmp_path: Path) -> None:
+    space = (
+        "{train.optimizer.lr: {loguniform: [1.0e-4, 0.1]}, train.batch_size: {choice: [16, 32]}}"
+    )
+    sweep = MadeSweep(tmp_path, space=space)
+    for value in (0.3, 0.1, 0.2, 0.5, 0.4):
+        sweep.add("complete", value)
+    found = compare([sweep.view], top=5)
+    drawn = Console(width=200, color_system="standard").render_lines(display.comparison(found))
+    sizes = [one["params"]["train.batch_size"] for one in found["leaders"]]
+    assert {"dim", "bold cyan"} == {"dim" if s == sizes[0] else "bold cyan" for s in sizes[1:]}
+    for one, line in zip(found["leaders"], drawn[1:], strict=True):
+        styles = {segment.text.strip(): str(segment.style) for segment in line}
+        rate, size = one["params"]["train.optimizer.lr"], one["params"]["train.batch_size"]
+        if one is found["leaders"][0]:
+            assert styles[format_number(rate)] == styles[str(size)] == "bold"
+        else:
+            assert styles[format_number(rate)] == "bold cyan"
+            assert styles[str(size)] == ("dim" if size == sizes[0] else "bold cyan")
 
 
 def test_sweeps_after_different_things_are_not_compared(tmp_path: Path) -> None:

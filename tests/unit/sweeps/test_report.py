@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
 
 from sweeps.ledger_view import TrialSummary
+from sweeps.report_basis import basis
 from sweeps.report_figures import rungs, survival
 from sweeps.report_page import Section, page, table
 from sweeps.spec import SweepSpec, parse_spec
@@ -40,6 +42,37 @@ def test_each_trial_that_reached_a_rung_has_one_fate_there() -> None:
         "failed": [0, 1, 0, 0],
         "complete": [0, 0, 0, 1],
     }
+
+
+def test_values_are_compared_at_an_epoch_that_ten_trials_reached() -> None:
+    """Three of fourteen went to the end, four to epoch 6; the fifteenth failed."""
+    lengths = [20, 20, 20, 6, *(2 for _ in range(10)), 20]
+    curves = {n: {e: 1.0 / e + n for e in range(1, end + 1)} for n, end in enumerate(lengths)}
+    curves[1][2] = math.nan
+    states = {n: "complete" if end == 20 else "pruned" for n, end in enumerate(lengths)}
+    states[14] = "failed"
+    found = basis(_spec(EARLY), states, curves)
+    assert found.epoch == 2
+    assert found.values == {n: n + (1.0 if n == 1 else 0.5) for n in range(14)}
+    assert found.target == "val/loss by epoch 2"
+    assert "the 14 trials that reached epoch 2" in found.sentence
+    assert found.sentence.endswith("4 of them went further.")
+
+
+def test_few_trials_are_compared_where_the_first_of_them_ended() -> None:
+    curves = {0: {1: 0.9, 2: 0.7, 3: 0.8}, 1: {1: 0.5}, 2: {}}
+    states = {0: "running", 1: "pruned", 2: "waiting"}
+    assert basis(_spec(EARLY), states, curves).values == {0: 0.9, 1: 0.5}
+    assert basis(_spec(EARLY), {0: "running"}, {0: curves[0]}).values == {0: 0.7}
+    assert basis(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
+
+
+def test_where_ten_trials_reached_the_end_their_values_are_those_of_the_ledger() -> None:
+    curves = {n: dict.fromkeys(range(1, 21), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
+    states = dict.fromkeys(range(10), "complete") | {10: "pruned"}
+    found = basis(_spec(EARLY), states, curves)
+    assert (found.epoch, found.target, sorted(found.values)) == (20, "val/loss", list(range(10)))
+    assert "reached the last epoch" in found.sentence
 
 
 class _Requests(HTMLParser):

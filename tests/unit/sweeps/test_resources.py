@@ -6,18 +6,23 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sweeps.resources import (
     Gpu,
     Machine,
     Plan,
     ResourceError,
+    StepMemory,
     _cgroup_cpus,
     _cgroup_memory,
     plan,
     select_visible,
+    share_of_gpu,
 )
 from sweeps.sections import ResourcesConfig
+from trainable.memory import tensor_fraction
 
 GIB = 1024**3
 
@@ -42,7 +47,7 @@ def _ask(cpu: float = 1, gpu: float | str = "auto") -> ResourcesConfig:
         (_ask(), 24, 3, _machine(8, gpus=1), Plan(1, 0.3333, 3)),
         (_ask(), 24, 3, _machine(8, gpus=2), Plan(1, 0.5, 3)),
         (_ask(), 24, None, _machine(4, gpus=8), Plan(1, 1, 4)),
-        (_ask(), 24, None, _machine(8, gpus=1, memory=6), Plan(1, 0.3333, 3)),
+        (_ask(), 24, None, _machine(8, gpus=1, memory=7), Plan(1, 0.3333, 3)),
         (_ask(), 24, None, _machine(8, gpus=1, memory=1), Plan(1, 1, 1)),
         (_ask(gpu=0), 24, None, _machine(8, gpus=1), Plan(1, 0, 8)),
         (_ask(gpu=0.3), 24, None, _machine(8, gpus=2), Plan(1, 0.3, 6)),
@@ -107,9 +112,75 @@ def test_equal_shares_never_exceed_a_gpu() -> None:
         assert made.gpu * per_gpu <= 1
 
 
+def _step(peak: float, outside: float = 0.5, total: float = 80) -> StepMemory:
+    return StepMemory(int(peak * GIB), int(outside * GIB), int(total * GIB))
+
+
+@pytest.mark.parametrize(
+    ("step", "gpus", "expected"),
+    [
+        (_step(1), 1, (0.125, 8)),  # all that the CPUs allow
+        (_step(15), 1, (0.25, 4)),  # 18.75 GiB with the margin and the context
+        (_step(15), 2, (0.25, 8)),
+        (_step(33), 1, (1, 1)),  # 40.35 GiB: the tensors of two would fit, not their contexts
+        (_step(15, outside=3), 1, (0.3333, 3)),
+        (_step(15, total=74), 1, (0.3333, 3)),  # torch sees less of it than the driver
+        (_step(200), 1, (1, 1)),
+        (StepMemory(failed="ran out of memory"), 2, (1, 2)),
+    ],
+)
+def test_what_a_step_took_decides_how_many_share_a_gpu(
+    step: StepMemory, gpus: int, expected: tuple[float, int]
+) -> None:
+    made = plan(_ask(), 24, None, _machine(8, gpus=gpus), step)
+    assert (made.gpu, made.concurrency) == expected
+
+
+def test_a_share_that_was_asked_for_is_not_changed_by_what_a_step_took() -> None:
+    assert plan(_ask(gpu=0.5), 24, None, _machine(8, gpus=1), _step(70)).gpu == 0.5
+
+
+@given(
+    peak=st.integers(1, 2**38),
+    outside=st.integers(0, 2**31),
+    total=st.integers(2**31, 2**38),
+    wanted=st.integers(1, 100),  # of more, Ray counts in steps that are too coarse
+)
+def test_shares_never_exceed_a_gpu_and_hold_what_a_step_took(
+    peak: int, outside: int, total: int, wanted: int
+) -> None:
+    step = StepMemory(peak, outside, total)
+    share = share_of_gpu(step.needed, total, wanted)
+    sharing = _fitting(share)
+    assert 1 <= sharing <= wanted or (share == 1 and sharing == 1)
+    assert sharing * round(share * 10_000) <= 10_000, "Ray would place one less"
+    assert share == 1 or step.needed <= share * total * (1 + 1e-12)
+    if sharing > 1:  # nobody outgrows a share that fits, and all of them fit together
+        tensors = tensor_fraction(share, total) * total
+        assert 1.19 * peak <= tensors
+        assert sharing * (tensors + outside) <= total * (1 + 1e-9) + sharing * outside
+    # one more would not fit, or is not wanted
+    smaller = 10_000 // (sharing + 1) / 10_000
+    assert sharing == wanted or smaller * total < step.needed
+
+
+def _fitting(share: float) -> int:
+    """How many of a share Ray places on one GPU: it counts in ten-thousandths."""
+    return 10_000 // round(share * 10_000)
+
+
 def test_a_plan_in_words() -> None:
     assert Plan(1, 0.25, 4).describe() == "4 trials at a time, each with 1 CPU, 0.25 GPU"
     assert Plan(2, 0, 1).describe() == "1 trial at a time, each with 2 CPUs"
+    measured = plan(_ask(), 4, None, _machine(8, gpus=1), _step(8.5))
+    assert measured.describe() == (
+        "4 trials at a time, each with 1 CPU, 0.25 GPU: one step took 9 GiB of 80 GiB"
+    )
+    failed = StepMemory(failed="ran out of memory")
+    assert plan(_ask(), 4, None, _machine(8, gpus=1), failed).describe() == (
+        "1 trial at a time, each with 1 CPU, 1 GPU: one step of the largest trial that is known "
+        "ran out of memory"
+    )
 
 
 FOUND = [("GPU-aa1", Gpu("a", 1)), ("GPU-ab2", Gpu("b", 1)), ("GPU-c3", Gpu("c", 1))]

@@ -496,6 +496,34 @@ FILES = [
         id="39 mode by another word",
     ),
     pytest.param(
+        "name: digits\ntask: digits\nmetric: [val/loss, 5, '']\nmode: [min, maxx, {a: 1}]\ntrials: 24\n",
+        [
+            "s.yaml:3:20: metric[1]: 5 is not the name of a metric; a name has 1 to 245 characters; write for example val/loss",
+            "s.yaml:3:23: metric[2]: '' is not the name of a metric; a name has 1 to 245 characters; write for example val/loss",
+            "s.yaml:4:13: mode[1]: 'maxx' is not known here; valid: min, max; write one of them",
+            "s.yaml:4:19: mode[2]: a list or a mapping is not known here; valid: min, max; write one of them",
+        ],
+        id="several metrics, wrong ones",
+    ),
+    pytest.param(
+        "name: digits\ntask: digits\nmetric: [val/loss]\nmode: []\ntrials: 24\n",
+        [
+            "s.yaml:3:9: metric: the list holds 1; a list is for two metrics or more; write a single one without brackets",
+            "s.yaml:4:7: mode: the list holds 0; a list is for two metrics or more; write a single one without brackets",
+        ],
+        id="lists of fewer than two",
+    ),
+    pytest.param(
+        "name: digits\ntask: digits\nmetric: [val/loss, val/loss, val/accuracy]\nmode: [min, max]\ntrials: 24\nsearch: {sampler: cmaes}\nearly_stopping: {reduction: 2}\n",
+        [
+            "s.yaml:3:20: metric[1]: 'val/loss' is named before; write each one once",
+            "s.yaml:4:7: mode: 2 for 3 metrics; each metric has a mode of its own; write for example [min, max, min]",
+            "s.yaml:6:19: search.sampler: cmaes learns from one number, and metric names 3; write tpe or gp, or a single metric",
+            "s.yaml:7:17: early_stopping.scheduler: asha compares trials by one number, and metric names 3; write scheduler: none, or a single metric",
+        ],
+        id="several metrics, and what takes one",
+    ),
+    pytest.param(
         "name: ../x\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 24\n",
         [
             "s.yaml:1:7: name: '../x' holds a path separator; a name becomes a directory of that name below the root; use --root to choose another place",

@@ -61,6 +61,7 @@ class DiskServer:
             "CREATE TABLE IF NOT EXISTS points"
             " (run INTEGER, key TEXT, value REAL, step INTEGER, ts INTEGER);"
             "CREATE TABLE IF NOT EXISTS files (run INTEGER, path TEXT, content BLOB);"
+            "CREATE TABLE IF NOT EXISTS experiment_tags (name TEXT PRIMARY KEY, value TEXT);"
         )
 
     def close(self) -> None:
@@ -138,6 +139,11 @@ class DiskServer:
         merged = {**json.loads(self._one(run_id, "tags")[0]), **tags}
         self._db.execute("UPDATE runs SET tags = ? WHERE id = ?", (json.dumps(merged), run_id))
 
+    def set_experiment_tags(self, experiment_id: str, tags: Mapping[str, str]) -> None:
+        assert experiment_id == "7"
+        self.fault("before set_experiment_tags")
+        self._db.executemany("INSERT OR REPLACE INTO experiment_tags VALUES (?, ?)", tags.items())
+
     def set_status(self, run_id: str, status: str, end_ms: int | None) -> None:
         self.fault("before set_status")
         self._db.execute(
@@ -163,6 +169,9 @@ class DiskServer:
         query = "SELECT status, params, tags FROM runs WHERE trial = ? AND NOT deleted"
         rows = self._db.execute(query, (trial,)).fetchall()
         return [(status, json.loads(params), json.loads(tags)) for status, params, tags in rows]
+
+    def experiment_tags(self) -> dict[str, str]:
+        return dict(self._db.execute("SELECT name, value FROM experiment_tags"))
 
     def files(self) -> list[tuple[str, bytes]]:
         return self._db.execute("SELECT path, content FROM files").fetchall()

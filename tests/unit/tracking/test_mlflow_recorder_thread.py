@@ -17,7 +17,7 @@ from tracking import mlflow_recorder
 from tracking.delivery import Server
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.outbox import Outbox
-from tracking.outbox_status import pending
+from tracking.outbox_status import pending, read_outbox
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,17 @@ def test_ids_are_known_once_delivered_and_at_once_in_the_next_process(
     assert not recorder.wait_ready(0)
     gate.set()
     assert recorder.close(0.1) == 1
+
+
+def test_tags_of_the_experiment_are_known_once_they_are_there(tmp_path: Path, server: Any) -> None:
+    outbox, tags = tmp_path / "outbox", {"mlflow.sharedViewState.k": "{}"}
+    offline = recorder_on(outbox, lambda: server, experiment_tags=tags, offline=True)
+    offline.close(0)
+    assert read_outbox(outbox).experiment_tags == frozenset()
+    recorder = recorder_on(outbox, lambda: server)
+    assert recorder.close(10) == 0
+    assert server.experiment_tags() == tags
+    assert read_outbox(outbox).experiment_tags == {"mlflow.sharedViewState.k"}
 
 
 def test_verbs_return_at_once_while_the_server_hangs(

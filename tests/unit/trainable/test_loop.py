@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -15,6 +16,7 @@ from trainable.errors import (
     ConfigError,
     NonFiniteGradient,
     NonFiniteLoss,
+    NonFiniteMetric,
     OutOfMemory,
     TaskError,
 )
@@ -134,6 +136,49 @@ def test_best_is_kept_whatever_follows(
     assert reports[-1].metrics["best/val/loss"] == best
     assert trainer.store.best().epoch == best_epoch
     assert trainer.store.newest().epoch == 4
+
+
+def _pairs(*pairs):
+    """An evaluation that returns the given losses and speeds one after another."""
+    queue = iter(pairs)
+    return lambda self, model, batches: dict(zip(("loss", "speed"), next(queue), strict=True))
+
+
+def test_of_several_metrics_the_first_decides_and_the_others_are_those_of_its_best_report(
+    tmp_path, opened, configure, toy
+):
+    asked = itertools.count(1)
+    config = configure(epochs=4, metric=("val/loss", "val/speed"), mode=("min", "max"))
+    pairs = [(3.0, 10.0), (1.0, 20.0), (2.0, 90.0), (1.5, 80.0)]
+    first = opened(
+        config, tmp_path, _task(toy, evaluate=_pairs(*pairs)), interrupted=lambda: next(asked) > 8
+    )
+    reports = list(first.events())
+    first.close()
+    resumed = opened(config, tmp_path, _task(toy, evaluate=_pairs(*pairs[len(reports) :])))
+    reports += resumed.events()
+    shown = [(r.metrics["best/val/loss"], r.metrics["best/val/speed"]) for r in reports]
+    assert shown == [(3.0, 10.0), (1.0, 20.0), (1.0, 20.0), (1.0, 20.0)]
+    assert resumed.store.best().epoch == 2
+
+
+@pytest.mark.parametrize("speed", [math.nan, math.inf])
+def test_a_further_metric_that_is_no_number_ends_the_run_and_keeps_its_curve(
+    tmp_path, opened, configure, toy, speed
+):
+    config = configure(epochs=2, metric=("val/loss", "val/speed"), mode=("min", "max"))
+    trainer = opened(config, tmp_path, _task(toy, evaluate=_pairs((1.0, 2.0), (0.5, speed))))
+    with pytest.raises(NonFiniteMetric, match=rf"val/speed is {speed} in report 2"):
+        list(trainer.events())
+    trainer.close()
+    assert [row.step for row in read_rows(tmp_path)] == list(range(1, 9))
+    assert trainer.store.best().epoch == 1
+
+
+def test_unknown_further_metric_lists_what_is_reported(tmp_path, opened, configure, toy):
+    config = configure(metric=("val/loss", "val/speed"), mode=("min", "max"))
+    with pytest.raises(ConfigError, match=r"metric is 'val/speed'.* train/samples_per_second, "):
+        list(opened(config, tmp_path, toy()).events())
 
 
 def test_unknown_metric_lists_what_is_reported(tmp_path, opened, configure, toy):

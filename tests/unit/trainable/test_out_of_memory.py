@@ -80,7 +80,8 @@ def _run(trial: TuneTrial) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Greedy, "limit", BATCH)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    for name in ("set_num_threads", "set_num_interop_threads"):
+        monkeypatch.setattr(torch, name, lambda _: None)
     seen.clear()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import subprocess
 import sys
 
@@ -218,6 +219,31 @@ def test_interrupted_loop_saves_where_it_stands(tmp_path):
     assert not reports[-1].finished
     with _open(loop, tmp_path, config) as resumed:
         assert [r.epoch for r in resumed.events()] == [4, 5, 6]
+
+
+def _pairs(*pairs):
+    def loop(config, context):  # noqa: ARG001  a loop's signature
+        for loss, speed in pairs[context.epoch :]:
+            yield {"val/loss": loss, "val/speed": speed}, {"x": 1}
+
+    return loop
+
+
+def test_of_several_metrics_the_first_decides_and_the_others_are_those_of_its_best_report(
+    tmp_path,
+):
+    several = {"metric": ("val/loss", "val/speed"), "mode": ("min", "max")}
+    config = _config(epochs=3).model_copy(update=several)
+    with _open(_pairs((3.0, 10.0), (1.0, 20.0), (2.0, 90.0)), tmp_path / "a", config) as run:
+        *_, last = run.events()
+    assert (last.metrics["best/val/loss"], last.metrics["best/val/speed"]) == (1.0, 20.0)
+    broken = _open(_pairs((3.0, 10.0), (1.0, math.nan)), tmp_path / "b", config)
+    with broken, pytest.raises(NonFiniteMetric, match="val/speed is nan in report 2"):
+        list(broken.events())
+    assert read_rows(tmp_path / "b")[-1].metrics["best/val/loss"] == 3.0
+    missing = _open(_values(1.0), tmp_path / "c", config)
+    with missing, pytest.raises(ConfigError, match="metric is 'val/speed'"):
+        list(missing.events())
 
 
 def test_finished_run_reports_its_end_once_more(tmp_path):

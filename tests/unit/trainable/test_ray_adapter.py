@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 import torch
 from ray.tune.result import SHOULD_CHECKPOINT
 from torch import nn
+from torch.utils.data import TensorDataset, default_collate
 
 from tests.chaos.runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
@@ -24,14 +28,31 @@ EPOCHS = 3
 
 
 class Small(Task):
-    """Two classes of three inputs; ten steps of four samples an epoch."""
+    """Two classes of three inputs; ten steps of four samples an epoch.
+
+    Args:
+        loaded: Whether the samples need a loader.
+        raises: Whether the last epoch raises.
+    """
+
+    def __init__(self, *, loaded: bool = False, raises: bool = False) -> None:
+        self.loaded, self.raises, self.calls = loaded, raises, 0
 
     def build_model(self) -> nn.Module:
         return nn.Linear(3, 2)
 
     def build_data(self) -> Data:
         inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-        return Data(train=(inputs, torch.arange(40) % 2), val=(inputs, torch.arange(40) % 2))
+        tensors = (inputs, torch.arange(40) % 2)
+        if self.loaded:
+            return Data(train=TensorDataset(*tensors), val=tensors, collate=default_collate)
+        return Data(train=tensors, val=tensors)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        self.calls += model.training
+        if self.raises and self.calls > 25:
+            raise RuntimeError("as the test asks for")
+        return super().loss(model, batch)
 
 
 def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
@@ -45,16 +66,19 @@ def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    for name in ("set_num_threads", "set_num_interop_threads"):
+        monkeypatch.setattr(torch, name, lambda _: None)
 
 
-def _trial(directory: Path, *, until: int | None = None, task: str = "Small") -> TuneTrial:
+def _trial(
+    directory: Path, *, until: int | None = None, task: str = "Small", **arguments: bool
+) -> TuneTrial:
     config = TrialConfig(
-        task={"name": f"{__name__}:{task}"},
+        task={"name": f"{__name__}:{task}", **arguments},
         metric="val/loss",
         mode="min",
         budget={"epochs": EPOCHS},
-        train={"batch_size": 4, "precision": "fp32"},
+        train={"batch_size": 4, "precision": "fp32", "loader": {"num_workers": 1}},
         checkpoint={"every": "4 steps"},
     )
     return TuneTrial(
@@ -168,3 +192,23 @@ def test_a_trial_beyond_the_epoch_at_which_it_should_pause_has_not_finished(
 
 def _told(result: dict[str, Any]) -> tuple[Any, ...]:
     return result["epoch"], result["step"], result["objective"]
+
+
+@pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
+def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str) -> None:
+    """Its process may then wait for another trial: with no loader, and no model in its memory."""
+    trial = _trial(tmp_path, loaded=True, raises=ending == "failed")
+    assert "ending" not in trial.step()
+    assert len(multiprocessing.active_children()) == 1
+    model = weakref.ref(trial._trainer.model)
+    trial.step()
+    if ending == "interrupted":
+        (tmp_path / "drain").touch()
+    gc.disable()  # a next trial would not wait for it either
+    try:
+        assert trial.step()["ending"] == ending
+        assert model() is None
+    finally:
+        gc.enable()
+    assert multiprocessing.active_children() == []
+    trial.cleanup()

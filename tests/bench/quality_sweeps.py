@@ -1,0 +1,217 @@
+"""Sweeps over problems: through the whole path, and through its decisions alone.
+
+`whole` is a sweep as `sweep run` makes it, from its spec to its outbox, without what comes after
+the last trial (pictures, report, delivery); many of them share one Ray. `drive` calls the same
+searcher, scheduler and ledger in the order in which Ray Tune calls them and trains in between by a
+function call, so that thousands of trainings take seconds: it is for counting epochs, never time.
+
+What must not live here: problems, statistics, and the peer's side (`quality_stock.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import optuna
+from ray.tune.result import TRAINING_ITERATION
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+from rich.console import Console
+
+from sweeps import engine
+from sweeps.control import Wishes
+from sweeps.departure import listen
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ending, Ledger, TrialRecord
+from sweeps.live import PlainLines
+from sweeps.lock import SweepLock
+from sweeps.opening import open_sweep
+from sweeps.origin import Origin
+from sweeps.resources import Machine, plan
+from sweeps.schedulers import TIME, make_scheduler
+from sweeps.search import LedgerSearcher
+from sweeps.spec import SweepSpec
+from sweeps.tuning import tune_trials
+from tests.bench.quality_problems import METRIC
+from trainable.ray_adapter import OBJECTIVE
+
+AT_ONCE = 4
+"""Trials at the same time, at most; a share of a CPU each, for they hardly use one."""
+
+Params = Mapping[str, Any]
+Train = Callable[[int, Params], Iterator[float]]
+"""Trains the trial of a number with parameters; yields its loss after each epoch."""
+
+
+@contextlib.contextmanager
+def one_ray() -> Iterator[None]:
+    """A Ray that all sweeps inside the context share."""
+    token, machine = uuid.uuid4().hex, Machine.probe()
+    engine.configure(token)
+    engine.start(token, machine, concurrency=AT_ONCE)
+    try:
+        yield
+    finally:
+        engine.stop(token)
+
+
+def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
+    """Run a sweep inside `one_ray`, and return its trials."""
+    paths = SweepPaths(root, spec.name)
+    ways = plan(spec.resources, spec.trials, spec.concurrency, Machine.probe())
+    assert ways.concurrency == spec.concurrency, "the CPUs of this machine do not suffice"
+    lock = SweepLock(paths.lock)
+    token = lock.acquire().token
+    try:
+        wishes = Wishes(paths, token)
+        with listen(paths, lock, token, wishes, grace=30.0) as interruption:
+            sweep = open_sweep(paths, spec, Origin(), new=True, offline=True)
+            try:
+                sweep.reconcile(print)
+                with PlainLines(Console(quiet=True), spec, finished=0) as view:
+                    tune_trials(
+                        sweep, ways, view, interruption, wishes, lock, on_end=lambda _: None
+                    )
+                if interruption.requested:
+                    raise KeyboardInterrupt
+                return sweep.ledger.trials()
+            finally:
+                sweep.recorder.close(timeout=0.0)
+    finally:
+        lock.release()
+
+
+class Report(NamedTuple):
+    """A trial came to the end of an epoch; `loss` is NaN where it failed."""
+
+    params: Params
+    epoch: int
+    loss: float
+
+
+class Side(Protocol):
+    """A searcher, a scheduler and what records their trials."""
+
+    scheduler: TrialScheduler
+    searcher: Searcher
+    fails_at_nan: bool
+    """Whether a loss that is not finite ends a trial as failed."""
+
+    def trial(self, config: dict[str, Any]) -> tuple[int, Params]:
+        """The number and the parameters of a trial, from what the searcher suggested."""
+
+    def reported(self, number: int, epoch: int, loss: float) -> None:
+        """Record a report."""
+
+    def ended(self, number: int, ending: Ending) -> None:
+        """Record an end."""
+
+
+class Ours:
+    """A sweep's own searcher and scheduler, over a ledger in memory."""
+
+    fails_at_nan = True
+
+    def __init__(self, spec: SweepSpec) -> None:
+        storage = optuna.storages.InMemoryStorage()
+        study = optuna.create_study(storage=storage, direction="minimize")
+        paths = SweepPaths(Path("nowhere"), spec.name)
+        self._ledger = Ledger(paths.ledger, study, storage)
+        self.scheduler = make_scheduler(
+            spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode
+        )
+        assert spec.concurrency is not None
+        self.searcher = LedgerSearcher(
+            self._ledger, spec, paths, self.scheduler, concurrency=spec.concurrency, threads=1
+        )
+
+    def trial(self, config: dict[str, Any]) -> tuple[int, Params]:
+        return config["number"], config["params"]
+
+    def reported(self, number: int, epoch: int, loss: float) -> None:
+        self._ledger.report(number, epoch=epoch, step=epoch, value=loss)
+
+    def ended(self, number: int, ending: Ending) -> None:
+        self._ledger.finish(number, ending)
+
+    def trials(self) -> list[TrialRecord]:
+        return self._ledger.trials()
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A stretch of a trial's training, as Ray Tune knows it; schedulers read the first two."""
+
+    trial_id: str
+    config: dict[str, Any]
+    training: _Training
+
+
+@dataclass
+class _Training:
+    number: int
+    params: Params
+    losses: Iterator[float]
+    epoch: int = 0
+
+
+def drive(side: Side, train: Train, *, epochs: int, at_once: int) -> Iterator[Report]:
+    """Run trials, all of whose epochs take the same time, until the searcher has none left.
+
+    A trial that pauses (its configuration's `until` says when) gives its place away, and goes on
+    when the searcher hands it out again.
+    """
+    told: Any = side.scheduler  # of Ray Tune it is shown nothing but trials, as in a replay
+    running: deque[_Turn] = deque()
+    trainings: dict[int, _Training] = {}
+    for turn_id in map(str, itertools.count()):
+        while len(running) < at_once:
+            config = side.searcher.suggest(f"{turn_id}-{len(running)}")
+            if not isinstance(config, dict):
+                break
+            number, params = side.trial(config)
+            if number not in trainings:
+                trainings[number] = _Training(number, params, train(number, params))
+            turn = _Turn(f"{turn_id}-{len(running)}", config, trainings[number])
+            told.on_trial_add(None, turn)
+            running.append(turn)
+        if not running:
+            return
+        turn = running.popleft()
+        training = turn.training
+        until = turn.config.get("until") or epochs
+        training.epoch += 1
+        loss = next(training.losses, math.nan)
+        yield Report(training.params, training.epoch, loss)
+        failed = side.fails_at_nan and not math.isfinite(loss)
+        result: dict[str, Any] = {}
+        verdict = TrialScheduler.STOP
+        if not failed:
+            result = {
+                **dict.fromkeys((TIME, TRAINING_ITERATION), training.epoch),
+                **dict.fromkeys((OBJECTIVE, METRIC), loss),
+            }
+            if training.epoch < until:
+                verdict = told.on_trial_result(None, turn, result)
+            if verdict != TrialScheduler.STOP:
+                side.searcher.on_trial_result(turn.trial_id, result)
+            side.reported(training.number, training.epoch, loss)
+        if verdict != TrialScheduler.STOP:
+            running.append(turn)
+            continue
+        told.on_trial_complete(None, turn, result)
+        side.searcher.on_trial_complete(turn.trial_id, result)
+        if failed:
+            side.ended(training.number, "failed")
+        elif training.epoch == epochs:
+            side.ended(training.number, "complete")
+        elif training.epoch < until:
+            side.ended(training.number, "pruned")

@@ -1,0 +1,263 @@
+# ruff: noqa: E501, because messages are compared whole, each on one line
+"""What no spec alone can get wrong, and the whole message it gets: commands, machines, tasks.
+
+Each kind of wrong input has a number; those of a spec's text are held by
+`sweeps/test_spec_bad_inputs.py`, and those that need a server by integration tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sweeps.cli import app
+from sweeps.origin import Origin, OriginChanged, check_origin
+from sweeps.preflight import TaskRefused, _check_module
+from sweeps.resources import Machine
+from sweeps.spec import parse_spec, with_overrides
+from tests.unit.sweeps.made_sweep import MadeSweep
+from trainable.build import open_trainer
+from trainable.config import TrialConfig
+from trainable.errors import ConfigError
+from trainable.precision import resolve_precision
+from trainable.preflight import examine
+from trainable.task import load_loop, load_task
+
+ROOT = Path(__file__).parents[2]
+SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
+NO_PLACE = "files cannot be written there (Not a directory); a directory that can be made or written to is needed; choose another, or correct its permissions"
+NOT_ONE = "a trial runs on one node, the largest is"
+
+COMMANDS = [
+    pytest.param(
+        ["check", "s.yaml", "-s", "resources.gpu=0.3"],
+        f"resources.gpu: 0.3 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
+        id="34 a share where there is no GPU",
+    ),
+    pytest.param(
+        ["run", "s.yaml", "-s", "resources.gpu=0.3"],
+        f"resources.gpu: 0.3 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
+        id="34 a sweep of it",
+    ),
+    pytest.param(
+        ["resume", "made", "-s", "resources.gpu=2"],
+        f"resources.gpu: 2 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
+        id="34 a resume where there is no GPU",
+    ),
+    pytest.param(
+        ["check", "s.yaml", "-s", "resources.cpu=4096"],
+        f"resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {{machine}}; write cpu: {{cpus}} or less",
+        id="37 more CPUs than there are",
+    ),
+    pytest.param(
+        ["resume", "made", "-s", "resources.cpu=4096"],
+        f"resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {{machine}}; write cpu: {{cpus}} or less",
+        id="37 a resume on a smaller machine",
+    ),
+    pytest.param(
+        ["run", "s.yaml", "--root", "file/x"],
+        f"--root {{here}}/file/x: {NO_PLACE}",
+        id="43 a root in a file",
+    ),
+    pytest.param(
+        ["train", "s.yaml", "--dir", "file/x"],
+        f"--dir {{here}}/file/x: {NO_PLACE}",
+        id="43 checkpoints in a file",
+    ),
+    pytest.param(
+        ["train", "s.yaml", "--figures", "file/x"],
+        f"--figures {{here}}/file/x: {NO_PLACE}",
+        id="43 figures in a file",
+    ),
+    pytest.param(
+        ["best", "made", "--export", "file/x"],
+        f"--export {{here}}/file/x: {NO_PLACE}",
+        id="43 weights in a file",
+    ),
+    pytest.param(
+        ["report", "made", "--output", "file/x/page.html"],
+        f"--output {{here}}/file/x: {NO_PLACE}",
+        id="43 a report in a file",
+    ),
+    pytest.param(
+        ["report", "made", "--output", "runs"],
+        "--output runs: is a directory; a file is written; name one in it, such as runs/report.html",
+        id="43 a report over a directory",
+    ),
+    pytest.param(
+        ["init", "file/x"],
+        "file/x cannot be written (Not a directory); a starter is two files in a directory; choose another directory: sweep init DIR",
+        id="43 a starter in a file",
+    ),
+    pytest.param(
+        ["resume", "mades"],
+        "there is no sweep 'mades' below {here}/runs; did you mean 'made'?",
+        id="46 resume of an unknown sweep",
+    ),
+    pytest.param(
+        ["status", "other"],
+        "there is no sweep 'other' below {here}/runs; the sweeps there are: made",
+        id="46 a look at an unknown sweep",
+    ),
+    pytest.param(
+        ["run", "s.yaml", "--name", "made"],
+        "sweep 'made' exists already; a name is given once; continue it with: sweep resume made, or choose another with --name",
+        id="47 a name that exists",
+    ),
+    pytest.param(
+        ["status", "../made"],
+        "'../made' holds a path separator; a name becomes a directory of that name below the root; use --root to choose another place",
+        id="49 a path for a name",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), COMMANDS)
+def test_the_whole_message_of_a_wrong_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "s.yaml").write_text(SPEC)
+    (tmp_path / "file").touch()
+    MadeSweep(tmp_path / "runs", "made").add("complete", 0.5)
+    before = _everything(tmp_path)
+    done = CliRunner().invoke(app, arguments)
+    machine = Machine.probe()
+    expected = message.format(machine=machine, cpus=machine.cpus, here=tmp_path)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"{expected}\n")
+    assert _everything(tmp_path) == before
+
+
+def _everything(directory: Path) -> set[Path]:
+    # SQLite's own files come and go beside a database that is looked at.
+    return {path for path in directory.rglob("*") if not path.name.startswith("ledger.db-")}
+
+
+def _config(**more: object) -> TrialConfig:
+    return TrialConfig.model_validate(
+        {
+            "task": {"name": "spiral", "samples": 8},
+            "metric": "val/loss",
+            "mode": "min",
+            "budget": {"epochs": 5},
+            **more,
+        }
+    )
+
+
+def _train(config: TrialConfig, directory: Path) -> None:
+    with open_trainer(config, directory, device="cpu") as trainer:
+        list(trainer.events())
+
+
+TASKS = [
+    pytest.param(
+        lambda _: examine(_config(train={"schedule": {"warmup": 5}})),
+        "warmup is 5 steps of 5 steps in all; it must be shorter than the run; lower schedule.warmup or raise budget.epochs",
+        id="26 warmup as long as the run",
+    ),
+    pytest.param(
+        lambda _: resolve_precision("bf16", torch.device("mps")),
+        "precision is bf16; on the device mps only fp32 is supported; write auto or fp32",
+        id="30 a precision that the device lacks",
+    ),
+    pytest.param(
+        lambda directory: _train(_config(metric="val/los"), directory),
+        "metric is 'val/los' (did you mean 'val/loss'?); it must be one that is reported at the end of an epoch: memory/process_mb, train/clip_fraction, train/grad_norm, train/loss, train/lr, train/samples_per_second, val/accuracy, val/loss; write one of these",
+        id="38 a metric that is not reported",
+    ),
+    pytest.param(
+        lambda _: load_task("digit", {}),
+        "task 'digit' is no built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName",
+        id="40 neither built in nor a path",
+    ),
+    pytest.param(
+        lambda _: load_task("trainable.tasks.nowhere:Spiral", {}),
+        "task 'trainable.tasks.nowhere:Spiral': the module 'trainable.tasks.nowhere' could not be imported (ModuleNotFoundError: No module named 'trainable.tasks.nowhere'); the part before the colon must be importable from where you start",
+        id="40 the half before the colon",
+    ),
+    pytest.param(
+        lambda _: load_task("trainable.tasks.spiral:Spirale", {}),
+        "task 'trainable.tasks.spiral:Spirale': the module 'trainable.tasks.spiral' was imported, but it has no 'Spirale' (did you mean 'Spiral'?); its tasks are: Spiral",
+        id="40 the half after the colon",
+    ),
+    pytest.param(
+        lambda _: load_task("pathlib:Path", {}),
+        "task 'pathlib:Path' is the class Path, which does not derive from Task; it must be a class that derives from trainable.Task and defines build_model() and build_data(), or a generator function run(config, context); tasks beside it: none",
+        id="41 a class that is no task",
+    ),
+    pytest.param(
+        lambda _: load_loop("json:dumps"),
+        "task 'json:dumps' is a function that cannot be called with two arguments (too many positional arguments); a loop is a generator function run(config, context); name one, or a class that derives from trainable.Task",
+        id="41 a function that is no loop",
+    ),
+    pytest.param(
+        lambda directory: load_task("fashion_mnist", {"data_dir": f"{directory}/../data", "download": False}).build_data(),
+        "fashion_mnist: {there}/data/FashionMNIST/raw lacks train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte and download is false; put the files there (packed as .gz or not), set task.data_dir to where they are, or write task.download: true",
+        id="42 a data set that is not there",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "message"), TASKS)
+def test_the_whole_message_of_a_wrong_task(
+    tmp_path: Path, wrong: Callable[[Path], object], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        wrong(tmp_path)
+    assert str(refused.value) == message.format(there=tmp_path.parent)
+
+
+def test_40_a_module_that_is_not_there_is_known_without_a_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TaskRefused) as refused:
+        _check_module("nowhere:Mine")
+    assert str(refused.value) == (
+        f"task 'nowhere:Mine': there is no module 'nowhere' in {tmp_path} or among the installed packages; the part before the colon must be importable from where you start; change the directory, install the package, or correct the name"
+    )
+
+
+def test_48_a_resume_of_something_else_shows_the_difference_and_names_the_flag() -> None:
+    spec = parse_spec(SPEC, "s.yaml")
+    other = with_overrides(spec, ["seed=1", "task=spiral"])
+    with pytest.raises(OriginChanged) as refused:
+        check_origin(Origin(), Origin(), spec, other, accepted=False)
+    assert str(refused.value) == (
+        "trials of this sweep were run from something else: task.name digits -> spiral; seed 0 -> 1; trials before and after could not be compared; restore it, or go on nevertheless with --accept-changes"
+    )
+
+
+def test_07_and_09_are_no_mistakes() -> None:
+    text = SPEC.replace("name: small", "name: on") + "train: {optimizer: {lr: 1e-4}}\n"
+    spec = parse_spec(text, "s.yaml")
+    assert (spec.name, spec.train.optimizer.lr) == ("on", 1e-4)
+
+
+HELD_ELSEWHERE = {
+    14: "test_a_file_over_the_size_limit",
+    15: "test_a_file_that_is_not_utf8",
+    44: "test_a_refused_connection_ends_the_run_before_anything_exists",
+    45: "test_a_server_that_refuses_ends_the_run_before_anything_exists",
+    54: "test_wrong_words",
+}
+NOT_POSSIBLE = {56}
+"""No scheduler needs a checkpoint."""
+
+
+def test_each_of_the_sixty_kinds_is_held() -> None:
+    files = (Path(__file__), ROOT / "tests/unit/sweeps/test_spec_bad_inputs.py")
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    held = {int(number) for number in re.findall(r'\bid="(\d\d) ', text)}
+    for numbers in re.findall(r"def test_((?:\d\d_(?:and_)?)+)", text):
+        held |= {int(number) for number in re.findall(r"\d\d", numbers)}
+    sources = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py"))
+    held |= {row for row, test in HELD_ELSEWHERE.items() if f"def {test}(" in sources}
+    assert held == set(range(1, 61)) - NOT_POSSIBLE

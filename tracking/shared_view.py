@@ -1,0 +1,89 @@
+"""A view of an experiment's runs that MLflow opens by its key: which charts, columns and order.
+
+MLflow's pages read such a view from a tag of the experiment; none of them takes parameters or
+metrics from its address. What must not live here: sending the tag, and addresses (see
+`tracking.ui`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracking.limits import clean_key
+
+_TAG = "mlflow.sharedViewState."
+_TRIALS = "tags.`gradsweep.role` = 'trial'"
+_SECTION = "leaders"
+_AS_IT_IS = {"lineSmoothness": 0, "xAxisKey": "step"}
+_MOST_PARAMS = 12
+"""Axes that can still be told apart."""
+
+
+@dataclass(frozen=True)
+class SharedView:
+    """One view. Equal views have equal keys, in whatever experiment."""
+
+    state: str
+    """JSON, as MLflow's pages read it; none of the names in it is documented (MLflow 3.17)."""
+
+    @property
+    def key(self) -> str:
+        """By which a page's address names it."""
+        return hashlib.sha256(self.state.encode()).hexdigest()[:16]
+
+    @property
+    def tag(self) -> str:
+        """The name of the experiment's tag that holds it."""
+        return _TAG + self.key
+
+
+def shared_view(
+    params: Sequence[str], metric: str, curves: Sequence[str], *, ascending: bool
+) -> SharedView:
+    """Return the view of a sweep's trials, the best ten of them drawn.
+
+    Args:
+        params: The axes of the parallel coordinates, of which the first twelve are taken, and
+            columns of the table.
+        metric: The last axis, and the order.
+        curves: Metrics, a chart of curves for each.
+        ascending: Smallest first.
+    """
+    chosen = [clean_key(name) for name in params[:_MOST_PARAMS]]
+    value = clean_key(metric)
+    charts = [
+        _chart("parallel", "PARALLEL", selectedParams=chosen, selectedMetrics=[value]),
+        *(
+            # What is left out is taken for smoothed.
+            _chart(f"curve{index}", "LINE", metricKey=name, selectedMetricKeys=[name], **_AS_IT_IS)
+            for index, name in enumerate(map(clean_key, curves))
+        ),
+    ]
+    section = {"uuid": _SECTION, "name": "Leaders", "display": True, "columns": 1}
+    state = {
+        "searchFilter": _TRIALS,
+        "orderByKey": f"metrics.`{value}`",
+        "orderByAsc": ascending,
+        "selectedColumns": [f"metrics.`{value}`", *(f"params.`{name}`" for name in chosen)],
+        "runsHiddenMode": "FIRST_10_RUNS",
+        "isAccordionReordered": True,  # or MLflow puts its own sections first
+        "compareRunSections": [{**section, "isReordered": True}],
+        "compareRunCharts": charts,
+    }
+    return SharedView(json.dumps(state, separators=(",", ":"), sort_keys=True))
+
+
+def _chart(uuid: str, kind: str, **more: Any) -> dict[str, Any]:
+    return {
+        "uuid": uuid,
+        "type": kind,
+        "metricSectionId": _SECTION,
+        "runsCountToCompare": 10,
+        "deleted": False,
+        "isGenerated": False,
+        **more,
+    }
