@@ -97,6 +97,12 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
             f"{scheduler} compares trials by one number, and metric names {count}; write "
             "scheduler: none, or a single metric",
         )
+    for path in _stops_by_value(data.get("stop")):
+        yield Fault(
+            path,
+            f"such a stop watches one number, and metric names {count}; leave it out, or write a "
+            "single metric",
+        )
     sampler = search.get("sampler") if isinstance(search, dict) else None
     if sampler in _ONE_METRIC_SAMPLERS:
         yield Fault(
@@ -104,6 +110,17 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
             f"{sampler} learns from one number, and metric names {count}; write tpe or gp, "
             "or a single metric",
         )
+
+
+def _stops_by_value(stop: object) -> Iterator[tuple[str, ...]]:
+    """Yield what of the section `stop` looks at the metric's value."""
+    if not isinstance(stop, dict):
+        return
+    if stop.get("value") is not None:
+        yield "stop", "value"
+    plateau = stop.get("plateau")
+    if isinstance(plateau, dict) and plateau.get("trials") is not None:
+        yield "stop", "plateau", "trials"
 
 
 def _early_stopping_faults(data: Mapping[str, Any]) -> Iterator[Fault]:

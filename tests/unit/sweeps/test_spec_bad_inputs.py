@@ -514,12 +514,14 @@ FILES = [
         id="lists of fewer than two",
     ),
     pytest.param(
-        "name: digits\ntask: digits\nmetric: [val/loss, val/loss, val/accuracy]\nmode: [min, max]\ntrials: 24\nsearch: {sampler: cmaes}\nearly_stopping: {reduction: 2}\n",
+        "name: digits\ntask: digits\nmetric: [val/loss, val/loss, val/accuracy]\nmode: [min, max]\ntrials: 24\nsearch: {sampler: cmaes}\nearly_stopping: {reduction: 2}\nstop: {hours: 1, value: 0.1, plateau: {trials: 3}}\n",
         [
             "s.yaml:3:20: metric[1]: 'val/loss' is named before; write each one once",
             "s.yaml:4:7: mode: 2 for 3 metrics; each metric has a mode of its own; write for example [min, max, min]",
             "s.yaml:6:19: search.sampler: cmaes learns from one number, and metric names 3; write tpe or gp, or a single metric",
             "s.yaml:7:17: early_stopping.scheduler: asha compares trials by one number, and metric names 3; write scheduler: none, or a single metric",
+            "s.yaml:8:25: stop.value: such a stop watches one number, and metric names 3; leave it out, or write a single metric",
+            "s.yaml:8:48: stop.plateau.trials: such a stop watches one number, and metric names 3; leave it out, or write a single metric",
         ],
         id="several metrics, and what takes one",
     ),
