@@ -141,7 +141,7 @@ class Trainer(Run):
             NonFiniteLoss: The loss became NaN or infinite; no parameter was changed by that step.
             NonFiniteGradient: The same for the gradient of a finite loss.
             OutOfMemory: The device's memory did not suffice.
-            NonFiniteMetric: A further metric became NaN or infinite.
+            NonFiniteMetric: A further metric is NaN or infinite, or the first one always was.
             ConfigError: A metric is not among those reported.
             CheckpointError: A checkpoint could not be written.
         """
@@ -348,6 +348,9 @@ class Trainer(Run):
             progress.best = value
         if progress.best is not None:
             boundary[f"best/{self._metric}"] = progress.best
+        elif progress.epoch + 1 >= self._epochs:  # it would come to nothing
+            self._write()
+            raise NonFiniteMetric(self._metric, progress.epoch + 1, value)
         now = self._last_row_metrics() | boundary
         boundary |= at_best(self._also, now, progress.metrics, is_best=is_best)
         return is_best

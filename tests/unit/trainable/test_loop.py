@@ -175,6 +175,16 @@ def test_a_further_metric_that_is_no_number_ends_the_run_and_keeps_its_curve(
     assert trainer.store.best().epoch == 1
 
 
+def test_a_run_whose_metric_was_never_a_number_does_not_finish(tmp_path, opened, configure, toy):
+    task = _task(toy, evaluate=_scripted([math.nan, math.inf, math.nan]))
+    trainer = opened(configure(epochs=3), tmp_path, task)
+    with pytest.raises(NonFiniteMetric, match="val/loss is nan in report 3"):
+        list(trainer.events())
+    trainer.close()
+    assert [row.step for row in read_rows(tmp_path)] == list(range(1, 13))
+    assert trainer.store.newest().epoch == 2
+
+
 def test_unknown_further_metric_lists_what_is_reported(tmp_path, opened, configure, toy):
     config = configure(metric=("val/loss", "val/speed"), mode=("min", "max"))
     with pytest.raises(ConfigError, match=r"metric is 'val/speed'.* train/samples_per_second, "):
