@@ -28,6 +28,7 @@ ROWS = {
     "deliver": ("tests.bench.tracking:deliver", "P5: a point in MLflow / log_batch, log_metric"),
     "tracked": ("tests.bench.tracked:trial", "P6: a trial with tracking / without"),
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
+    "packing": ("tests.bench.packing:packing", "P12: trials that share a GPU / one at a time"),
 }
 
 
