@@ -383,12 +383,14 @@ def serve(
 
     A tracking server has its pages already: the sweep's is opened there, and nothing is started.
     """
+    from sweeps.places import check_place
     from tracking.ui import start_server
 
     uri = (view.spec.tracking.uri if view else None) or tracking_uri(root)
     if is_server(uri):
         _open(console, _page(uri, view), open_browser=open_browser)
         return
+    check_place(root, "--root")
     with console.status("starting the MLflow UI (20 to 60 seconds)"):
         server = start_server(uri, artifact_root(root), port=port)
     try:

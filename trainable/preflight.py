@@ -10,6 +10,7 @@ says what of the GPU that took (`trainable.rehearsal`). What must not live here:
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -79,15 +80,16 @@ def measure(
 
 
 def _main() -> None:
-    # What a user's module prints while it is imported must not end up in the answers.
-    answers, sys.stdout = sys.stdout, sys.stderr
-    first, *others = sys.stdin
-    answer = _answer(first)
-    # at once: whatever happens in a rehearsal, this much is known
-    print(json.dumps(answer), file=answers, flush=True)
-    if not answer.keys() & {"refused", "own_loop"}:
-        for other in others:
-            print(json.dumps(_rehearse(other)), file=answers, flush=True)
+    # What a user's module prints, or a library below it, must not end up among the answers.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        first, *others = sys.stdin
+        answer = _answer(first)
+        # at once: whatever happens in a rehearsal, this much is known
+        print(json.dumps(answer), file=answers, flush=True)
+        if not answer.keys() & {"refused", "own_loop"}:
+            for other in others:
+                print(json.dumps(_rehearse(other)), file=answers, flush=True)
 
 
 def _answer(config: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ ROWS = {
     "found": ("tests.bench.quality:found", "P9: the best of 200 evaluations, by sampler"),
     "epochs": ("tests.bench.quality:epochs", "P9: epochs to a regret / stock, random"),
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
+    "packing": ("tests.bench.packing:packing", "P12: trials that share a GPU / one at a time"),
 }
 
 

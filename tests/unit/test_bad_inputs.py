@@ -65,6 +65,11 @@ COMMANDS = [
         id="43 a root in a file",
     ),
     pytest.param(
+        ["ui", "--root", "file/x", "--no-open"],
+        f"--root {{here}}/file/x: {NO_PLACE}",
+        id="43 a tracking store in a file",
+    ),
+    pytest.param(
         ["train", "s.yaml", "--dir", "file/x"],
         f"--dir {{here}}/file/x: {NO_PLACE}",
         id="43 checkpoints in a file",

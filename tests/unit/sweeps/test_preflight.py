@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sweeps.preflight import Inspection, largest_config
 from sweeps.resources import Plan, StepMemory
-from sweeps.spec import SweepSpec, parse_spec
+from sweeps.spec import SweepSpec, parse_spec, with_overrides
 
 SPEC = """
 name: packed
@@ -66,11 +68,23 @@ def test_values_that_do_not_fit_together_make_room_for_the_usual_example() -> No
     assert spec.trial_config(0, spec.example_params()) == largest_config(spec)
 
 
+LOUD = """
+import os
+from trainable.tasks.spiral import Spiral
+print("imported")
+os.write(1, b"{}\\n")
+"""
+
+
 def test_what_a_step_takes_is_asked_where_a_shared_gpus_part_is_open(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever the task's module prints, and by whichever way."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # which is then the child's answer
-    facts = Inspection(_spec(), Plan(1, 0.25, 4)).facts()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loud.py").write_text(LOUD)
+    spec = with_overrides(_spec(), ["task.name=loud:Spiral"])
+    facts = Inspection(spec, Plan(1, 0.25, 4)).facts()
     assert facts.num_train == 60
     assert facts.step_memory == StepMemory(failed="found no CUDA device that torch can use")
 
