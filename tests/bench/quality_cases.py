@@ -90,7 +90,7 @@ CASES = {
     **{name: _closed_form(name, one) for name, one in PROBLEMS.items() if one.speeds},
     "digits": Case(
         spec=quality_digits.SPEC,
-        levels=(0.12, 0.15, 0.1),
+        levels=(0.1, 0.15, 0.08),
         shown=lambda _params, loss: loss,
         train=quality_digits.train,
         budget=60 * quality_digits.EPOCHS,
