@@ -28,6 +28,7 @@ from sweeps.report_page import Section, escape, page, table
 from sweeps.results import STATES, SweepView, format_number
 
 _LEADERS = 10
+_NO_VALUE = "<p class=missing>No trial has a value yet.</p>"
 
 
 def write_report(paths: SweepPaths, target: Path) -> None:
@@ -51,7 +52,8 @@ def write_report(paths: SweepPaths, target: Path) -> None:
 
 def _read(paths: SweepPaths) -> SweepData:
     view = SweepView(paths)
-    keys = list(dict.fromkeys(key for r in view.records for key in (*view.spec.space, *r.params)))
+    drawn = (key for record in view.records for key in record.params)
+    keys = list(dict.fromkeys([*view.spec.space, *drawn]))
     last = Counter(key.rsplit(".", 1)[-1] for key in keys)
     names = {k: short if last[short := k.rsplit(".", 1)[-1]] == 1 else k for k in keys}
     study = optuna.create_study(direction="minimize" if view.ledger.minimize else "maximize")
@@ -79,6 +81,7 @@ def _renamed(
 
 
 def _draw(sweep: SweepData, figure: Figure) -> Section:
+    sentence = figure.sentence
     try:
         drawn = figure.draw(sweep)
     except NotEnough as missing:
@@ -87,9 +90,8 @@ def _draw(sweep: SweepData, figure: Figure) -> Section:
         drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
         config = {"responsive": True, "displaylogo": False}
         body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
-    sentence = figure.sentence
-    if figure.compares:
-        sentence = f"{sentence} {sweep.basis.sentence}".strip()
+        if figure.compares:
+            sentence = f"{sentence} {sweep.basis.sentence}"
     return Section(figure.title, sentence, body)
 
 
@@ -133,7 +135,7 @@ def _leaders(sweep: SweepData) -> Section:
         f"The best {_LEADERS} trials at most, complete ones first: a trial that was stopped early "
         "is never ranked as if its value were final."
     )
-    return Section("Leaders", sentence, table(heads, rows))
+    return Section("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
 
 
 def _failures(sweep: SweepData) -> Section:
@@ -162,7 +164,7 @@ def _failures(sweep: SweepData) -> Section:
 def main(arguments: Sequence[str]) -> None:
     """Write a report as the module's docstring says."""
     root, name, target = arguments
-    os.nice(19)  # nobody who trains shall wait for a picture
+    os.nice(5)  # behind whoever trains, and yet drawn on a busy machine: a sweep's end waits
     write_report(SweepPaths(Path(root), name), Path(target))
 
 
