@@ -1,6 +1,6 @@
 """A sweep's best model, put into the model registry.
 
-    python -m sweeps.register ROOT NAME MODEL
+    python -m sweeps.register ROOT NAME MODEL {pt2|pickle}
 
 prints the version, in a program of its own: torch and MLflow take seconds to import. What must not
 live here: how a model is built (`trainable`), or kept (`tracking`).
@@ -19,9 +19,17 @@ from trainable.checkpoint import CheckpointStore
 from trainable.errors import TrainingError
 from trainable.export import load_model
 
+_OURS = ("sweeps", "trainable", "tracking")
+"""Who loads a model need not have them."""
 
-def register_best(view: SweepView, model: str) -> str:
+
+def register_best(view: SweepView, model: str, *, pickled: bool) -> str:
     """Register the best trial's model under a name.
+
+    Args:
+        view: The sweep.
+        model: The registered model's name.
+        pickled: As a pickle of its class, not as a graph.
 
     Returns:
         The version.
@@ -58,14 +66,17 @@ def register_best(view: SweepView, model: str) -> str:
                 "gradsweep.trial": str(record.number),
                 view.spec.metric: repr(record.value),
             },
+            pickled=pickled,
+            without=_OURS,
         )
 
 
 def main(arguments: list[str]) -> None:
     """Register as the module's docstring says."""
-    root, name, model = arguments
+    root, name, model, form = arguments
     try:
-        version = register_best(SweepView(SweepPaths(Path(root), name)), model)
+        view = SweepView(SweepPaths(Path(root), name))
+        version = register_best(view, model, pickled=form == "pickle")
     except (NoBest, NotRegistered, TrainingError) as error:
         sys.exit(str(error))
     print(version)
