@@ -22,7 +22,7 @@ from sweeps.console import (
     show_found,
     view_of,
 )
-from sweeps.exits import LATE, NO_SUCCESS
+from sweeps.exits import LATE, NO_SUCCESS, WRONG_INPUT
 
 
 def list_command(root: Root = None, as_json: AsJson = False) -> None:
@@ -124,6 +124,13 @@ def best(
             show_default=False,
         ),
     ] = None,
+    pickled: Annotated[
+        bool,
+        typer.Option(
+            "--pickle",
+            help="Register a pickle of its class, not a graph; loading it runs code.",
+        ),
+    ] = False,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
@@ -132,6 +139,8 @@ def best(
     from sweeps.places import check_place
     from sweeps.results import NoBest, NoVersion, register_best
 
+    if pickled and register is None:
+        fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
     with input_errors():
         view = view_of(name, root)
         if export is not None:
@@ -145,7 +154,8 @@ def best(
             written = view.export_best(export, trial) if export is not None else []
             if register is not None:
                 with err.status("registering"):
-                    version = register_best(view.paths, found["number"], register)
+                    number = found["number"]
+                    version = register_best(view.paths, number, register, pickled=pickled)
                 found["registered"] = {"model": register, "version": version}
         except NoBest as error:
             fail(str(error), code=NO_SUCCESS)

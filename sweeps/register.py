@@ -1,6 +1,6 @@
 """A sweep's best model, put into the model registry.
 
-    python -m sweeps.register ROOT NAME NUMBER MODEL
+    python -m sweeps.register ROOT NAME NUMBER MODEL {pt2|pickle}
 
 prints the version, in a program of its own: torch and MLflow take seconds to import. What must not
 live here: how a model is built (`trainable`), or kept (`tracking`).
@@ -19,9 +19,17 @@ from trainable.checkpoint import CheckpointStore
 from trainable.errors import TrainingError
 from trainable.export import load_model
 
+_OURS = ("sweeps", "trainable", "tracking")
+"""Who loads a model need not have them."""
 
-def register_best(view: SweepView, number: int, model: str) -> str:
+
+def register_best(view: SweepView, number: int, model: str, *, pickled: bool) -> str:
     """Register a trial's model, the best one's, under a name.
+
+    Args:
+        view: The sweep.
+        model: The registered model's name.
+        pickled: As a pickle of its class, not as a graph.
 
     Returns:
         The version.
@@ -59,14 +67,17 @@ def register_best(view: SweepView, number: int, model: str) -> str:
                     for metric, value in zip(view.spec.metrics, record.values, strict=True)
                 },
             },
+            pickled=pickled,
+            without=_OURS,
         )
 
 
 def main(arguments: list[str]) -> None:
     """Register as the module's docstring says."""
-    root, name, number, model = arguments
+    root, name, number, model, form = arguments
     try:
-        version = register_best(SweepView(SweepPaths(Path(root), name)), int(number), model)
+        view = SweepView(SweepPaths(Path(root), name))
+        version = register_best(view, int(number), model, pickled=form == "pickle")
     except (NoBest, NotRegistered, TrainingError) as error:
         sys.exit(str(error))
     print(version)

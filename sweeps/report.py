@@ -29,6 +29,7 @@ from sweeps.report_page import Section, escape, page, table
 from sweeps.results import STATES, SweepView, format_number, format_result
 
 _LEADERS = 10
+_NO_VALUE = "<p class=missing>No trial has a value yet.</p>"
 
 
 def write_report(paths: SweepPaths, target: Path) -> None:
@@ -52,7 +53,8 @@ def write_report(paths: SweepPaths, target: Path) -> None:
 
 def _read(paths: SweepPaths) -> SweepData:
     view = SweepView(paths)
-    keys = list(dict.fromkeys(key for r in view.records for key in (*view.spec.space, *r.params)))
+    drawn = (key for record in view.records for key in record.params)
+    keys = list(dict.fromkeys([*view.spec.space, *drawn]))
     last = Counter(key.rsplit(".", 1)[-1] for key in keys)
     names = {k: short if last[short := k.rsplit(".", 1)[-1]] == 1 else k for k in keys}
     # Those that were added since the view was taken are left out.
@@ -95,6 +97,7 @@ def _renamed(
 
 
 def _draw(sweep: SweepData, figure: Figure) -> Section:
+    sentence = figure.sentence
     try:
         drawn = figure.draw(sweep)
     except NotEnough as missing:
@@ -103,9 +106,8 @@ def _draw(sweep: SweepData, figure: Figure) -> Section:
         drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
         config = {"responsive": True, "displaylogo": False}
         body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
-    sentence = figure.sentence
-    if figure.compares:
-        sentence = f"{sentence} {sweep.basis.sentence}".strip()
+        if figure.compares:
+            sentence = f"{sentence} {sweep.basis.sentence}"
     return Section(figure.title, sentence, body)
 
 
@@ -149,7 +151,7 @@ def _leaders(sweep: SweepData) -> Section:
         f"The best {_LEADERS} trials at most, complete ones first: a trial that was stopped early "
         "is never ranked as if its value were final."
     )
-    return Section("Leaders", sentence, table(heads, rows))
+    return Section("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
 
 
 def _failures(sweep: SweepData) -> Section:
@@ -178,7 +180,7 @@ def _failures(sweep: SweepData) -> Section:
 def main(arguments: Sequence[str]) -> None:
     """Write a report as the module's docstring says."""
     root, name, target = arguments
-    os.nice(19)  # nobody who trains shall wait for a picture
+    os.nice(5)  # behind whoever trains, and yet drawn on a busy machine: a sweep's end waits
     write_report(SweepPaths(Path(root), name), Path(target))
 
 

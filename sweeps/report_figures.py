@@ -101,6 +101,15 @@ def _axes(sweep: SweepData) -> list[str]:
     return axes
 
 
+def _shared_axes(sweep: SweepData) -> list[str]:
+    """Those that every trial has; a space may have changed, or branch."""
+    shared = set.intersection(*(set(trial.params) for trial in sweep.compared))
+    axes = [name for name in _axes(sweep) if name in shared]
+    if not axes:
+        raise NotEnough("there is no parameter that all of these trials have")
+    return axes
+
+
 def _pareto(sweep: SweepData) -> go.Figure:
     _needs(sweep, 1)
     metrics = sweep.spec.metrics
@@ -120,7 +129,7 @@ def _history(sweep: SweepData) -> go.Figure:
 def _parallel(sweep: SweepData) -> go.Figure:
     _needs(sweep, 2)
     return visualization.plot_parallel_coordinate(
-        sweep.alike, params=_axes(sweep), target_name=sweep.basis.target
+        sweep.alike, params=_shared_axes(sweep), target_name=sweep.basis.target
     )
 
 
@@ -144,14 +153,10 @@ def _importance(sweep: SweepData) -> go.Figure:
     _needs(sweep, 4)
     if len({t.value for t in sweep.compared}) < 2:
         raise NotEnough("these trials do not differ in their value")
-    shared = set.intersection(*(set(t.params) for t in sweep.compared))
-    axes = [name for name in _axes(sweep) if name in shared]
-    if not axes:
-        raise NotEnough("there is no parameter that all of these trials have")
     return visualization.plot_param_importances(
         sweep.alike,
         evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
-        params=axes,
+        params=_shared_axes(sweep),
         target_name=sweep.basis.target,
     )
 
@@ -240,8 +245,11 @@ def _survival(sweep: SweepData) -> go.Figure:
     if sweep.spec.early_stopping.scheduler == "none":
         raise NotEnough("this sweep stops no trial early")
     labels = [f"epoch {epoch}" for epoch in rungs(sweep.spec)]
+    fates = survival(sweep.spec, sweep.view.records)
+    if not any(map(any, fates.values())):
+        raise NotEnough("no trial has reached a rung")
     figure = go.Figure()
-    for fate, counts in survival(sweep.spec, sweep.view.records).items():
+    for fate, counts in fates.items():
         colour = COLOURS.get(fate, "#54aeff")
         shown = [str(count) if count else "" for count in counts]
         figure.add_trace(
@@ -320,8 +328,8 @@ FIGURES = (
     Figure(
         "Parallel coordinates",
         "Each line is a trial, from its value to its parameters: the darker, the "
-        "better. Drag along an axis to keep only some lines. Parameters that were searched on "
-        "a logarithmic scale have a logarithmic axis.",
+        "better; point at one to read it. Parameters that were searched on a logarithmic scale "
+        "have a logarithmic axis.",
         _parallel,
         compares=True,
     ),

@@ -360,13 +360,14 @@ def export_trial(
     return [weights, config, card]
 
 
-def register_best(paths: SweepPaths, number: int, model: str) -> str:
+def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool = False) -> str:
     """Put a sweep's best model into the model registry.
 
     Args:
         paths: The sweep.
         number: The best trial.
         model: The registered model's name; a further version when it exists.
+        pickled: As a pickle of its class, not as a graph.
 
     Returns:
         The version.
@@ -374,11 +375,15 @@ def register_best(paths: SweepPaths, number: int, model: str) -> str:
     Raises:
         NoVersion: It could not be done; the message says why.
     """
+    form = "pickle" if pickled else "pt2"
     # A child process, for the same reason as in `export_trial`; it finds the task's module as the
     # trials did.
     path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.run(
-        [sys.executable, "-m", "sweeps.register", str(paths.root), paths.name, str(number), model],
+        [
+            *(sys.executable, "-m", "sweeps.register"),
+            *(str(paths.root), paths.name, str(number), model, form),
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,5 @@
-"""Putting a model into MLflow's model registry, in a form that runs no code when it is loaded.
+"""Putting a model into MLflow's model registry: as a graph, which runs no code when it is loaded,
+or on request as a pickle of its class, for a model that is no graph.
 
 What must not live here: where the model comes from, and torch as an import: a model is only handed
 on.
@@ -6,7 +7,11 @@ on.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +23,15 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ALIAS = "best"
-_ARTIFACTS = "model"
 _DIGEST = "gradsweep.sha256"
+_FORMAT = "gradsweep.format"
+_GRAPH, _PICKLE = "pt2", "pickle"
+_LOAD = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[2:]))  # importing one of them fails
+import mlflow.pytorch
+mlflow.pytorch.load_model(sys.argv[1])
+"""
 
 
 class NotRegistered(Exception):
@@ -35,12 +47,14 @@ def register_model(
     *,
     digest: str,
     tags: Mapping[str, str],
+    pickled: bool = False,
+    without: Sequence[str] = (),
 ) -> str:
     """Register a PyTorch model as a version of `name`, with the alias `best`.
 
     It is saved as a graph (`torch.export`): `mlflow.pytorch.load_model("models:/NAME@best")` needs
     neither its class nor this package, and unpickles nothing. A model whose digest is registered
-    under that name already gets the alias and no second version.
+    in the same form under that name already gets the alias and no second version.
 
     Args:
         uri: An MLflow tracking URI.
@@ -50,28 +64,34 @@ def register_model(
         inputs: Tensors for one call of it, whose first dimension counts samples.
         digest: Identifies its weights.
         tags: Of the version.
+        pickled: Save a pickle instead; it loads wherever the model's class can be imported.
+        without: Modules that a pickle must load without.
 
     Returns:
         The version.
 
     Raises:
-        NotRegistered: It cannot be exported as a graph, or the server refuses.
+        NotRegistered: It cannot be exported as a graph, its pickle does not load without some
+            module, or the server refuses.
     """
     client = connect(uri)
     from mlflow.exceptions import MlflowException
 
+    form = _PICKLE if pickled else _GRAPH
+    artifacts = f"model-{digest[:12]}-{form}"  # of its own: a later version must not replace it
     try:
-        number = _known_version(client, name, digest)
+        number = _known_version(client, name, digest, form)
         if number is None:
             with tempfile.TemporaryDirectory() as directory:
-                path = Path(directory, _ARTIFACTS)
-                _save(model, inputs, path)  # what cannot be saved leaves nothing at the server
+                path = Path(directory, artifacts)
+                _save(model, inputs, path, form)  # what cannot be saved leaves nothing behind
+                if pickled:
+                    _check_loads(path, without)
                 _create(client, name)
-                client.log_artifacts(run_id, str(path), _ARTIFACTS)
-            source = f"{client.get_run(run_id).info.artifact_uri}/{_ARTIFACTS}"
-            made = client.create_model_version(
-                name, source, run_id=run_id, tags={**tags, _DIGEST: digest}
-            )
+                client.log_artifacts(run_id, str(path), artifacts)
+            source = f"{client.get_run(run_id).info.artifact_uri}/{artifacts}"
+            told = {**tags, _DIGEST: digest, _FORMAT: form}
+            made = client.create_model_version(name, source, run_id=run_id, tags=told)
             number = str(made.version)
         client.set_registered_model_alias(name, ALIAS, number)
     except MlflowException as error:
@@ -79,9 +99,10 @@ def register_model(
     return number
 
 
-def _known_version(client: MlflowClient, name: str, digest: str) -> str | None:
+def _known_version(client: MlflowClient, name: str, digest: str, form: str) -> str | None:
+    wanted = {_DIGEST: digest, _FORMAT: form}.items()
     found = client.search_model_versions(f"name = '{name}'")
-    known = [one.version for one in found if one.tags.get(_DIGEST) == digest]
+    known = [one.version for one in found if wanted <= one.tags.items()]
     return str(max(known, key=int)) if known else None
 
 
@@ -95,7 +116,25 @@ def _create(client: MlflowClient, name: str) -> None:
             raise
 
 
-def _save(model: Any, inputs: Sequence[Any], path: Path) -> None:
+def _check_loads(path: Path, without: Sequence[str]) -> None:
+    """Load a pickle in a fresh process, as others will."""
+    child = subprocess.run(
+        [sys.executable, "-c", _LOAD, str(path), *without],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "true"},
+    )
+    if child.returncode:
+        reason = (child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1]
+        raise NotRegistered(
+            f"the pickle does not load in a process without {', '.join(without)} ({reason}); "
+            "define the model's class in a module that imports none of them and that lies on the "
+            "import path of whoever loads it"
+        )
+
+
+def _save(model: Any, inputs: Sequence[Any], path: Path, form: str) -> None:
     import mlflow.pytorch
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
@@ -107,18 +146,26 @@ def _save(model: Any, inputs: Sequence[Any], path: Path) -> None:
         for one, name in zip(arrays, names, strict=True)
     ]
     try:
-        mlflow.pytorch.save_model(
-            model,
-            str(path),
-            serialization_format="pt2",
-            signature=ModelSignature(inputs=Schema(specs)),
-            input_example=tuple(arrays),
-            pip_requirements=[f"torch=={version('torch')}"],
-        )
-    except Exception as error:  # tracing a model runs its code, which may raise anything
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of MLflow's about its own type hints
+            mlflow.pytorch.save_model(
+                model,
+                str(path),
+                serialization_format=form,
+                signature=ModelSignature(inputs=Schema(specs)),
+                input_example=tuple(arrays),
+                pip_requirements=[f"torch=={version('torch')}"],
+            )
+    except Exception as error:  # the model's own code runs, which may raise anything
         reason = str(error).strip().splitlines()
+        what, remedy = {
+            _GRAPH: (
+                "exported as a graph",
+                "a pickle of its class with --pickle, which runs code",
+            ),
+            _PICKLE: ("pickled", "its weights alone with `sweep best NAME --export DIR`"),
+        }[form]
         raise NotRegistered(
-            f"the model cannot be exported as a graph ({type(error).__name__}: "
-            f"{reason[0] if reason else ''}); see torch.export; "
-            "its weights can be had with `sweep best NAME --export DIR`"
+            f"the model cannot be {what} ({type(error).__name__}: {reason[0] if reason else ''}); "
+            f"what can be had is {remedy}"
         ) from error

@@ -84,7 +84,9 @@ def load_model(config: TrialConfig, generation: Path) -> tuple[nn.Module, tuple[
             "built; write the model as a Task, or export the weights and build it around them"
         )
     state = _model_of(CheckpointStore(generation.parent.parent).load(generation), generation)
-    parts = build_parts(config, device=torch.device("cpu"))
+    plain = {"compile": False, "channels_last": False, "activation_checkpointing": False}
+    train = config.train.model_copy(update=plain)  # none of them is part of the model
+    parts = build_parts(config.model_copy(update={"train": train}), device=torch.device("cpu"))
     parts.model.load_state_dict(state)
     parts.model.eval()
     given: list[tuple[Any, ...]] = []
