@@ -45,6 +45,9 @@ class TuneTrial(tune.Trainable):
     memory does not suffice.
     """
 
+    _switches: Any = None
+    """How torch stood before this process' first trial; None where it was not loaded yet."""
+
     def setup(self, config: dict[str, Any]) -> None:
         """Get ready; an error here is reported by the first `step`.
 
@@ -67,6 +70,9 @@ class TuneTrial(tune.Trainable):
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
             import trainable.build  # noqa: F401  torch: seconds that only workers pay
+            from trainable.switches import Switches
+
+            self._switches = self._switches or Switches()
 
     def step(self) -> dict[str, Any]:
         """Train up to the next report; the first time, open the run at its newest checkpoint.
@@ -121,7 +127,9 @@ class TuneTrial(tune.Trainable):
         return True
 
     def cleanup(self) -> None:
-        """Shut loaders down, wait for pending writes, close the log."""
+        """Shut loaders down, wait for pending writes, close the log; undo what the task changed
+        for the whole process.
+        """
         if self._trainer is not None:
             with self._logged():
                 try:
@@ -130,7 +138,9 @@ class TuneTrial(tune.Trainable):
                     # Of a trial that was stopped: its end is told, its last save is not needed,
                     # and the next trial of this process must not die of it.
                     traceback.print_exc()
-            self._trainer = None
+            self._trainer, self._events = None, iter(())
+        if self._switches is not None:
+            self._switches.restore()
         self._log.close()
 
     def _open(self) -> None:
