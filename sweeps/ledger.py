@@ -77,6 +77,23 @@ def _storing(
     return wrapped
 
 
+def _at_once(
+    method: Callable[Concatenate[Ledger, _P], _T],
+) -> Callable[Concatenate[Ledger, _P], _T]:
+    """Make one transaction of all that a method stores: whoever dies in it leaves nothing of it,
+    and the disk is waited for once.
+    """
+
+    @functools.wraps(method)
+    def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with contextlib.closing(self._storage.engine.raw_connection()) as pooled:
+            connection: Any = pooled.driver_connection  # which the pool hands out next
+        with connection.at_once():
+            return method(self, *args, **kwargs)
+
+    return wrapped
+
+
 class Ledger:
     """A sweep's trials in an Optuna study.
 
@@ -90,7 +107,7 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path, study: optuna.Study, storage: optuna.storages.BaseStorage
+        self, path: Path, study: optuna.Study, storage: optuna.storages.RDBStorage
     ) -> None:
         self.path = path
         self._study = study
@@ -236,6 +253,7 @@ class Ledger:
         return best[0] if len(best) == 1 else None
 
     @_storing
+    @_at_once
     def ask(self, space: Mapping[str, BaseDistribution], sampler: BaseSampler) -> TrialRecord:
         """Create the next trial, with parameters from `sampler`."""
         self._study.sampler = sampler
@@ -243,6 +261,7 @@ class Ledger:
         return self.trial(trial.number)
 
     @_storing
+    @_at_once
     def complete_parameters(
         self, number: int, space: Mapping[str, BaseDistribution], sampler: BaseSampler
     ) -> TrialRecord:
@@ -272,6 +291,7 @@ class Ledger:
         return attempts
 
     @_storing
+    @_at_once
     def report(
         self, number: int, *, epoch: int, step: int, value: float, others: Sequence[float] = ()
     ) -> None:
@@ -295,7 +315,6 @@ class Ledger:
             value < other if self.minimize else value > other for other in before
         ):
             progress |= {"best_step": step, "best_epoch": epoch}
-        # The value comes last: what was not told completely is told again.
         self._storage.set_trial_user_attr(self._id(number), "progress", progress)
         if others:
             self._storage.set_trial_user_attr(
@@ -310,6 +329,7 @@ class Ledger:
         self._storage.set_trial_user_attr(self._id(number), key, value)
 
     @_storing
+    @_at_once
     def finish(
         self,
         number: int,
@@ -370,18 +390,49 @@ def _open_storage(path: Path) -> optuna.storages.RDBStorage:
     # instead of failing.
     arguments = {"timeout": ledger_file.WAIT_SECONDS, "factory": _Durable}
     return optuna.storages.RDBStorage(
-        f"sqlite:///{path}", engine_kwargs={"connect_args": arguments}
+        f"sqlite:///{path}",
+        # The connection that was returned last comes next: the one with the open transaction.
+        engine_kwargs={"connect_args": arguments, "pool_use_lifo": True},
     )
 
 
 class _Durable(sqlite3.Connection):
     """Syncs the directory too once a transaction's journal is gone: otherwise a power loss may
     bring the journal back, and with it take the transaction back.
+
+    Optuna commits after each value; within `at_once` these commits are parts of one transaction.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.execute("PRAGMA synchronous = EXTRA")
+        self._at_once = False
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Store all that is committed within, or nothing."""
+        self.execute("BEGIN IMMEDIATE")
+        self.execute("SAVEPOINT part")
+        self._at_once = True
+        try:
+            yield
+            super().commit()
+        finally:
+            self._at_once = False
+            super().rollback()  # of what was not committed; the last commit is behind it
+
+    def commit(self) -> None:
+        if self._at_once:
+            self.execute("RELEASE part")
+            self.execute("SAVEPOINT part")
+        else:
+            super().commit()
+
+    def rollback(self) -> None:
+        if not self._at_once:
+            super().rollback()
+        elif self.in_transaction:  # SQLite itself takes all back when the disk is full
+            self.execute("ROLLBACK TO part")
 
 
 @contextlib.contextmanager

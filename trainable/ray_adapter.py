@@ -46,6 +46,9 @@ class TuneTrial(tune.Trainable):
     whether it goes on with smaller micro-batches when the memory does not suffice.
     """
 
+    _switches: Any = None
+    """How torch stood before this process' first trial; None where it was not loaded yet."""
+
     def setup(self, config: dict[str, Any]) -> None:
         """Get ready; an error here is reported by the first `step`.
 
@@ -70,10 +73,12 @@ class TuneTrial(tune.Trainable):
             import torch
 
             import trainable.build  # noqa: F401  seconds that only workers pay
+            from trainable.switches import Switches
 
             # once in a process, all of whose trials have as many; the others are set with the run
             if torch.get_num_interop_threads() != self._threads:
                 torch.set_num_interop_threads(self._threads)
+            self._switches = self._switches or Switches()
 
     def step(self) -> dict[str, Any]:
         """Train up to the next report; the first time, open the run at its newest checkpoint.
@@ -136,8 +141,12 @@ class TuneTrial(tune.Trainable):
         return True
 
     def cleanup(self) -> None:
-        """End the run if it has not ended, and close the log."""
+        """End the run if it has not ended, undo what the task changed for the whole process, and
+        close the log.
+        """
         self._close_run()
+        if self._switches is not None:
+            self._switches.restore()
         self._log.close()
 
     def _close_run(self) -> None:

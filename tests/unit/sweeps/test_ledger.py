@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
+from optuna.storages import RDBStorage
 
 from sweeps.layout import LedgerBusy, LedgerError
 from sweeps.ledger import SIGNALS, Ledger, TrialRecord
@@ -140,6 +142,89 @@ def test_a_trial_without_parameters_is_completed_not_replaced(ledger: Ledger, pa
     assert record.params.keys() == SPACE.keys()
     assert len(reopened.trials()) == 1
     assert Ledger.open(path).trial(0).params == record.params
+
+
+class Died(BaseException):
+    """Stands for the process' death: nothing on the way takes it for an error."""
+
+
+def _die_after(monkeypatch: pytest.MonkeyPatch, write: str, count: int) -> None:
+    """Let the process die right after one of Optuna's writes."""
+    real, done = getattr(RDBStorage, write), 0
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        nonlocal done
+        stored = real(*args, **kwargs)
+        done += 1
+        if done == count:
+            raise Died
+        return stored
+
+    monkeypatch.setattr(RDBStorage, write, dying)
+
+
+def _report(ledger: Ledger) -> object:
+    return ledger.report(0, epoch=2, step=20, value=0.1)
+
+
+def _fail(ledger: Ledger) -> object:
+    return ledger.finish(0, "failed", reason="lost", traceback="Traceback ...")
+
+
+@pytest.mark.parametrize(
+    ("do", "write", "count"),
+    [
+        (_report, "set_trial_user_attr", 1),
+        (_fail, "set_trial_user_attr", 1),
+        (_fail, "set_trial_user_attr", 2),
+    ],
+)
+def test_a_death_among_the_writes_of_one_thing_leaves_none_of_them(
+    ledger: Ledger, path: Path, do: Callable[[Ledger], object], write: str, count: int
+) -> None:
+    _ask(ledger)
+    ledger.report(0, epoch=1, step=10, value=0.5)
+    before = ledger.trials()
+    with pytest.MonkeyPatch.context() as patched:
+        _die_after(patched, write, count)
+        with pytest.raises(Died):
+            do(ledger)
+    again = Ledger.open(path)
+    assert again.trials() == before
+    do(again)
+    assert Ledger.open(path).trials() != before
+
+
+@pytest.mark.parametrize("do", [_ask, _report, _fail])
+def test_the_disk_is_waited_for_once(ledger: Ledger, do: Callable[[Ledger], object]) -> None:
+    _ask(ledger)
+    said: list[str] = []
+    with contextlib.closing(ledger._storage.engine.raw_connection()) as pooled:
+        connection: Any = pooled.driver_connection
+    connection.set_trace_callback(said.append)
+    do(ledger)
+    assert said.count("COMMIT") == 1
+    assert sum(statement.startswith(("INSERT", "UPDATE")) for statement in said) >= 2
+
+
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_a_death_while_a_trial_is_drawn_leaves_no_trial(
+    ledger: Ledger, path: Path, drawn: int
+) -> None:
+    class Dying(RandomSampler):
+        draws = 0
+
+        def sample_independent(self, *arguments: Any) -> Any:
+            if self.draws == drawn:
+                raise Died
+            self.draws += 1
+            return super().sample_independent(*arguments)
+
+    with pytest.raises(Died):
+        ledger.ask(SPACE, Dying(seed=1))
+    again = Ledger.open(path)
+    assert again.trials() == []
+    assert again.ask(SPACE, RandomSampler(seed=1)).number == 0
 
 
 def test_creating_twice_is_refused(ledger: Ledger, path: Path) -> None:

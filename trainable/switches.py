@@ -1,0 +1,80 @@
+"""What a task can change for its whole process, and putting it back for the next one.
+
+A warm process runs one trial after the other; a default type, a mode or a hook that one of them
+left behind would change what the next one computes. What must not live here: what a run itself
+sets each time it is opened (seeds, determinism, threads: `build.py`, `seeding.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules import module
+from torch.optim import optimizer
+
+_DEVICES = ("cpu", "cuda")
+
+
+class Switches:
+    """torch's process-wide state, and the working directory, as they are now."""
+
+    def __init__(self) -> None:
+        self._put_back: list[Callable[[], object]] = []
+        for get, set_ in _SWITCHES:
+            self._keep(get(), get, set_)
+        for device in _DEVICES:
+            self._keep_autocast(device)
+        # torch has public ways of adding a hook for all modules and none of listing them.
+        for owner in (module, optimizer):
+            for name, hooks in vars(owner).items():
+                if name.startswith("_global_") and isinstance(hooks, dict):
+                    self._put_back.append(_hooks_as_they_are(hooks))
+        self._directory = os.getcwd()
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for put_back in self._put_back:
+            put_back()
+        os.chdir(self._directory)
+
+    def _keep(self, value: Any, get: Callable[[], Any], set_: Callable[[Any], object]) -> None:
+        def put_back() -> None:
+            if get() != value:
+                set_(value)
+
+        self._put_back.append(put_back)
+
+    def _keep_autocast(self, device: str) -> None:
+        self._keep(
+            torch.is_autocast_enabled(device),
+            lambda: torch.is_autocast_enabled(device),
+            lambda on: torch.set_autocast_enabled(device, on),
+        )
+        self._keep(
+            torch.get_autocast_dtype(device),
+            lambda: torch.get_autocast_dtype(device),
+            lambda dtype: torch.set_autocast_dtype(device, dtype),
+        )
+
+
+_SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, torch.set_default_device),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+]
+
+
+def _hooks_as_they_are(hooks: dict[Any, Any]) -> Callable[[], None]:
+    before = dict(hooks)
+
+    def put_back() -> None:
+        hooks.clear()
+        hooks.update(before)
+
+    return put_back
