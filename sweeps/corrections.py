@@ -64,7 +64,8 @@ def apply(
             case Stranger():
                 warn(f"{wrong}; it is left alone")
             case Suggested(number):
-                ledger.complete(number, Proposer(spec, ledger).propose(number))
+                stored = ledger.trial(number).params
+                ledger.complete(number, Proposer(spec, ledger).propose(number, stored))
             case LeftOpen(number):
                 close_store(paths.trial(number))
             case Ended(number, ending):

@@ -23,6 +23,7 @@ from sweeps.ledger import Ledger
 from sweeps.parameters import flatten
 from sweeps.proposal import Proposal
 from sweeps.samplers import Samplers
+from sweeps.search_values import LEARN_NOTHING
 from sweeps.space import Distribution
 from sweeps.spec import SpecError, SweepSpec
 from sweeps.warm_start import WarmStart
@@ -52,22 +53,19 @@ class Proposer:
         self._samplers = Samplers(spec, self._warm)
         self._shown: dict[int, FrozenTrial] = {}  # what has ended does not change any more
 
-    def propose(self, number: int) -> Proposal:
+    def propose(self, number: int, stored: Mapping[str, Any] | None = None) -> Proposal:
         """Return the point of a trial.
 
         Args:
-            number: The trial's: the ledger's next one, or one that lacks parameters, whose others
-                are kept.
+            number: The trial's.
+            stored: Parameters that it has already; the others are made to fit.
         """
         points = self._spec.search.try_first
         known = points[number] if number < len(points) else {}
-        trials = self._ledger.frozen_trials()
-        if number < len(trials):
-            known = {**known, **trials[number].params}
-        shown = [self._show(trial) for trial in trials if trial.number != number]
-        shown = [*self._warm, *shown]
+        known = {**known, **self._inside(stored or {})}
+        shown = [*self._warm, *self._others(number)]
         for attempt in range(_ATTEMPTS if self._space.constraints else 1):
-            params, notes = self._draft(self._samplers.of(number, attempt), shown, known)
+            params, notes = self._draft(number, attempt, shown, known)
             if self._space.allows(params):
                 break
         else:
@@ -78,11 +76,18 @@ class Proposer:
             {**notes, SPACE: self._digest},
         )
 
+    def _others(self, number: int) -> list[FrozenTrial]:
+        if self._spec.search.sampler in LEARN_NOTHING:
+            return []
+        trials = self._ledger.frozen_trials()
+        return [self._show(trial) for trial in trials if trial.number != number]
+
     def _draft(
-        self, sampler: BaseSampler, shown: list[FrozenTrial], known: Mapping[str, Any]
+        self, number: int, attempt: int, shown: list[FrozenTrial], known: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a point as a sampler suggests it, and the notes that it made."""
-        desk = _Desk(shown)
+        """Return a point as the sampler suggests it, and the notes that it made."""
+        sampler = self._samplers.of(number, attempt)
+        desk = _Desk(shown, len(self._warm) + number)
         study = optuna.create_study(
             storage=desk, directions=self._ledger.directions, sampler=sampler
         )
@@ -116,10 +121,16 @@ class Proposer:
 
     def _by_chance(self, number: int, known: Mapping[str, Any]) -> dict[str, Any]:
         seed = derive_seed(self._spec.seed, "chance", number)
-        # The spec's own check has drawn with 0, and found one.
-        found = self._space.drawn(seed, known) or self._space.drawn(0, known)
+        # The spec's own check has drawn with 0, and found one beside each point to try first. What
+        # a trial has already may violate a constraint that is younger; it is kept all the same.
+        space = self._space
+        found = space.drawn(seed, known) or space.drawn(0, known) or space.drawn(0)
         assert found is not None
         return found
+
+    def _inside(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        space = self._space.distributions
+        return {k: v for k, v in params.items() if k in space and space[k].contains(v)}
 
     def _show(self, trial: FrozenTrial) -> FrozenTrial:
         """Return a trial as a point of this search space; as one that failed where it is none."""
@@ -174,9 +185,10 @@ class Proposer:
 class _Desk(InMemoryStorage):
     """Trials that are only looked at, and one draft behind them."""
 
-    def __init__(self, shown: list[FrozenTrial]) -> None:
+    def __init__(self, shown: list[FrozenTrial], number: int) -> None:
         super().__init__()
         self._shown_trials = shown
+        self._number = number
 
     @property
     def draft(self) -> FrozenTrial:
@@ -185,7 +197,7 @@ class _Desk(InMemoryStorage):
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         trial_id = super().create_new_trial(study_id, template_trial)
-        self.get_trial(trial_id).number = len(self._shown_trials)
+        self.get_trial(trial_id).number = self._number
         return trial_id
 
     def get_all_trials(

@@ -122,10 +122,17 @@ def _importance(sweep: SweepData) -> go.Figure:
     values = {t.value for t in sweep.complete if t.value is not None and math.isfinite(t.value)}
     if len(values) < 2:
         raise NotEnough("the complete trials do not differ in their value")
-    shared = set.intersection(*(set(t.params) for t in sweep.complete))
-    axes = [name for name in _axes(sweep) if name in shared]
+    # A condition, or an edit of the space, may have left trials with parameters of their own.
+    first = sweep.complete[0].distributions
+    axes = [
+        name
+        for name in _axes(sweep)
+        if name in first and all(t.distributions.get(name) == first[name] for t in sweep.complete)
+    ]
     if not axes:
-        raise NotEnough("there is no parameter that all complete trials have")
+        raise NotEnough(
+            "there is no parameter that all complete trials drew from one distribution"
+        )
     return visualization.plot_param_importances(
         sweep.study,
         evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),

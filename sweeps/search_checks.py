@@ -18,11 +18,10 @@ from sweeps.constraints import Constraint, parse_constraint
 from sweeps.problems import Fault, KeyPath, dotted, nearest
 from sweeps.scalars import shown, write_flow
 from sweeps.search_space import MOST_DRAWS, SearchSpace
+from sweeps.search_values import LEARN_NOTHING
 from sweeps.sections import SearchConfig
 from sweeps.space import WHEN, Choice, Distribution
 from trainable.config import TaskConfig, TrainConfig
-
-_LEARN_NOTHING = ("random", "qmc", "grid")
 
 Show = Callable[[KeyPath, object], str]
 
@@ -196,7 +195,7 @@ def _grid_faults(whole: SearchSpace, search: SearchConfig, trials: object) -> It
 
 def _warm_start_faults(search: SearchConfig, data: Mapping[str, Any]) -> Iterator[Fault]:
     path: KeyPath = ("search", "warm_start")
-    if search.warm_start and search.sampler in _LEARN_NOTHING:
+    if search.warm_start and search.sampler in LEARN_NOTHING:
         yield Fault(
             path,
             f"{search.sampler} does not learn from trials, so earlier ones are no use to it; "

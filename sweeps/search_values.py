@@ -16,6 +16,8 @@ from sweeps.scalars import shown
 
 SAMPLERS = ("tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid")
 """Samplers that have a name of their own."""
+LEARN_NOTHING = ("random", "qmc", "grid")
+"""Those to which trials so far make no difference."""
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 

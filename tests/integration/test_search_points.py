@@ -9,8 +9,11 @@ import pytest
 
 from sweeps.ledger import Ledger
 from sweeps.proposals import Proposer
-from sweeps.spec import SweepSpec
+from sweeps.report import write_report
+from sweeps.revisions import write_spec
+from sweeps.spec import SweepSpec, with_overrides
 from tests.integration.proposing import Params, end, ledger_at, search, spec_of
+from tests.unit.sweeps.made_sweep import MadeSweep
 
 RATE, NORM, NAME = "train.optimizer.lr", "train.clip.max_norm", "train.optimizer.name"
 LEARNING = ["tpe", "gp", "cmaes", "nsgaii"]
@@ -200,6 +203,19 @@ def test_old_trials_count_where_they_lie_inside_the_new_space(tmp_path: Path) ->
     assert _shown(ledger, less) == [{RATE: params[RATE]} for params in old]
 
 
+def test_a_sampler_s_own_notes_are_hidden_in_another_space(tmp_path: Path) -> None:
+    """CMA-ES keeps its state in coordinates of the space."""
+    spec = spec_of("search.sampler=cmaes", "search.startup_trials=2", "trials=4")
+    search(tmp_path / "l.db", spec)
+    ledger = ledger_at(tmp_path / "l.db")
+    wider = spec_of("search.sampler=cmaes", "space.train.optimizer.lr={loguniform: [1e-4, 1]}")
+    noted, hidden = (
+        [bool(Proposer(one, ledger)._show(trial).system_attrs) for trial in ledger.frozen_trials()]
+        for one in (spec, wider)
+    )
+    assert (all(noted), any(hidden)) == (True, False)
+
+
 def test_a_model_learns_from_old_trials_at_once(tmp_path: Path) -> None:
     search(tmp_path / "l.db", spec_of("search.startup_trials=3", "trials=6"))
     edited = spec_of(
@@ -217,9 +233,39 @@ def test_a_trial_that_nobody_began_is_given_what_was_added(tmp_path: Path) -> No
     ledger = ledger_at(tmp_path / "l.db")
     before = ledger.add(Proposer(spec_of(), ledger).propose(0)).params
     more = spec_of("space.train.accumulation={choice: [1, 2]}")
-    completed = ledger.complete(0, Proposer(more, ledger).propose(0)).params
+    completed = ledger.complete(0, Proposer(more, ledger).propose(0, before)).params
     assert completed.keys() == more.space.keys()
     assert {key: completed[key] for key in before} == before
+    # What it has is kept, also where the space has moved on.
+    other = spec_of(
+        f"space.{RATE}={{choice: [1, 2]}}", "space.task.x={int: [1, 9]}",
+        "search.constraints=['train.clip.max_norm > 9.9']",
+    )  # fmt: skip
+    completed = ledger.complete(0, Proposer(other, ledger).propose(0, before)).params
+    assert {key: completed[key] for key in before} == before
+    assert completed["task.x"] in range(1, 10)
+
+
+def test_a_report_shows_trials_that_were_drawn_from_several_spaces(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path, space="{train.optimizer.lr: {loguniform: [1e-4, 1e-1]}}")
+    changes = [
+        "trials=3", "space.train.optimizer.lr={uniform: [1e-3, 1e-1]}",
+        "space.train.optimizer.lr={choice: [0.001, 0.01]}",
+        "space={train.optimizer.lr: {choice: [0.01, 0.02]}, task.x: {choice: [1, 2]}, "
+        "task.y: {int: [1, 3], when: {task.x: 1}}}",
+    ]  # fmt: skip
+    for change in changes:
+        spec = with_overrides(made.spec, [change, "trials=16"])
+        for _ in range(4):
+            number = len(made.ledger.trials())
+            made.ledger.add(Proposer(spec, made.ledger).propose(number))
+            made.ledger.report(number, epoch=1, step=1, value=1 / (1 + number))
+            made.ledger.finish(number, "complete")
+        write_spec(made.paths.spec, spec)
+        write_report(made.paths, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "task.y" in text or ">y<" in text
+    assert "no parameter was drawn from one distribution" in text
 
 
 def test_trials_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
