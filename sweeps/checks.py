@@ -29,6 +29,7 @@ from sweeps.problems import (
     unknown_key,
 )
 from sweeps.scalars import shown, write_flow
+from sweeps.search_checks import search_faults
 from sweeps.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
 from sweeps.space import Choice, Distribution
 from trainable.config import BudgetConfig, TrainConfig
@@ -68,6 +69,7 @@ def cross_faults(
         yield from _space_faults(
             root, key, distribution, space, train if isinstance(train, dict) else {}, show
         )
+    yield from search_faults(data, space, show)
 
 
 def _objective_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
@@ -102,6 +104,12 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
             path,
             f"such a stop watches one number, and metric names {count}; leave it out, or write a "
             "single metric",
+        )
+    if isinstance(search, dict) and search.get("warm_start"):
+        yield Fault(
+            ("search", "warm_start"),
+            f"earlier trials are taken along with one number, and metric names {count}; leave it "
+            "out, or write a single metric",
         )
     sampler = search.get("sampler") if isinstance(search, dict) else None
     if sampler in _ONE_METRIC_SAMPLERS:
@@ -210,6 +218,7 @@ def _space_faults(
         return
     parts = tuple(key.split("."))[1:]
     others = {other.rpartition(".")[2] for other in space if other != key}
+    train = _where_it_exists(train, distribution, space)
     before = {loc for loc, _ in _train_errors(train)}
     for index, value in distribution.probes():
         at = (*path, distribution.name) if index is None else (*path, distribution.name, index)
@@ -234,6 +243,21 @@ def _space_faults(
             if loc not in before and not others & set(re.findall(r"\w+", message)):
                 yield Fault(at, message)
                 break
+
+
+def _where_it_exists(
+    train: dict[str, Any], distribution: Distribution, space: Mapping[str, Distribution | None]
+) -> dict[str, Any]:
+    """Return a configuration that a parameter's conditions hold for."""
+    train, waiting, seen = copy.deepcopy(train), list(distribution.when), set()
+    while waiting:
+        other, values = waiting.pop()
+        if other not in seen and (parent := space.get(other)) is not None:
+            seen.add(other)
+            waiting += parent.when
+            if other.startswith("train."):
+                set_path(train, other.split(".")[1:], values[0])
+    return train
 
 
 def _train_errors(train: dict[str, Any]) -> list[tuple[tuple[str | int, ...], Any]]:

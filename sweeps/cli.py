@@ -85,9 +85,11 @@ def check(file: File, settings: Overrides = None) -> None:
     from sweeps import display
     from sweeps.preflight import Inspection
     from sweeps.resources import Machine, plan
+    from sweeps.samplers import check_sampler
 
     with input_errors():
         spec = _load(file, settings)
+        check_sampler(spec)
         machine = Machine.probe()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
         with err.status("loading the task"):
@@ -120,6 +122,8 @@ def run(
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
     from sweeps.lock import SweepHeld, is_held, read_holder
     from sweeps.places import check_place
+    from sweeps.samplers import check_sampler
+    from sweeps.warm_start import take_along
 
     with input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
@@ -129,6 +133,8 @@ def run(
         check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
             raise SweepHeld(paths.name, read_holder(paths.lock))
+        check_sampler(spec)
+        take_along(paths.root, spec)
         seconds = parse_duration(grace, "--grace")
         code = attempt(paths, spec, out, err, new=True, grace=seconds, offline=offline)
         raise typer.Exit(code)
@@ -153,6 +159,7 @@ def resume(
     from sweeps.attempt import attempt
     from sweeps.durations import parse_duration
     from sweeps.lock import SweepHeld, read_holder
+    from sweeps.samplers import check_sampler
     from sweeps.spec import with_overrides
 
     with input_errors():
@@ -164,6 +171,7 @@ def resume(
             outcome = view.outcome()
             display.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
+        check_sampler(spec)
         seconds = parse_duration(grace, "--grace")
         code = attempt(
             view.paths,

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from optuna.samplers import BaseSampler
-
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.parameters import searched, trial_parameters
+from sweeps.proposals import Proposer
 from sweeps.reconcile import (
     STATUSES,
     Correction,
@@ -46,20 +45,17 @@ def apply(
     ledger: Ledger,
     recorder: Recorder,
     *,
-    sampler: Callable[[int], BaseSampler],
     warn: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Put right what is wrong; each correction may be carried out any number of times.
 
     Args:
-        sampler: The sampler of a trial, by number.
         warn: Told of what is only named.
 
     Raises:
         LedgerError: The ledger lost trials.
         StrangerInTheWay: A new trial would find files that are not its own.
     """
-    space = {key: distribution.to_optuna() for key, distribution in spec.space.items()}
     corrections = list(corrections)
     for wrong in corrections:  # what forbids going on, before anything is changed
         _refuse(wrong, paths)
@@ -68,7 +64,8 @@ def apply(
             case Stranger():
                 warn(f"{wrong}; it is left alone")
             case Suggested(number):
-                ledger.complete_parameters(number, space, sampler(number))
+                stored = ledger.trial(number).params
+                ledger.complete(number, Proposer(spec, ledger).propose(number, stored))
             case LeftOpen(number):
                 close_store(paths.trial(number))
             case Ended(number, ending, reason):

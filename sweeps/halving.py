@@ -11,6 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Literal
+
+from sweeps.sections import EarlyStoppingConfig
 
 Reports = Mapping[int, Mapping[int, float]]
 """By trial, the metric after each reported epoch."""
@@ -125,6 +128,16 @@ class Ladder:
             and self.next_promotion(reports, unfinished) is None
         )
         return frozenset(unfinished) if over else frozenset()
+
+
+def make_ladder(
+    config: EarlyStoppingConfig, *, epochs: int, mode: Literal["min", "max"]
+) -> Ladder | None:
+    """Return the rungs at which trials pause; None where no trial ever does."""
+    if config.scheduler != "asha_promote":
+        return None
+    found = rungs(config.grace_epochs, config.reduction, epochs)
+    return Ladder(found, config.reduction, minimize=mode == "min")
 
 
 def bracket_graces(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:

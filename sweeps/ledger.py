@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps import ledger_file
 from sweeps.layout import LedgerError
+from sweeps.ledger_storage import EditableStorage
 from sweeps.ledger_view import (
     ACCUMULATION,
     ATTEMPT,
@@ -40,11 +39,15 @@ from sweeps.ledger_view import (
     reports_in,
 )
 from sweeps.origin import Origin
+from sweeps.proposal import Proposal
+from sweeps.warm_start import WarmStart
 from trainable.config import Mode
 
 __all__ = ["ACCUMULATION", "SIGNALS", "Ending", "Ledger", "LedgerError", "TrialRecord"]
 
 
+WARM_START = "gradsweep:warm_start"
+"""A study's system attribute, which looking commands do not read."""
 _STUDY = "sweep"
 _STATES: dict[TrialState, str] = {
     TrialState.WAITING: "waiting",
@@ -252,31 +255,45 @@ class Ledger:
         best = self.front()
         return best[0] if len(best) == 1 else None
 
+    @property
     @_storing
-    @_at_once
-    def ask(self, space: Mapping[str, BaseDistribution], sampler: BaseSampler) -> TrialRecord:
-        """Create the next trial, with parameters from `sampler`."""
-        self._study.sampler = sampler
-        trial = self._study.ask(dict(space))
-        return self.trial(trial.number)
+    def warm_start(self) -> WarmStart:
+        """What the sweep was given of earlier ones when it was created."""
+        data = self._storage.get_study_system_attrs(self._study_id).get(WARM_START)
+        return WarmStart() if data is None else WarmStart.from_data(data)
+
+    @_storing
+    def note_warm_start(self, warm: WarmStart) -> None:
+        """Note what a new sweep is given of earlier ones."""
+        self._storage.set_study_system_attr(self._study_id, WARM_START, warm.to_data())
+
+    @property
+    def directions(self) -> list[StudyDirection]:
+        """Whether less or more of the metric is better, as Optuna has it."""
+        return self._study.directions
 
     @_storing
     @_at_once
-    def complete_parameters(
-        self, number: int, space: Mapping[str, BaseDistribution], sampler: BaseSampler
-    ) -> TrialRecord:
-        """Suggest what a trial lacks because its driver died between creating it and storing its
-        parameters. They are those that the driver would have stored.
-        """
-        self._study.sampler = sampler
-        trial = optuna.trial.Trial(self._study, self._id(number))
-        for name, distribution in space.items():
-            stored = name in trial.params and not distribution.single()
-            if stored and name not in trial.relative_params:
-                # Drawn once more and thrown away: the sampler's generator is then where it was.
-                frozen = self._storage.get_trial(self._id(number))
-                sampler.sample_independent(self._study, frozen, name, distribution)
-            trial._suggest(name, distribution)
+    def add(self, proposal: Proposal) -> TrialRecord:
+        """Create the next trial, with its parameters, in one transaction."""
+        trial = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=dict(proposal.params),
+            distributions=dict(proposal.distributions),
+            system_attrs=dict(proposal.notes),
+        )
+        trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
+        return self._record(self._storage.get_trial(trial_id))
+
+    @_storing
+    @_at_once
+    def complete(self, number: int, proposal: Proposal) -> TrialRecord:
+        """Store the parameters that a trial lacks."""
+        known = self._storage.get_trial(self._id(number)).params
+        for name, distribution in proposal.distributions.items():
+            if name not in known:
+                value = distribution.to_internal_repr(proposal.params[name])
+                self._storage.set_trial_param(self._id(number), name, value, distribution)
         return self.trial(number)
 
     @_storing
@@ -384,12 +401,12 @@ class Ledger:
         )
 
 
-def _open_storage(path: Path) -> optuna.storages.RDBStorage:
+def _open_storage(path: Path) -> EditableStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Looking commands read while the driver writes; SQLite then waits for the other's transaction
     # instead of failing.
     arguments = {"timeout": ledger_file.WAIT_SECONDS, "factory": _Durable}
-    return optuna.storages.RDBStorage(
+    return EditableStorage(
         f"sqlite:///{path}",
         # The connection that was returned last comes next: the one with the open transaction.
         engine_kwargs={"connect_args": arguments, "pool_use_lifo": True},

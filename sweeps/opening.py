@@ -22,10 +22,11 @@ from sweeps.parameters import flatten
 from sweeps.reconcile import reconcile
 from sweeps.revisions import read_spec, write_spec
 from sweeps.schedulers import make_judge, make_scheduler
-from sweeps.search import sampler_of
+from sweeps.search_changes import check_search_changes
 from sweeps.spec import SweepSpec
 from sweeps.stopping import Fired, fired
 from sweeps.tags import BY_THE_SWEEP, NOT_STOPPED, attempt_tags, curve_tags, leaders_view
+from sweeps.warm_start import take_along
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.provenance import provenance
 
@@ -64,6 +65,8 @@ class OpenSweep:
             StrangerInTheWay: A new trial would find files that are not its own.
         """
         paths, spec, ledger = self.paths, self.spec, self.ledger
+        if not ledger.trials() and (told := ledger.warm_start.told):
+            warn(told)
 
         stop = self.stopped
         facts = gather(
@@ -80,7 +83,6 @@ class OpenSweep:
             spec,
             ledger,
             self.recorder,
-            sampler=lambda number: sampler_of(spec, number),
             warn=warn,
         )
 
@@ -137,13 +139,17 @@ def open_ledger(
     """
     if new:
         _remove_unborn(paths)
+        warm = take_along(paths.root, spec)
         ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id=uuid.uuid4().hex)
+        if warm.told:
+            ledger.note_warm_start(warm)
     else:
         ledger = Ledger.open(paths.ledger)
         # Where nothing has been trained yet, there is nothing to compare with.
         accepted = accepted or not any(trial.reports for trial in ledger.trials())
         before = read_spec(paths.spec).spec
         check_origin(ledger.origin, origin, before, spec, accepted=accepted)
+        check_search_changes(before, spec, len(ledger.trials()))
     ledger.note_origin(origin)
     write_spec(paths.spec, spec)
     return ledger

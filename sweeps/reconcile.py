@@ -88,7 +88,8 @@ class Reported:
 
 @dataclass(frozen=True)
 class Suggested:
-    """The ledger lacks parameters: the driver died while they were stored."""
+    """A trial that nobody began lacks parameters: the space was edited since, or an older release
+    stored them one by one and died."""
 
     number: int
 
@@ -217,7 +218,8 @@ def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
 def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
     number = trial.record.number
     yield from missed(trial)
-    if not trial.record.params.keys() >= facts.parameters:
+    begun = trial.record.attempts > 0  # with the parameters that it has, whatever the space is now
+    if not begun and not trial.record.params.keys() >= facts.parameters:
         yield Suggested(number)
     ending = _ending(trial)
     reason = facts.stop if ending is None else None

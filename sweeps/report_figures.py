@@ -153,10 +153,21 @@ def _importance(sweep: SweepData) -> go.Figure:
     _needs(sweep, 4)
     if len({t.value for t in sweep.compared}) < 2:
         raise NotEnough("these trials do not differ in their value")
+    # A condition, or an edit of the space, may have left trials with parameters of their own.
+    first = sweep.compared[0].distributions
+    axes = [
+        name
+        for name in _shared_axes(sweep)
+        if all(trial.distributions[name] == first[name] for trial in sweep.compared)
+    ]
+    if not axes:
+        raise NotEnough(
+            "there is no parameter that all of these trials drew from one distribution"
+        )
     return visualization.plot_param_importances(
         sweep.alike,
         evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
-        params=_shared_axes(sweep),
+        params=axes,
         target_name=sweep.basis.target,
     )
 

@@ -1,90 +1,27 @@
-"""Search: Optuna's samplers, and the searcher that stands between the ledger and Ray Tune.
+"""Search: the searcher that stands between the ledger and Ray Tune.
 
 The searcher first hands out the trials that an earlier driver left unfinished, with their numbers
 and parameters; then, again and again, a paused trial that can be promoted or else a new one from
 the ledger. It keeps nothing of its own: its `save`
 and `restore` are empty because the ledger is the record. What must not live here: what happens
-to a trial afterwards (callbacks), stopping (schedulers).
+to a trial afterwards (callbacks), stopping (schedulers), and which point a trial gets (proposals).
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
+from sweeps.halving import make_ladder
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
-from sweeps.paused import ShownAsStopped
-from sweeps.schedulers import make_ladder, replay
-from sweeps.spec import SearchConfig, SpecError, SweepSpec
+from sweeps.proposals import Proposer
+from sweeps.schedulers import replay
+from sweeps.spec import SpecError, SweepSpec
 from trainable.ray_adapter import OBJECTIVE
-from trainable.seeding import derive_seed
-
-
-def make_sampler(search: SearchConfig, *, seed: int, number: int) -> BaseSampler:
-    """Build the sampler for one trial.
-
-    Each trial has a sampler of its own, seeded by the sweep's seed and the trial's number: what
-    it suggests then depends on the ledger alone, not on how often the driver was restarted.
-    """
-    trial_seed = (
-        derive_seed(seed, "sampler", number) % 2**32
-    )  # NumPy's legacy generator takes 32 bits
-    match search.sampler:
-        case "tpe":
-            return optuna.samplers.TPESampler(
-                n_startup_trials=search.startup_trials, seed=trial_seed
-            )
-        case "gp":
-            return optuna.samplers.GPSampler(
-                n_startup_trials=search.startup_trials, seed=trial_seed
-            )
-        case "cmaes":
-            return optuna.samplers.CmaEsSampler(
-                n_startup_trials=search.startup_trials, seed=trial_seed
-            )
-        case "qmc":
-            with (
-                warnings.catch_warnings()
-            ):  # experimental: its interface may change, which the pinned version bounds
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                return _NumberedSequence(number, seed=derive_seed(seed, "sampler") % 2**32)
-        case "random":
-            return optuna.samplers.RandomSampler(seed=trial_seed)
-
-
-class _NumberedSequence(optuna.samplers.QMCSampler):
-    """A low-discrepancy sequence in which a trial's place is its number.
-
-    Optuna counts places in the study: a driver that died between counting and storing would leave
-    a place out. The sequence is one, so its scrambling must not change from trial to trial.
-    """
-
-    def __init__(self, number: int, *, seed: int) -> None:
-        super().__init__(scramble=True, seed=seed)
-        self._number = number
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """Return the space of the sweep's first trial, which is drawn independently itself."""
-        del trial
-        return dict(study.trials[0].distributions) if self._number > 0 else {}
-
-    def _find_sample_id(
-        self, study: optuna.Study, search_space: dict[str, BaseDistribution]
-    ) -> int:
-        del study, search_space
-        return self._number - 1
 
 
 class LedgerSearcher(Searcher):
@@ -114,9 +51,7 @@ class LedgerSearcher(Searcher):
         self._spec = spec
         self._paths = paths
         self._scheduler = scheduler
-        self._space: Mapping[str, BaseDistribution] = {
-            key: distribution.to_optuna() for key, distribution in spec.space.items()
-        }
+        self._proposer = Proposer(spec, ledger)
         self._concurrency = concurrency
         self._threads = threads
         self._ladder = make_ladder(
@@ -219,8 +154,9 @@ class LedgerSearcher(Searcher):
             return promoted
         if self._next_number >= self._spec.trials:
             return None
+        number = self._next_number
         self._next_number += 1
-        return self._ledger.ask(self._space, self._sampler(self._next_number - 1))
+        return self._ledger.add(self._proposer.propose(number))
 
     def _promoted(self) -> TrialRecord | None:
         if self._ladder is None or not self._may_promote:
@@ -234,13 +170,3 @@ class LedgerSearcher(Searcher):
         trials = self._ledger.trials()
         unfinished = {trial.number for trial in trials if not trial.finished}
         return {trial.number: trial.reports for trial in trials}, unfinished
-
-    def _sampler(self, number: int) -> BaseSampler:
-        return sampler_of(self._spec, number)
-
-
-def sampler_of(spec: SweepSpec, number: int) -> BaseSampler:
-    """Build the sampler that a sweep's trial is suggested by."""
-    sampler = make_sampler(spec.search, seed=spec.seed, number=number)
-    ladder = make_ladder(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0])
-    return sampler if ladder is None else ShownAsStopped(sampler, ladder)

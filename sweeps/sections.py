@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -24,7 +24,9 @@ from pydantic import (
 
 from sweeps.problems import Fault, Refused
 from sweeps.scalars import shown
-from sweeps.space import Distribution, parse_distribution
+from sweeps.search_values import check_constraints, check_points, check_sampler, sweep_names
+from sweeps.space import Distribution
+from sweeps.space_form import parse_distribution
 from tracking.address import is_database
 from trainable.config import Mode, Section
 
@@ -172,13 +174,36 @@ Modes = Annotated[
 """The mode of one metric, or a list with one for each."""
 
 
+def check_names(value: object) -> object:
+    """Return the names of sweeps as a list; one may stand alone.
+
+    Raises:
+        Refused: They are none.
+    """
+    return sweep_names(value, check_name)
+
+
 class SearchConfig(Section):
     """How the next trial's parameters are chosen."""
 
-    sampler: Literal["tpe", "random", "gp", "cmaes", "qmc"] = "tpe"
-    """The algorithm that proposes parameters."""
+    sampler: Annotated[str, BeforeValidator(check_sampler)] = "tpe"
+    """The algorithm that proposes parameters: one of those that have a name, or `module:Class` of
+    an Optuna sampler, which may be your own."""
     startup_trials: int = Field(default=10, ge=0)
-    """Trials drawn at random before the sampler learns from results."""
+    """Trials that must have ended with a result before the sampler learns from results; until then
+    it draws at random."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the sampler's constructor."""
+    try_first: Annotated[list[dict[str, Any]], BeforeValidator(check_points)] = Field(
+        default_factory=list
+    )
+    """Points to begin with, in order: key of the space -> value; what is left out is drawn."""
+    constraints: Annotated[list[str], BeforeValidator(check_constraints)] = Field(
+        default_factory=list
+    )
+    """Comparisons between parameters that every trial satisfies."""
+    warm_start: Annotated[list[str], BeforeValidator(check_names)] = Field(default_factory=list)
+    """Earlier sweeps below the same root whose trials the sampler learns from too."""
 
 
 class EarlyStoppingConfig(Section):

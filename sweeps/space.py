@@ -7,26 +7,27 @@
     {logint: [low, high]}            a whole number, every order of magnitude as likely
     {choice: [a, b, ...]}            one of the listed values
 
-What must not live here: which fields a space may name (`spec`), and how values are drawn (the
-sampler).
+What must not live here: reading the short form (`space_form`), all parameters together
+(`search_space`), which fields a space may name (`checks`), and how values are drawn (the sampler).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
-from sweeps.problems import Fault, Refused, nearest
-from sweeps.scalars import shown, write_flow
+from sweeps.scalars import write_flow
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 Scalar = None | bool | int | float | str
 
+WHEN = "when"
+"""The key beside a distribution that says under which other values the parameter exists."""
 _MOST_VALUES = 100  # whole numbers of a range that are tried one by one when a spec is checked
 
 
@@ -39,13 +40,19 @@ class Distribution:
     form: ClassVar[str]
     draws: ClassVar[str] = "numbers"
 
+    when: tuple[tuple[str, tuple[Scalar, ...]], ...] = field(default=(), kw_only=True)
+    """The parameter exists in trials in which each of these keys has one of these values."""
+
     def to_optuna(self) -> BaseDistribution:
         """Return the same distribution for an Optuna study."""
         raise NotImplementedError
 
-    def to_data(self) -> dict[str, list[Any]]:
+    def to_data(self) -> dict[str, Any]:
         """Return the short form as it stands in a spec, such as `{"int": [1, 8]}`."""
-        return {self.name: self.arguments()}
+        data: dict[str, Any] = {self.name: self.arguments()}
+        if self.when:
+            data[WHEN] = {k: v[0] if len(v) == 1 else list(v) for k, v in self.when}
+        return data
 
     def arguments(self) -> list[Any]:
         """Return the numbers or options in the order of the short form."""
@@ -59,6 +66,26 @@ class Distribution:
             drawn.
         """
         raise NotImplementedError
+
+    def at(self, share: float) -> Any:
+        """Return the value below which this share of all draws lies; `share` is in [0, 1)."""
+        raise NotImplementedError
+
+    def values(self) -> Iterable[Any] | None:
+        """Return every value in order, or None where a grid cannot have them all."""
+        return None
+
+    def contains(self, value: object) -> bool:
+        """Say whether the distribution could have drawn a value."""
+        raise NotImplementedError
+
+    def own(self, value: Any) -> Any:
+        """Return a value that it contains as it would have drawn it: 1 as 1.0, for example."""
+        return value
+
+    def exists(self, values: Mapping[str, Any]) -> bool:
+        """Say whether the parameter exists beside these values of other ones."""
+        return all(key in values and values[key] in allowed for key, allowed in self.when)
 
     def __str__(self) -> str:
         return write_flow(self.to_data())
@@ -76,6 +103,15 @@ class _Range(Distribution):
 
     def probes(self) -> list[tuple[int | None, Any]]:
         return [(0, self.low), (1, self.high)]
+
+    def at(self, share: float) -> Any:
+        return min(self.high, self.low + share * (self.high - self.low))
+
+    def contains(self, value: object) -> bool:
+        return _is_number(value) and self.low <= value <= self.high
+
+    def own(self, value: Any) -> Any:
+        return float(value)
 
 
 @dataclass(frozen=True)
@@ -101,6 +137,9 @@ class LogUniform(_Range):
 
         return FloatDistribution(self.low, self.high, log=True)
 
+    def at(self, share: float) -> Any:
+        return min(self.high, max(self.low, self.low * (self.high / self.low) ** share))
+
 
 @dataclass(frozen=True)
 class QUniform(_Range):
@@ -118,6 +157,25 @@ class QUniform(_Range):
         from optuna.distributions import FloatDistribution
 
         return FloatDistribution(self.low, self.high, step=self.step)
+
+    def at(self, share: float) -> Any:
+        return self._on_step(int(share * self._count()))
+
+    def values(self) -> Iterable[Any] | None:
+        return map(self._on_step, range(self._count()))
+
+    def contains(self, value: object) -> bool:
+        if not _is_number(value) or not self.low <= value <= self.high:
+            return False
+        steps = (value - self.low) / self.step
+        return math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # as Optuna has it
+
+    def _count(self) -> int:
+        return round((self.high - self.low) / self.step) + 1
+
+    def _on_step(self, index: int) -> float:
+        # In decimal, as people write it: three steps of 0.1 are 0.3.
+        return float(Decimal(str(self.low)) + index * Decimal(str(self.step)))
 
 
 @dataclass(frozen=True)
@@ -143,6 +201,18 @@ class Int(Distribution):
 
         return IntDistribution(self.low, self.high)
 
+    def at(self, share: float) -> Any:
+        return self.low + int(share * (self.high - self.low + 1))
+
+    def values(self) -> Iterable[Any] | None:
+        return range(self.low, self.high + 1)
+
+    def contains(self, value: object) -> bool:
+        return _is_number(value) and self.low <= value <= self.high and value == int(value)
+
+    def own(self, value: Any) -> Any:
+        return int(value)
+
 
 @dataclass(frozen=True)
 class LogInt(Int):
@@ -154,6 +224,13 @@ class LogInt(Int):
         from optuna.distributions import IntDistribution
 
         return IntDistribution(self.low, self.high, log=True)
+
+    def at(self, share: float) -> Any:
+        low, high = self.low - 0.5, self.high + 0.5  # each end gets as much room as the others
+        return min(self.high, max(self.low, round(low * (high / low) ** share)))
+
+    def values(self) -> Iterable[Any] | None:
+        return None  # its weights are its meaning, and a grid has none
 
 
 @dataclass(frozen=True)
@@ -176,161 +253,23 @@ class Choice(Distribution):
 
         return CategoricalDistribution(self.options)
 
+    def at(self, share: float) -> Any:
+        return self.options[int(share * len(self.options))]
+
+    def values(self) -> Iterable[Any] | None:
+        return self.options
+
+    def contains(self, value: object) -> bool:
+        return value in self.options
+
+    def own(self, value: Any) -> Any:
+        return self.options[self.options.index(value)]
+
 
 KINDS: dict[str, type[Distribution]] = {
     kind.name: kind for kind in (Uniform, LogUniform, QUniform, Int, LogInt, Choice)
 }
-_FORMS = ", ".join(KINDS)
 
 
-def parse_distribution(data: object) -> Distribution:
-    """Read a distribution from its short form.
-
-    Args:
-        data: A mapping of one name to its arguments, such as `{"loguniform": [1e-4, 0.1]}`, or a
-            `Distribution`.
-
-    Raises:
-        Refused: With one fault for everything that is wrong.
-    """
-    if isinstance(data, Distribution):
-        # Built in Python: the same rules hold.
-        data = data.to_data()
-    if not isinstance(data, dict):
-        text = shown(data) if not isinstance(data, list) else "a list"
-        raise Refused(
-            f"{text} is not a distribution; a space holds one distribution per key; write "
-            f"{{choice: [...]}} or {{uniform: [low, high]}}, or move a fixed value out of `space`"
-        )
-    if len(data) != 1:
-        raise Refused(
-            f"{len(data)} distributions stand here; a parameter has exactly one; "
-            f"write one of: {_FORMS}"
-        )
-    ((name, arguments),) = data.items()
-    kind = KINDS.get(str(name))
-    if kind is None:
-        meant = nearest(str(name), KINDS)
-        fix = f"; did you mean '{meant}'?" if meant else ""
-        raise Refused(
-            [Fault((str(name),), f"unknown distribution '{name}'; valid: {_FORMS}{fix}", True)]
-        )
-    size = {"[low, high]": 2, "[low, high, step]": 3}.get(kind.form)
-    if not isinstance(arguments, list) or (size is not None and len(arguments) != size):
-        raise _refuse(kind, _wrong_shape(kind, arguments))
-    if kind is Choice:
-        return _parse_choice(arguments)
-    return _parse_range(kind, arguments)
-
-
-def _refuse(kind: type[Distribution], message: str, index: int | None = None) -> Refused:
-    path = (kind.name,) if index is None else (kind.name, index)
-    return Refused([Fault(path, message)])
-
-
-def _wrong_shape(kind: type[Distribution], arguments: object) -> str:
-    got = f"{len(arguments)} values" if isinstance(arguments, list) else _kind_of(arguments)
-    rule = f"{kind.name} takes {kind.form}"
-    if isinstance(arguments, list) and len(arguments) == 3 and kind.name != "quniform":
-        if kind.name.startswith("log"):
-            return f"got {got}; {rule}, and a logarithmic range has no step; leave the step out"
-        return f"got {got}; {rule}; leave the third out, or use quniform for steps"
-    return f"got {got}; {rule}; write {kind.name}: {kind.form}"
-
-
-def _kind_of(value: object) -> str:
-    return "a mapping" if isinstance(value, dict) else shown(value)
-
-
-def _parse_range(kind: type[Distribution], arguments: Sequence[Any]) -> Distribution:
-    whole = issubclass(kind, Int)
-    labels = ("low", "high", "step")
-    faults = []
-    for index, value in enumerate(arguments):
-        message = None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            message = (
-                f"{_kind_of(value)} is not a number; {labels[index]} is a number; write "
-                "one, such as 0.1"
-            )
-        elif not math.isfinite(value):
-            message = f"{labels[index]} is {write_flow(value)}; bounds are finite; write a number"
-        elif whole and not isinstance(value, int):
-            message = (
-                f"{labels[index]} is {write_flow(value)}; {kind.name} takes whole "
-                "numbers; write one, or use uniform"
-            )
-        elif kind.name.startswith("log") and index == 0 and value <= 0:
-            message = (
-                f"low is {write_flow(value)}; a logarithmic range begins above 0; write a "
-                f"small number above 0, or use {kind.name[3:]}"
-            )
-        elif index == 2 and value <= 0:
-            message = f"step is {write_flow(value)}; a step is above 0; write a number above 0"
-        if message:
-            faults.append(Fault((kind.name, index), message))
-    if faults:
-        raise Refused(faults)
-    low, high = arguments[:2]
-    if low == high:
-        raise _refuse(
-            kind,
-            f"low and high are both {write_flow(low)}; low is below high; use a "
-            "constant: set the key itself and leave it out of `space`",
-        )
-    if low > high:
-        raise _refuse(
-            kind,
-            f"low {write_flow(low)} is above high {write_flow(high)}; low is below "
-            f"high; write [{write_flow(high)}, {write_flow(low)}]",
-        )
-    if kind is QUniform:
-        step = arguments[2]
-        span = Decimal(str(high)) - Decimal(str(low))
-        # In decimal, as people write it: 0.3 is three steps of 0.1, which binary numbers deny.
-        if span % Decimal(str(step)):
-            fit = Decimal(str(low)) + span // Decimal(str(step)) * Decimal(str(step))
-            fix = (
-                f"write [{low}, {fit}, {step}]"
-                if fit > Decimal(str(low))
-                else "choose a smaller step"
-            )
-            raise _refuse(
-                kind,
-                f"high - low = {span} is not a whole number of steps of {step}; high "
-                f"lies on a step; {fix}",
-            )
-    return kind(*(arguments if whole else map(float, arguments)))
-
-
-def _parse_choice(options: Sequence[Any]) -> Choice:
-    if not options:
-        raise _refuse(
-            Choice,
-            "there is nothing to choose from; a choice has at least one option; "
-            "write choice: [a, b]",
-        )
-    faults = []
-    for index, option in enumerate(options):
-        message = None
-        if isinstance(option, list | dict):
-            message = (
-                "a list or a mapping cannot be an option; options are texts, numbers, "
-                "true, false or null; write single values"
-            )
-        elif isinstance(option, float) and not math.isfinite(option):
-            message = (
-                f"{write_flow(option)} is not finite; options that are numbers are "
-                "finite; write a number"
-            )
-        # Python's equality (1 == 1.0 == true) is also Optuna's, which could not tell them apart.
-        elif (earlier := list(options).index(option)) < index:
-            message = (
-                f"{write_flow(option)} equals option {earlier + 1}; options differ; "
-                "remove one of them"
-            )
-        if message:
-            faults.append(Fault(("choice", index), message))
-    if faults:
-        raise Refused(faults)
-    return Choice(tuple(options))
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

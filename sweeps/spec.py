@@ -43,6 +43,8 @@ from sweeps.problems import (
     unknown_key,
 )
 from sweeps.scalars import write_flow, write_key
+from sweeps.search_checks import search_space
+from sweeps.search_space import SearchSpace
 from sweeps.sections import (
     EarlyStoppingConfig,
     FailuresConfig,
@@ -56,7 +58,8 @@ from sweeps.sections import (
     TrackingConfig,
     check_name,
 )
-from sweeps.space import Distribution, parse_distribution
+from sweeps.space import Distribution
+from sweeps.space_form import parse_distribution
 from trainable.config import (
     BudgetConfig,
     CheckpointConfig,
@@ -211,8 +214,14 @@ class SweepSpec(Section):
         return "".join(_write_block(self.trial_config(number, params).model_dump(mode="json"), ""))
 
     def example_params(self) -> dict[str, Any]:
-        """Return one value for each key of `space`, to look at a trial before any is drawn."""
-        return {key: distribution.probes()[0][1] for key, distribution in self.space.items()}
+        """Return a point of the space, to look at a trial before any is drawn."""
+        space = self.search_space()
+        first = space.point(lambda _key, distribution: distribution.probes()[0][1])
+        return first if space.allows(first) else space.drawn(0) or first
+
+    def search_space(self) -> SearchSpace:
+        """Return `space` with its conditions and with the constraints of `search`."""
+        return search_space(self.space, self.search, self.train, self.task)
 
     def to_yaml(self) -> str:
         """Return the spec, defaults filled in, as YAML that `load_spec` reads to an equal spec.
@@ -418,7 +427,7 @@ def _write_block(data: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, value in data.items():
         name = write_key(key)
         block = isinstance(value, dict) and any(
-            isinstance(inner, dict) for inner in value.values()
+            isinstance(inner, dict) and inner for inner in value.values()
         )
         if block and not (indent == "" and key == "task"):
             yield f"{indent}{name}:\n"

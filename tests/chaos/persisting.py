@@ -87,11 +87,12 @@ def ledger(directory: Path, acknowledge: Acknowledge) -> None:
     from optuna.samplers import RandomSampler
 
     from sweeps.ledger import Ledger
+    from tests.asking import ask
     from tests.chaos.spaces import SPACE
 
     opened = Ledger.open(directory / "ledger.db")
     for number in (0, 1):
-        trial = opened.ask(SPACE, RandomSampler(seed=number))
+        trial = ask(opened, SPACE, RandomSampler(seed=number))
         acknowledge("asked", trial.number, trial.params)
         opened.start(number)
         acknowledge("started", number)

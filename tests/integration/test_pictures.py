@@ -12,6 +12,7 @@ from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
 from sweeps.pictures import Gallery
 from sweeps.spec import parse_spec
+from tests.asking import ask
 from tests.curves import append_rows
 from tracking.recorder import MemoryRecorder
 from trainable.history import Row
@@ -44,7 +45,7 @@ class Sweep:
 
     def add(self, *, rows: int = 4, ended: bool = True) -> int:
         space = {key: value.to_optuna() for key, value in self.spec.space.items()}
-        number = self.ledger.ask(space, RandomSampler(seed=0)).number
+        number = ask(self.ledger, space, RandomSampler(seed=0)).number
         metrics = {"train/loss": 1.0, "train/grad_norm": 2.0, "train/lr": 0.1, "val/loss": 1.0}
         append_rows(
             self.paths.trial(number),

@@ -45,7 +45,7 @@ from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.reconcile import STATUSES, reconcile
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
-from sweeps.search import LedgerSearcher, make_sampler
+from sweeps.search import LedgerSearcher
 from sweeps.spec import SweepSpec, parse_spec
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
@@ -266,7 +266,6 @@ class Driver:
         apply(
             reconcile(gather(paths, spec, self.ledger.trials(), live=False, judge=judge)),
             paths, spec, self.ledger, self.recorder,
-            sampler=lambda n: make_sampler(spec.search, seed=spec.seed, number=n),
         )  # fmt: skip
         left = reconcile(gather(paths, spec, self.ledger.trials(), live=False, judge=judge))
         assert left == [], "what was put right is right"

@@ -12,6 +12,7 @@ from sweeps.ledger import Ending, Ledger
 from sweeps.results import SweepView
 from sweeps.revisions import write_spec
 from sweeps.spec import parse_spec
+from tests.asking import ask
 from trainable.files import LocalFiles
 from trainable.history import History, Row
 
@@ -60,7 +61,7 @@ class MadeSweep:
         """
         space = {key: value.to_optuna() for key, value in self.spec.space.items()}
         sampler = RandomSampler(seed=len(self.ledger.trials()))
-        number = self.ledger.ask(space, sampler).number
+        number = ask(self.ledger, space, sampler).number
         for epoch, reported in enumerate(values, start=1):
             value, *others = reported if isinstance(reported, Sequence) else [reported]
             self.ledger.report(number, epoch=epoch, step=epoch * 10, value=value, others=others)

@@ -13,9 +13,9 @@ from sweeps import control
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
 from sweeps.lock import SweepLock
+from sweeps.proposals import Proposer
 from sweeps.results import UnknownTrial
 from sweeps.revisions import write_spec
-from sweeps.search import make_sampler
 from sweeps.spec import parse_spec
 
 SPEC = """
@@ -56,9 +56,8 @@ def paths(tmp_path: Path) -> SweepPaths:
     found.directory.mkdir()
     ledger = Ledger.create(found.ledger, mode="min", sweep_id="s")
     spec = parse_spec(SPEC, "small.yaml")
-    space = {key: d.to_optuna() for key, d in spec.space.items()}
     for number in range(2):
-        ledger.ask(space, make_sampler(spec.search, seed=0, number=number))
+        ledger.add(Proposer(spec, ledger).propose(number))
     ledger.report(0, epoch=1, step=5, value=0.5)
     ledger.finish(0, "complete")
     ledger.report(1, epoch=1, step=5, value=0.25)

@@ -26,6 +26,7 @@ from sweeps.orphans import TOKEN_VARIABLE
 from sweeps.resources import Gpu, Machine
 from sweeps.revisions import write_spec
 from sweeps.spec import parse_spec
+from tests.asking import ask
 
 GIB = 1024**3
 Usage = namedtuple("Usage", ["total", "used", "free"])
@@ -154,7 +155,7 @@ def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_p
     write_spec(paths.spec, spec)
     ledger = Ledger.create(paths.ledger, mode="min", sweep_id="s")
     assert sweeps_off(tmp_path) == []
-    ledger.finish(ledger.ask({}, RandomSampler()).number, "pruned")
+    ledger.finish(ask(ledger, {}, RandomSampler()).number, "pruned")
     [found] = sweeps_off(tmp_path)
     assert (found.level, found.what) == ("warn", "quad")
     assert found.detail == "trial 0: tracking does not know that its run is KILLED"

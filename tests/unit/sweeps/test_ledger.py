@@ -10,7 +10,7 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.distributions import FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import RandomSampler
 from optuna.storages import RDBStorage
 
@@ -18,6 +18,7 @@ from sweeps.layout import LedgerBusy, LedgerError
 from sweeps.ledger import SIGNALS, Ledger, TrialRecord
 from sweeps.ledger_file import num_trials
 from sweeps.ledger_view import LedgerView, TrialSummary
+from tests.asking import ask, proposal
 
 SPACE = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -36,14 +37,14 @@ def ledger(path: Path) -> Ledger:
 
 
 def _ask(ledger: Ledger, seed: int = 0) -> int:
-    return ledger.ask(SPACE, RandomSampler(seed=seed)).number
+    return ask(ledger, SPACE, RandomSampler(seed=seed)).number
 
 
 def test_trials_are_numbered_in_order_and_keep_their_parameters(
     ledger: Ledger, path: Path
 ) -> None:
-    first = ledger.ask(SPACE, RandomSampler(seed=1))
-    second = ledger.ask(SPACE, RandomSampler(seed=2))
+    first = ask(ledger, SPACE, RandomSampler(seed=1))
+    second = ask(ledger, SPACE, RandomSampler(seed=2))
     assert (first.number, second.number) == (0, 1)
     assert first.params != second.params
     again = Ledger.open(path)
@@ -132,16 +133,32 @@ def test_attempts_are_counted_over_reopening(ledger: Ledger, path: Path) -> None
     assert ledger.trial(number).attempts == 2
 
 
-def test_a_trial_without_parameters_is_completed_not_replaced(ledger: Ledger, path: Path) -> None:
+def test_what_a_trial_lacks_is_stored_beside_what_it_has(ledger: Ledger, path: Path) -> None:
     del ledger
-    # What a driver leaves that dies between creating a trial and storing its parameters.
-    optuna.load_study(storage=f"sqlite:///{path}", study_name="sweep").ask()
+    # What a driver of an older release leaves that dies while it stores parameters.
+    study = optuna.load_study(storage=f"sqlite:///{path}", study_name="sweep")
+    rate = study.ask().suggest_float("train.optimizer.lr", 1e-4, 1e-1, log=True)
     reopened = Ledger.open(path)
-    assert reopened.trial(0).params == {}
-    record = reopened.complete_parameters(0, SPACE, RandomSampler(seed=3))
-    assert record.params.keys() == SPACE.keys()
-    assert len(reopened.trials()) == 1
-    assert Ledger.open(path).trial(0).params == record.params
+    wanted = proposal(SPACE, RandomSampler(seed=3))
+    record = reopened.complete(0, wanted)
+    assert record.params == {**wanted.params, "train.optimizer.lr": rate}
+    assert Ledger.open(path).trials() == [record]
+
+
+def test_a_parameter_may_change_its_kind_and_its_choices_from_trial_to_trial(
+    ledger: Ledger, path: Path
+) -> None:
+    spaces = [
+        {"task.x": CategoricalDistribution(("a", "b"))},
+        {"task.x": CategoricalDistribution(("b", None, 3))},
+        {"task.x": IntDistribution(1, 9)},
+        {"task.x": FloatDistribution(0.5, 9, log=True)},
+    ]
+    asked = [ask(ledger, space, RandomSampler(seed=1)).params for space in spaces]
+    assert [trial.params for trial in Ledger.open(path).trials()] == asked
+    assert [trial.params for trial in LedgerView(path).trials] == asked
+    stored = [trial.distributions for trial in ledger.frozen_trials()]
+    assert stored == spaces
 
 
 class Died(BaseException):
@@ -205,26 +222,6 @@ def test_the_disk_is_waited_for_once(ledger: Ledger, do: Callable[[Ledger], obje
     do(ledger)
     assert said.count("COMMIT") == 1
     assert sum(statement.startswith(("INSERT", "UPDATE")) for statement in said) >= 2
-
-
-@pytest.mark.parametrize("drawn", [0, 1])
-def test_a_death_while_a_trial_is_drawn_leaves_no_trial(
-    ledger: Ledger, path: Path, drawn: int
-) -> None:
-    class Dying(RandomSampler):
-        draws = 0
-
-        def sample_independent(self, *arguments: Any) -> Any:
-            if self.draws == drawn:
-                raise Died
-            self.draws += 1
-            return super().sample_independent(*arguments)
-
-    with pytest.raises(Died):
-        ledger.ask(SPACE, Dying(seed=1))
-    again = Ledger.open(path)
-    assert again.trials() == []
-    assert again.ask(SPACE, RandomSampler(seed=1)).number == 0
 
 
 def test_creating_twice_is_refused(ledger: Ledger, path: Path) -> None:

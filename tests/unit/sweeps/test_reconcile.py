@@ -35,6 +35,7 @@ from sweeps.reconcile import (
 from sweeps.schedulers import make_scheduler, stopped_trials
 from sweeps.spec import SweepSpec, parse_spec
 from sweeps.sync import tell_who_is_interrupted
+from tests.asking import ask
 from tests.curves import append_rows
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
@@ -185,7 +186,7 @@ class Sweep:
 
     def ask(self) -> int:
         space = {"train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True)}
-        return self.ledger.ask(space, RandomSampler(seed=1)).number
+        return ask(self.ledger, space, RandomSampler(seed=1)).number
 
     def train(self, number: int, values: list[float]) -> None:
         """Append an epoch of two steps for each value, and commit the state of the last one."""
@@ -226,7 +227,7 @@ class Sweep:
     def apply(self) -> None:
         apply(
             self.corrections(), self.paths, self.spec, self.ledger, self.recorder,
-            sampler=lambda number: RandomSampler(seed=number), warn=self.warnings.append,
+            warn=self.warnings.append,
         )  # fmt: skip
 
 
@@ -367,7 +368,7 @@ def test_a_gap_stops_everything_before_anything_is_written(sweep: Sweep) -> None
     with pytest.raises(LedgerError, match=r"ledger\.db is not whole: the ledger has no trial 0"):
         apply(
             [*reconcile(facts), Interrupted(1)], sweep.paths, sweep.spec, sweep.ledger,
-            sweep.recorder, sampler=lambda number: RandomSampler(seed=number),
+            sweep.recorder,
         )  # fmt: skip
     assert list(sweep.recorder.runs) == [None]
 

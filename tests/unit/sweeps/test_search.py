@@ -12,9 +12,10 @@ from ray.tune.search import Searcher
 
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
+from sweeps.proposals import Proposer
 from sweeps.schedulers import make_scheduler
-from sweeps.search import LedgerSearcher, make_sampler, sampler_of
-from sweeps.spec import EarlyStoppingConfig, SearchConfig, SweepSpec, parse_spec
+from sweeps.search import LedgerSearcher
+from sweeps.spec import EarlyStoppingConfig, SweepSpec, parse_spec
 
 SPEC = """
 name: quad
@@ -117,32 +118,16 @@ def test_draining_hands_out_nothing(tmp_path: Path, spec: SweepSpec) -> None:
     assert driver.ledger.trials() == []
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "cmaes", "qmc"])
-def test_each_sampler_of_the_spec_suggests_inside_the_space(
-    tmp_path: Path, spec: SweepSpec, sampler: Any
-) -> None:
-    ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
-    space = {key: distribution.to_optuna() for key, distribution in spec.space.items()}
-    for number in range(5):
-        config = SearchConfig(sampler=sampler, startup_trials=2)
-        trial = ledger.ask(space, make_sampler(config, seed=0, number=number))
-        assert 1e-4 <= trial.params["train.optimizer.lr"] <= 1e-1
-        ledger.report(trial.number, epoch=1, step=1, value=_loss(trial.params))
-        ledger.finish(trial.number, "complete")
-    assert len({str(trial.params) for trial in ledger.trials()}) == 5
-
-
 def test_a_sampler_learns_from_a_paused_trial_what_it_would_from_a_stopped_one(
     tmp_path: Path, spec: SweepSpec
 ) -> None:
-    space = {key: distribution.to_optuna() for key, distribution in spec.space.items()}
     suggested: dict[str, list[dict[str, Any]]] = {}
     for scheduler in ("asha", "asha_promote"):
         early = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=2)
         sweep = spec.model_copy(update={"early_stopping": early})
         ledger = Ledger.create(tmp_path / f"{scheduler}.db", mode="min", sweep_id="s")
         for number in range(6):
-            params = ledger.ask(space, sampler_of(sweep, number)).params
+            params = ledger.add(Proposer(sweep, ledger).propose(number)).params
             suggested.setdefault(scheduler, []).append(params)
             ledger.report(number, epoch=1, step=1, value=_loss(params))
             if number == 0:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,9 +25,10 @@ from sweeps.space import (
     LogInt,
     LogUniform,
     QUniform,
+    Scalar,
     Uniform,
-    parse_distribution,
 )
+from sweeps.space_form import parse_distribution
 
 CASES: list[tuple[str, Distribution, BaseDistribution]] = [
     ("{uniform: [0, 0.3]}", Uniform(0.0, 0.3), FloatDistribution(0, 0.3)),
@@ -70,8 +74,18 @@ distributions = st.one_of(
 )
 
 
-@given(distributions)
-def test_the_written_form_reads_the_same(distribution: Distribution) -> None:
+conditions = st.dictionaries(
+    st.sampled_from(["task.a", "train.optimizer.name", "x: y"]),
+    st.lists(st.one_of(st.none(), st.integers(2, 99), st.text(max_size=5)), min_size=1).map(tuple),
+    max_size=2,
+).map(lambda found: tuple(found.items()))
+
+
+@given(distributions, conditions)
+def test_the_written_form_reads_the_same(
+    distribution: Distribution, when: tuple[tuple[str, tuple[Scalar, ...]], ...]
+) -> None:
+    distribution = replace(distribution, when=when)
     document = parse_value(str(distribution), "here", {})
     assert not document.problems
     assert parse_distribution(document.data[""]) == distribution
@@ -84,6 +98,48 @@ def test_probes_lie_within_and_reach_the_ends(distribution: Distribution) -> Non
     assert all(optuna._contains(optuna.to_internal_repr(value)) for _, value in probes)
     arguments = distribution.arguments()
     assert all(value == arguments[index] for index, value in probes if index is not None)
+
+
+@given(distributions, st.floats(0, 1, exclude_max=True))
+def test_what_is_drawn_is_contained_and_is_its_own(
+    distribution: Distribution, share: float
+) -> None:
+    value, optuna = distribution.at(share), distribution.to_optuna()
+    assert distribution.contains(value)
+    assert optuna._contains(optuna.to_internal_repr(value))
+    own = distribution.own(value)
+    assert (own, type(own)) == (value, type(value))
+
+
+@given(distributions)
+def test_a_grid_s_values_are_all_there_are(distribution: Distribution) -> None:
+    values = distribution.values()
+    if values is not None:
+        found = list(values)
+        assert all(map(distribution.contains, found))
+        assert {distribution.at(index / 10_000) for index in range(10_000)} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "outside"),
+    [
+        (Uniform(0.0, 1.0), [-0.1, 1.1, "0.5", True, None, math.nan]),
+        (QUniform(0.0, 0.3, 0.1), [0.15, 0.4, "x"]),
+        (Int(1, 8), [0, 9, 1.5, True, "3"]),
+        (LogInt(1, 8), [0, 9, 2.5]),
+        (Choice(("a", None, 3)), ["b", 4]),
+    ],
+)
+def test_what_a_distribution_cannot_draw_it_does_not_contain(
+    distribution: Distribution, outside: list[object]
+) -> None:
+    assert not any(map(distribution.contains, outside))
+
+
+def test_whole_numbers_and_numbers_stand_for_each_other() -> None:
+    assert repr(Uniform(0.0, 5.0).own(3)) == "3.0"
+    assert repr(Int(0, 5).own(3.0)) == "3"
+    assert repr(Choice((1.0, 2.0)).own(1)) == "1.0"
 
 
 def test_short_ranges_of_whole_numbers_are_probed_in_full() -> None:

@@ -28,8 +28,16 @@ VALID: dict[str, Any] = {
         "train.schedule.warmup": {"uniform": [0.0, 0.3]},
         "train.batch_size": {"choice": [32, 64]},
         "task.hidden": {"int": [16, 64]},
+        "task.depth": {"choice": [1, 2], "when": {"train.batch_size": [32, 64]}},
     },
-    "search": {"sampler": "tpe", "startup_trials": 8},
+    "search": {
+        "sampler": "tpe",
+        "startup_trials": 8,
+        "arguments": {"multivariate": True},
+        "try_first": [{"task.hidden": 32, "train.batch_size": 64}],
+        "constraints": ["train.batch_size + task.hidden <= 100", "task.depth < 3"],
+        "warm_start": ["earlier"],
+    },
     "early_stopping": {"scheduler": "asha", "grace_epochs": 1, "reduction": 3},
     "resources": {"cpu": 1, "gpu": "auto"},
     "train": {

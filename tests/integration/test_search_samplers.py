@@ -1,0 +1,227 @@
+"""Samplers by name and by class: what they suggest depends on the ledger alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sweeps.proposals import Proposer
+from sweeps.samplers import SamplerRefused, check_sampler
+from tests.integration.proposing import end, ledger_at, loss, search, spec_of
+
+GRID = (
+    "search.sampler=grid",
+    "space={train.optimizer.name: {choice: [sgd, adamw]}, train.accumulation: {choice: [1, 2]}, "
+    "train.clip.max_norm: {quniform: [0.1, 0.3, 0.1]}}",
+)
+OWN = """
+from optuna.samplers import RandomSampler
+
+
+class Mine(RandomSampler):
+    def __init__(self, shift=0, seed=None):
+        super().__init__(seed=seed + shift)
+
+
+class Unseeded(RandomSampler):
+    def __init__(self):
+        super().__init__(seed=7)
+
+
+def function():
+    pass
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's, beside where the command is typed."""
+    name = f"own_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+def test_nsgaii_has_generations_of_the_startup_trials(tmp_path: Path) -> None:
+    spec = spec_of("search.sampler=nsgaii", "search.startup_trials=4", "trials=14")
+    ledger = ledger_at(tmp_path / "l.db")
+    search(ledger.path, spec)
+    noted = [trial.system_attrs for trial in ledger.frozen_trials()]
+    assert [attrs["NSGAIISampler:generation"] for attrs in noted] == [0] * 4 + [1] * 4 + [
+        2
+    ] * 4 + [3] * 2
+
+
+def test_nsgaii_finds_better_than_chance(tmp_path: Path) -> None:
+    found = {}
+    for sampler in ("nsgaii", "random"):
+        spec = spec_of(f"search.sampler={sampler}", "search.startup_trials=4", "trials=24")
+        points = search(tmp_path / f"{sampler}.db", spec)
+        found[sampler] = sum(map(loss, points[8:]))
+    assert found["nsgaii"] < 0.5 * found["random"]
+
+
+def test_a_grid_tries_every_point_once_in_the_order_of_nested_loops(tmp_path: Path) -> None:
+    spec = spec_of(*GRID, "trials=12")
+    wanted = [
+        {"train.optimizer.name": name, "train.accumulation": acc, "train.clip.max_norm": norm}
+        for name, acc, norm in itertools.product(["sgd", "adamw"], [1, 2], [0.1, 0.2, 0.3])
+    ]
+    assert search(tmp_path / "l.db", spec, deaths=[3, 7]) == wanted
+
+
+def test_a_grid_larger_than_the_sweep_is_begun_and_extended(tmp_path: Path) -> None:
+    first = search(tmp_path / "l.db", spec_of(*GRID, "trials=5"))
+    whole = search(tmp_path / "l.db", spec_of(*GRID, "trials=12"))
+    assert whole[:5] == first
+    assert whole == search(tmp_path / "once.db", spec_of(*GRID, "trials=12"))
+
+
+def test_a_grid_leaves_out_what_does_not_exist_and_what_is_forbidden(tmp_path: Path) -> None:
+    spec = spec_of(
+        "search.sampler=grid",
+        "space={task.a: {choice: [x, y]}, task.n: {int: [1, 3], when: {task.a: y}}, "
+        "task.m: {int: [1, 2]}}",
+        "search.constraints=['task.m < task.n']",
+        "trials=5",
+    )
+    assert search(tmp_path / "l.db", spec) == [
+        {"task.a": "x", "task.m": 1},
+        {"task.a": "x", "task.m": 2},
+        {"task.a": "y", "task.n": 2, "task.m": 1},
+        {"task.a": "y", "task.n": 3, "task.m": 1},
+        {"task.a": "y", "task.n": 3, "task.m": 2},
+    ]
+
+
+def test_points_to_try_first_do_not_take_a_grid_s_place(tmp_path: Path) -> None:
+    point = "search.try_first=[{train.optimizer.name: adamw, train.accumulation: 2}]"
+    plain = search(tmp_path / "plain.db", spec_of(*GRID, "trials=12"))
+    tried = search(tmp_path / "first.db", spec_of(*GRID, "trials=13", point))
+    assert tried[1:] == plain
+    assert (tried[0]["train.optimizer.name"], tried[0]["train.accumulation"]) == ("adamw", 2)
+
+
+@pytest.mark.parametrize("ended", ["complete", "pruned", "failed"])
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes"])
+def test_startup_trials_have_ended_with_a_result_before_the_model_suggests(
+    tmp_path: Path, sampler: str, ended: str
+) -> None:
+    """Trials at the same time: until four have ended, the points are chance's."""
+    spec = spec_of(f"search.sampler={sampler}", "search.startup_trials=4")
+    ledger = ledger_at(tmp_path / "l.db")
+    proposer, chance = (Proposer(one, ledger) for one in (spec, spec_of("search.sampler=random")))
+
+    def is_random() -> bool:
+        number = len(ledger.trials())
+        drawn = chance.propose(number).params
+        return ledger.add(proposer.propose(number)).params == drawn
+
+    assert [is_random() for _ in range(6)] == [True] * 6, "none has ended"
+    for number in range(3):
+        end(ledger, number)
+    assert is_random(), "three have ended"
+    end(ledger, 3, ended)
+    # One that failed has no result; what was stopped has one for tpe alone.
+    counts = ended == "complete" or (ended == "pruned" and sampler == "tpe")
+    assert is_random() is not counts
+    end(ledger, 4)
+    assert not is_random(), "four are complete, and tpe has seen one more"
+
+
+@pytest.mark.parametrize("name", ["TPESampler", "NSGAIIISampler", "BruteForceSampler"])
+def test_any_sampler_of_optuna_can_be_named(tmp_path: Path, name: str) -> None:
+    more = ["search.arguments={multivariate: false}"] if name == "TPESampler" else []
+    if name == "BruteForceSampler":
+        more.append("space={train.accumulation: {choice: [1, 2, 4]}, task.x: {choice: [32, 64]}}")
+    spec = spec_of(f"search.sampler=optuna.samplers:{name}", "trials=6", *more)
+    check_sampler(spec)
+    once = search(tmp_path / "once.db", spec)
+    assert search(tmp_path / "died.db", spec, deaths=[2, 5]) == once
+    assert len({str(params) for params in once}) == 6
+
+
+def test_a_class_of_ones_own_gets_seed_and_arguments(tmp_path: Path, own_module: str) -> None:
+    spec = spec_of(f"search.sampler={own_module}:Mine", "trials=3")
+    assert search(tmp_path / "a.db", spec) == search(
+        tmp_path / "b.db", spec_of("search.sampler=random", "trials=3")
+    )
+    shifted = spec_of(
+        f"search.sampler={own_module}:Mine", "search.arguments={shift: 1}", "trials=3"
+    )
+    assert search(tmp_path / "c.db", shifted) != search(tmp_path / "a.db", spec)
+    unseeded = search(
+        tmp_path / "d.db", spec_of(f"search.sampler={own_module}:Unseeded", "trials=2")
+    )
+    assert unseeded[0] == unseeded[1]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "arguments", "message"),
+    [
+        ("nowhere:X", "{}", r"there is no module 'nowhere' in /.* change the directory"),
+        ("optuna.nowhere:X", "{}", r"there is no module 'optuna\.nowhere'"),
+        (
+            "optuna.samplers:TPSampler",
+            "{}",
+            r"'TPSampler' is not there; a sampler is a class of that kind; write one of: .*TPES",
+        ),
+        ("optuna.study:Study", "{}", r"'Study' is no optuna\.samplers\.BaseSampler"),
+        ("OWN:function", "{}", r"'function' is no optuna\.samplers\.BaseSampler"),
+        ("OWN:Mine", "{width: 3}", r"arguments\.width: Mine takes no such argument; valid: shift"),
+        (
+            "tpe",
+            "{n_ei: 3}",
+            r"arguments\.n_ei: TPESampler takes no such argument; .*n_ei_",
+        ),
+        ("tpe", "{seed: 3}", r"arguments\.seed: it has a key of its own; set seed"),
+        ("tpe", "{n_startup_trials: 3}", r"a key of its own; set search\.startup_trials"),
+        ("qmc", "{number: 3}", r"takes no such argument; valid: scramble, qmc_type"),
+        ("grid", "{order: 3}", r"takes no such argument; valid: none; remove it"),
+        ("nsgaii", "{population_size: 1}", r"nsgaii refuses .*greater than or equal to 2.*change"),
+        ("qmc", "{qmc_type: sobel}", r"qmc refuses .*sobel.*change search\.arguments"),
+    ],
+)
+def test_a_sampler_that_cannot_be_made_is_refused(
+    own_module: str, sampler: str, arguments: str, message: str
+) -> None:
+    name = sampler.replace("OWN", own_module)
+    spec = spec_of(
+        "space={train.accumulation: {choice: [1, 2, 4]}}", "trials=3",
+        f"search.sampler={name}", f"search.arguments={arguments}",
+    )  # fmt: skip
+    with pytest.raises(SamplerRefused, match=message):
+        check_sampler(spec)
+
+
+def test_a_sampler_whose_package_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(SamplerRefused, match=r"cmaes needs .* run `pip install cmaes`"):
+        check_sampler(spec_of("search.sampler=cmaes"))
+
+
+def test_conditional_suggestions_do_not_depend_on_the_order_of_sets(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tests.integration.proposing import *; "
+        "print(search(Path(sys.argv[1]), spec_of('trials=14', 'search.startup_trials=4', "
+        "'space={task.a: {choice: [x, y]}, task.b: {uniform: [0, 1], when: {task.a: x}}, "
+        "task.c: {uniform: [0, 1], when: {task.a: x}}, task.d: {uniform: [0, 1]}}')))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / f"{seed}.db")],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(found) == 1

@@ -1,0 +1,164 @@
+"""Trials of earlier sweeps teach the sampler, are fixed once they are taken, and show nowhere."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ledger
+from sweeps.ledger_view import LedgerView
+from sweeps.opening import open_ledger
+from sweeps.origin import Origin
+from sweeps.proposal import Proposal
+from sweeps.proposals import Proposer
+from sweeps.search_changes import SearchChanged, check_search_changes
+from sweeps.spec import SweepSpec
+from sweeps.warm_start import WarmStartRefused, take_along
+from tests.integration.proposing import end, loss, search, spec_of
+from tests.unit.sweeps.made_sweep import MadeSweep
+
+SPACE = (
+    "{train.optimizer.lr: {loguniform: [1e-4, 1e-1]}, train.clip.max_norm: {uniform: [0.1, 10]}}"
+)
+
+
+def _earlier(root: Path, name: str = "old", *, trials: int = 20) -> MadeSweep:
+    """A sweep of random points whose loss is known; every fifth was stopped."""
+    made = MadeSweep(root, name, space=SPACE)
+    for number in range(trials):
+        value = loss(made.spec.search_space().drawn(number) or {})
+        _add(made, number, value, "pruned" if number % 5 == 4 else "complete")
+    return made
+
+
+def _add(made: MadeSweep, seed: int, value: float, ending: str | None) -> None:
+    space = made.spec.search_space()
+    params = space.drawn(seed) or {}
+    distributions = {key: made.spec.space[key].to_optuna() for key in params}
+    number = made.ledger.add(Proposal(params, distributions)).number
+    made.ledger.report(number, epoch=1, step=1, value=value)
+    if ending in ("complete", "pruned", "failed"):
+        made.ledger.finish(number, ending)  # type: ignore[arg-type]
+
+
+def _warm(*overrides: str, sampler: str = "tpe", names: str = "old") -> SweepSpec:
+    return spec_of(
+        f"search.warm_start={names}", f"search.sampler={sampler}", "search.startup_trials=6",
+        "name=new", *overrides,
+    )  # fmt: skip
+
+
+def _create(root: Path, spec: SweepSpec) -> Ledger:
+    paths = SweepPaths(root, spec.name)
+    paths.directory.mkdir(exist_ok=True)
+    return open_ledger(paths, spec, Origin(), new=not paths.exists(), accepted=False)
+
+
+def test_what_is_taken_and_what_is_left_is_said(tmp_path: Path) -> None:
+    made = _earlier(tmp_path, trials=6)
+    _add(made, 90, 0.5, "failed")
+    _add(made, 91, 0.5, None)
+    _earlier(tmp_path, "more", trials=2)
+    warm = take_along(tmp_path, _warm(names="[old, more]"))
+    assert warm.told == (
+        "warm start from 6 trials of 'old' (left out: 1 unfinished, 1 without a result) and "
+        "2 trials of 'more'"
+    )
+    assert [one.complete for one in warm.trials] == [True] * 4 + [False, True, True, True]
+    narrow = _warm("space.train.clip.max_norm={uniform: [0.1, 5]}")
+    inside = [t for t in made.ledger.trials()[:6] if t.params["train.clip.max_norm"] <= 5]
+    told = take_along(tmp_path, narrow).told
+    assert told.startswith(f"warm start from {len(inside)} trials of 'old'")
+    assert f"{8 - 2 - len(inside)} outside the space" in told
+
+
+def test_a_parameter_that_was_fixed_there_counts_with_its_value(tmp_path: Path) -> None:
+    _earlier(tmp_path, trials=3)
+    more = _warm("space.train.accumulation={choice: [1, 2]}")
+    assert [one.params["train.accumulation"] for one in take_along(tmp_path, more).trials] == [
+        1
+    ] * 3
+    other = _warm("space.train.accumulation={choice: [2, 4]}")
+    assert not take_along(tmp_path, other).trials
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsgaii"])
+def test_the_first_trials_profit(tmp_path: Path, sampler: str) -> None:
+    _earlier(tmp_path, trials=30)
+    count = {"gp": 4, "nsgaii": 16}.get(sampler, 8)  # half of what nsgaii draws is mutated
+    spec = _warm(f"trials={count}", sampler=sampler)
+    ledger = _create(tmp_path, spec)
+    warm = search(ledger.path, spec)
+    cold = search(tmp_path / "cold.db", spec_of("search.sampler=random", f"trials={count}"))
+    assert sum(map(loss, warm)) < (0.9 if sampler == "nsgaii" else 0.7) * sum(map(loss, cold))
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "nsgaii"])
+def test_it_is_fixed_and_a_death_changes_nothing(tmp_path: Path, sampler: str) -> None:
+    old = _earlier(tmp_path)
+    spec = _warm("trials=7", sampler=sampler)
+    path = _create(tmp_path, spec).path
+    shutil.copy(path, tmp_path / "once.db")
+    once = search(tmp_path / "once.db", spec)
+    shutil.rmtree(old.paths.directory)
+    assert search(path, spec, deaths=[0, 3]) == once
+
+
+def test_it_shows_nowhere(tmp_path: Path) -> None:
+    _earlier(tmp_path)
+    ledger = _create(tmp_path, _warm())
+    view = LedgerView(ledger.path)
+    assert (ledger.trials(), ledger.frozen_trials(), ledger.best()) == ([], [], None)
+    assert (view.trials, view.best()) == ([], None)
+
+
+def test_an_edited_space_takes_what_still_lies_inside(tmp_path: Path) -> None:
+    _earlier(tmp_path)
+    ledger = _create(tmp_path, _warm())
+    edited = _warm("space.train.clip.max_norm={choice: [1, 5]}", "trials=1")
+    assert not Proposer(edited, ledger)._warm
+    assert Proposer(edited, ledger).propose(0).params["train.clip.max_norm"] in (1, 5)
+    end(ledger, ledger.add(Proposer(_warm(), ledger).propose(0)).number)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["search.warm_start=older"], "'older': there is no such sweep below"),
+        (["metric=val/accuracy"], "'old': its metric is val/loss, and this sweep's is val/acc"),
+        (["mode=max"], "'old': its mode is min, and this sweep's is max; results of another"),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_refused(
+    tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    _earlier(tmp_path, trials=1)
+    with pytest.raises(WarmStartRefused) as caught:
+        take_along(tmp_path, _warm(*overrides))
+    assert message in _said(caught.value)
+
+
+def test_what_has_been_drawn_from_cannot_be_changed() -> None:
+    check_search_changes(_warm(), _warm("trials=30", "search.sampler=gp"), 5)
+    with pytest.raises(SearchChanged, match=r"warm_start is \[old\] .* cannot become \[\]"):
+        check_search_changes(_warm(), spec_of(), 0)
+    one, other, two = (
+        spec_of(f"search.try_first={points}")
+        for points in (
+            "[{train.clip.max_norm: 1}]",
+            "[{train.clip.max_norm: 2}]",
+            "[{train.clip.max_norm: 1}, {train.clip.max_norm: 2}]",
+        )
+    )
+    check_search_changes(one, two, 1)
+    check_search_changes(one, other, 0)
+    for before, after, drawn in ((one, other, 1), (one, two, 2), (one, spec_of(), 3)):
+        with pytest.raises(SearchChanged, match=r"its first \d points cannot change: \d trials"):
+            check_search_changes(before, after, drawn)
