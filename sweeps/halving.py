@@ -11,7 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Literal
 
+from sweeps.sections import EarlyStoppingConfig
+
+Mode = Literal["min", "max"]
 Reports = Mapping[int, Mapping[int, float]]
 """By trial, the metric after each reported epoch."""
 
@@ -125,6 +129,14 @@ class Ladder:
             and self.next_promotion(reports, unfinished) is None
         )
         return frozenset(unfinished) if over else frozenset()
+
+
+def make_ladder(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> Ladder | None:
+    """Return the rungs at which a sweep's trials pause; None where no trial ever does."""
+    if config.scheduler != "asha_promote":
+        return None
+    found = rungs(config.grace_epochs, config.reduction, epochs)
+    return Ladder(found, config.reduction, minimize=mode == "min")
 
 
 def bracket_graces(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:

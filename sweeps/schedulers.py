@@ -9,20 +9,18 @@ live here: the ledger itself; a scheduler only sees intermediate values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from sweeps.facts import Judge
-from sweeps.halving import Ladder, Reports, bracket_graces, bracket_of, rungs
+from sweeps.halving import Mode, Reports, bracket_graces, bracket_of, make_ladder
 from sweeps.median import stops_at_the_median
 from sweeps.spec import EarlyStoppingConfig, SweepSpec
 from trainable.ray_adapter import OBJECTIVE
 
 TIME = "epoch"
 """The result key that schedulers measure a trial's progress by."""
-
-Mode = Literal["min", "max"]
 
 
 def make_scheduler(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> TrialScheduler:
@@ -41,14 +39,6 @@ def make_scheduler(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> T
             return MedianRule(config.grace_epochs, config.min_trials, mode=mode)
         case "asha_promote" | "none":
             return FIFOScheduler()  # type: ignore[no-untyped-call]
-
-
-def make_ladder(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> Ladder | None:
-    """Return the rungs at which trials pause; None where no trial ever does."""
-    if config.scheduler != "asha_promote":
-        return None
-    found = rungs(config.grace_epochs, config.reduction, epochs)
-    return Ladder(found, config.reduction, minimize=mode == "min")
 
 
 def _asha(grace: int, reduction: int, epochs: int, mode: Mode) -> TrialScheduler:

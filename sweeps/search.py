@@ -21,10 +21,11 @@ from optuna.trial import FrozenTrial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
+from sweeps.halving import make_ladder
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.paused import ShownAsStopped
-from sweeps.schedulers import make_ladder, replay
+from sweeps.schedulers import replay
 from sweeps.spec import SearchConfig, SpecError, SweepSpec
 from trainable.ray_adapter import OBJECTIVE
 from trainable.seeding import derive_seed
