@@ -15,6 +15,7 @@ from typing import Literal
 
 from sweeps.sections import EarlyStoppingConfig
 
+Mode = Literal["min", "max"]
 Reports = Mapping[int, Mapping[int, float]]
 """By trial, the metric after each reported epoch."""
 
@@ -130,10 +131,8 @@ class Ladder:
         return frozenset(unfinished) if over else frozenset()
 
 
-def make_ladder(
-    config: EarlyStoppingConfig, *, epochs: int, mode: Literal["min", "max"]
-) -> Ladder | None:
-    """Return the rungs at which trials pause; None where no trial ever does."""
+def make_ladder(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> Ladder | None:
+    """Return the rungs at which a sweep's trials pause; None where no trial ever does."""
     if config.scheduler != "asha_promote":
         return None
     found = rungs(config.grace_epochs, config.reduction, epochs)

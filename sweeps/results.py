@@ -21,7 +21,7 @@ from typing import Any
 
 from sweeps.exits import NO_SUCCESS
 from sweeps.facts import gather
-from sweeps.halving import rungs
+from sweeps.halving import make_ladder
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.ledger_view import LedgerView, TrialSummary
 from sweeps.lock import is_held
@@ -115,13 +115,9 @@ class SweepView:
         self.delivered: Delivered = read_outbox(paths.outbox)
         self.stop = fired(self.spec, self.records, self.ledger.seconds)
         """What ends the sweep before all of its trials are tried."""
-        early = self.spec.early_stopping
-        self._rungs = (
-            rungs(early.grace_epochs, early.reduction, self.spec.budget.epochs)
-            if early.scheduler == "asha_promote"
-            else ()
+        self._ladder = make_ladder(
+            self.spec.early_stopping, epochs=self.spec.budget.epochs, mode=self.spec.modes[0]
         )
-        """Where a trial of this sweep pauses."""
 
     @property
     def state(self) -> str:
@@ -164,7 +160,11 @@ class SweepView:
         if not self.running:
             return "waiting"
         # Promoted or not, the ledger says the same of it; only the former has a worker.
-        paused = record.epoch in self._rungs and not self._is_open(record.number)
+        paused = (
+            self._ladder
+            and record.epoch in self._ladder.rungs
+            and not self._is_open(record.number)
+        )
         return "waiting" if paused else "running"
 
     def _is_open(self, number: int) -> bool:

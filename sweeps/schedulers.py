@@ -9,20 +9,18 @@ live here: the ledger itself; a scheduler only sees intermediate values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from sweeps.facts import Judge
-from sweeps.halving import Reports, bracket_graces, bracket_of, make_ladder
+from sweeps.halving import Mode, Reports, bracket_graces, bracket_of, make_ladder
 from sweeps.median import stops_at_the_median
 from sweeps.spec import EarlyStoppingConfig, SweepSpec
 from trainable.ray_adapter import OBJECTIVE
 
 TIME = "epoch"
 """The result key that schedulers measure a trial's progress by."""
-
-Mode = Literal["min", "max"]
 
 
 def make_scheduler(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> TrialScheduler:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from sweeps.halving import bracket_graces, bracket_of, rungs
+from sweeps.halving import bracket_graces, bracket_of, make_ladder, rungs
 from sweeps.median import stops_at_the_median
-from sweeps.schedulers import make_ladder, make_scheduler, replay, stopped_trials
+from sweeps.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.spec import EarlyStoppingConfig
 
 ASHA = EarlyStoppingConfig(scheduler="asha", grace_epochs=1, reduction=3)
@@ -150,12 +150,10 @@ def test_no_rung_lies_beyond_the_budget(scheduler: Any, epochs: int) -> None:
         return
     for bracket in getattr(made, "brackets", [made]):
         found = sorted(epoch for epoch, _ in bracket._brackets[0]._rungs if epoch < epochs)
-        assert tuple(found) == tuple(
-            epoch for epoch in expected if epoch >= bracket_grace(bracket)
-        )
+        assert tuple(found) == tuple(epoch for epoch in expected if epoch >= _first_rung(bracket))
 
 
-def bracket_grace(bracket: Any) -> int:
+def _first_rung(bracket: Any) -> int:
     return int(min(epoch for epoch, _ in bracket._brackets[0]._rungs))
 
 
