@@ -257,9 +257,10 @@ class ResourcesConfig(Section):
     """What one trial gets."""
 
     cpu: Number = Field(default=1, gt=0)
-    """CPUs of one trial; also the number of its threads."""
+    """CPUs of one trial; also the number of its threads. Loader processes come on top."""
     gpu: Annotated[Literal["auto"] | Number, BeforeValidator(_check_gpu)] = "auto"
-    """GPUs of one trial: a share below 1, a whole number, or auto: an equal share of each."""
+    """GPUs of one trial: a share below 1, a whole number, or auto: an equal share of each, with
+    room for what its steps were measured to take. 0 hides them from it."""
 
 
 class TrackingConfig(Section):

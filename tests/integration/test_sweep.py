@@ -76,8 +76,9 @@ def test_it_tells_before_the_first_trial_what_a_run_takes(
     finished: subprocess.CompletedProcess[str],
 ) -> None:
     """An MLP of 64 x 32, 32 x 32 and 32 x 10 weights, and AdamW."""
-    first = finished.stderr.splitlines()[0]
-    assert first == (
+    ways, takes, *_ = finished.stderr.splitlines()
+    assert ways == "  2 trials at a time, each with 1 CPU"
+    assert takes == (
         "  3,466 parameters, 16 bytes per parameter (weight 4, gradient 4, optimizer 8); "
         "the optimizer keeps 27.08 KiB for them"
     )
