@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 import webbrowser
@@ -391,6 +392,8 @@ def serve(
         _open(console, _page(uri, view), open_browser=open_browser)
         return
     check_place(root, "--root")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # or the server would outlive this one
     with console.status("starting the MLflow UI (20 to 60 seconds)"):
         server = start_server(uri, artifact_root(root), port=port)
     try:

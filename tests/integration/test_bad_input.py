@@ -67,6 +67,7 @@ def test_an_ask_that_cannot_be_met_fails_instead_of_waiting(cli: CommandLine) ->
         (["run", "small.yaml", "--name", "../x"], "holds a path separator"),
         (["run", "small.yaml", "-s", "trials"], "there is no '='"),
         (["show", "small", "x"], "valid integer"),
+        (["best", "small", "--pickle"], "says how to register; add --register MODEL"),
     ],
 )
 def test_wrong_words(cli: CommandLine, arguments: list[str], said: str) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page
 
 from sweeps.results import NoReport, draw_report
-from tests.integration.browser import open_page, require_chromium
+from tests.integration.browser import photograph, require_chromium
+from tests.integration.shown_report import axes, named, open_report, traces
 from tests.unit.sweeps.made_sweep import MadeSweep
 from trainable.history import Row
 
@@ -22,6 +24,8 @@ SPACE = (
 )
 EARLY = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}"
 COMPLETE, PRUNED = 8, 6
+COMPARED = "val/loss by epoch 1"
+SCALES = {"lr": "log", "max_norm": "log", "warmup": "linear"}
 EVIL = "oom: </script><script>document.title = 'taken over'</script>"
 
 
@@ -48,25 +52,9 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> MadeSweep:
 def page(sweep: MadeSweep) -> Iterator[Page]:
     require_chromium()
     written = draw_report(sweep.paths, sweep.paths.root / "report.html")
-    with open_page(written.as_uri(), height=6000) as page:
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.reload()
-        page.wait_for_function("document.querySelectorAll('.main-svg').length > 10")
-        assert asked == [written.as_uri()]
+    with open_report(written) as page:
+        photograph(page, "report-made")
         yield page
-
-
-def _traces(page: Page, title: str) -> dict[str, Any]:
-    """The traces of a section's figure by name, as the browser holds them."""
-    found = page.locator("section", has=page.locator("h2", has_text=title))
-    return {
-        trace["name"]: trace
-        for trace in found.locator(".js-plotly-plot").evaluate(
-            "plot => plot._fullData.map(t => ({name: t.name, type: t.type, text: t.text, "
-            "x: Array.from(t.x || []), y: Array.from(t.y || [])}))"
-        )
-    }
 
 
 @pytest.mark.browser
@@ -102,7 +90,7 @@ def test_the_words_and_tables_say_what_happened(page: Page) -> None:
 
 @pytest.mark.browser
 def test_the_history_falls_to_the_best(page: Page, sweep: MadeSweep) -> None:
-    traces = _traces(page, "History")
+    traces = named(page, "History")
     best = sweep.view.ledger.best()
     assert best is not None
     assert traces["val/loss"]["x"] == list(range(COMPLETE))
@@ -111,7 +99,7 @@ def test_the_history_falls_to_the_best(page: Page, sweep: MadeSweep) -> None:
 
 @pytest.mark.browser
 def test_curves_are_coloured_by_state(page: Page) -> None:
-    traces = _traces(page, "Learning curves")
+    traces = named(page, "Learning curves")
     assert set(traces) == {"complete", "pruned", "best"}
     # each curve ends with a gap before the next one
     assert len(traces["complete"]["y"]) == COMPLETE * (10 + 1)
@@ -121,7 +109,7 @@ def test_curves_are_coloured_by_state(page: Page) -> None:
 
 @pytest.mark.browser
 def test_survival_adds_up(page: Page) -> None:
-    traces = _traces(page, "Survival")
+    traces = named(page, "Survival")
     assert traces["went on"]["x"] == ["epoch 1", "epoch 3", "epoch 9", "epoch 10"]
     assert traces["went on"]["y"] == [8, 8, 8, 0]
     assert traces["pruned"]["y"] == [6, 0, 0, 0]
@@ -129,21 +117,64 @@ def test_survival_adds_up(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_parallel_coordinates_have_an_axis_for_each_parameter(page: Page) -> None:
-    axes = dict(
+def test_parallel_coordinates_have_an_axis_for_each_parameter(
+    page: Page, sweep: MadeSweep
+) -> None:
+    ticks = dict(
         page.locator("#parallel-coordinates .js-plotly-plot").evaluate(
             "plot => plot.layout.xaxis.ticktext.map((name, place) => "
             "[name, plot.layout.annotations.filter(a => a.x === place).map(a => a.text)])"
         )
     )
-    assert list(axes) == ["val/loss", "lr", "max_norm", "warmup"]
-    assert "0.01" in axes["lr"]  # a logarithmic axis has its powers of ten
-    assert "0.01" not in axes["warmup"]
+    assert list(ticks) == [COMPARED, *SCALES]
+    lines = [t["y"] for t in traces(page, "Parallel") if t["mode"] == "lines"]
+    assert len(lines) == COMPLETE + PRUNED
+    for place, (name, scale) in enumerate(SCALES.items(), start=1):
+        values = [
+            value
+            for record in sweep.view.records[: COMPLETE + PRUNED]
+            for key, value in record.params.items()
+            if key.endswith(name)
+        ]
+        assert ("0.01" in ticks[name]) == (name == "lr")  # powers of ten, where it is logarithmic
+        heights = [math.log(v) if scale == "log" else v for v in values]
+        low, high = min(heights), max(heights)
+        wanted = sorted((height - low) / (high - low) for height in heights)
+        assert sorted(line[place] for line in lines) == pytest.approx(wanted)
+
+
+@pytest.mark.browser
+def test_slices_have_the_scales_that_were_searched(page: Page) -> None:
+    found = axes(page, "Slices")
+    assert {text: kind for letter, text, kind in found if letter == "x"} == SCALES
+    assert {text for letter, text, _ in found if letter == "y"} == {COMPARED, ""}
+    dots = [trace for trace in traces(page, "Slices") if trace["mode"] == "markers"]
+    assert [len(trace["x"]) for trace in dots] == [COMPLETE + PRUNED] * 3
+
+
+@pytest.mark.browser
+def test_contours_are_over_each_pair_with_the_scales_that_were_searched(page: Page) -> None:
+    found = axes(page, "Contours")
+    for side in ("x", "y"):
+        ours = [(text, kind) for letter, text, kind in found if letter == side]
+        assert {text: kind for text, kind in ours if text} == SCALES
+        assert Counter(kind for _, kind in ours) == {"log": 6, "linear": 3}
+    kinds = Counter(trace["type"] for trace in traces(page, "Contours"))
+    assert kinds["contour"] >= 6
+
+
+@pytest.mark.browser
+def test_figures_of_values_say_from_which_trials_they_are_drawn(page: Page) -> None:
+    """Eight trials are complete, and ten of the fourteen reached no more than the first epoch."""
+    for title in ("Parallel", "Slices", "Contours", "Importance"):
+        text = page.locator("section", has=page.locator("h2", has_text=title)).inner_text()
+        assert "Drawn from the 14 trials that reached epoch 1, each with its best" in text
+        assert "8 of them went further." in text
 
 
 @pytest.mark.browser
 def test_clipping_is_the_mean_over_the_run(page: Page, sweep: MadeSweep) -> None:
-    traces = _traces(page, "Clipping")
+    traces = named(page, "Clipping")
     assert set(traces) == {"complete"}
     assert traces["complete"]["y"] == pytest.approx([n / 10 for n in range(COMPLETE)])
     norms = [t.params["train.clip.max_norm"] for t in sweep.view.records[:COMPLETE]]
@@ -152,7 +183,7 @@ def test_clipping_is_the_mean_over_the_run(page: Page, sweep: MadeSweep) -> None
 
 @pytest.mark.browser
 def test_importances_are_shares_of_one(page: Page) -> None:
-    (shares,) = _traces(page, "Importance").values()
+    (shares,) = named(page, "Importance").values()
     assert sorted(shares["y"]) == ["lr", "max_norm", "warmup"]
     assert sum(shares["x"]) == pytest.approx(1.0)
     assert statistics.fmean(shares["x"]) > 0
@@ -164,7 +195,7 @@ def test_a_young_sweep_has_a_report_that_says_what_is_missing(tmp_path: Path) ->
     sweep.add("failed", reason=EVIL)
     written = draw_report(sweep.paths, tmp_path / "new" / "report.html").read_text()
     assert "2 of 3 trials: 1 complete, 1 failed" in written
-    assert "it needs 2 complete trials, and there are 1" in written
+    assert "it needs 2 trials with a value, and there are 1" in written
     assert "train.clip.max_norm was not searched" in written
     assert "this sweep stops no trial early" in written
     assert EVIL not in written

@@ -265,7 +265,7 @@ def test_a_report_shows_trials_that_were_drawn_from_several_spaces(tmp_path: Pat
         write_report(made.paths, tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert "task.y" in text or ">y<" in text
-    assert "no parameter was drawn from one distribution" in text
+    assert "no parameter that all of these trials drew from one distribution" in text
 
 
 def test_trials_at_the_same_time_are_told_apart(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Reading a sweep's report as a browser shows it.
+
+What must not live here: what it should show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Locator, Page
+
+from tests.integration.browser import Seen, open_page
+
+
+@contextmanager
+def open_report(file: Path) -> Iterator[Page]:
+    """A report with all of its figures drawn; that it asked for nothing and complained of nothing
+    has been checked.
+    """
+    seen = Seen()
+    with open_page(file.as_uri(), height=6000, seen=seen) as page:
+        page.wait_for_function(
+            "() => { const all = [...document.querySelectorAll('.plotly-graph-div')]; "
+            "return all.length && all.every(one => one.querySelector('.main-svg')) }"
+        )
+        page.wait_for_load_state("networkidle")
+        assert seen.requests == [file.as_uri()]
+        assert seen.complaints == []
+        yield page
+
+
+def traces(page: Page, title: str) -> list[dict[str, Any]]:
+    """The traces of a section's figure, as the browser holds them."""
+    found: list[dict[str, Any]] = _plot(page, title).evaluate(
+        "plot => plot._fullData.map(t => ({name: t.name, type: t.type, text: t.text, "
+        "mode: t.mode, x: Array.from(t.x || []), y: Array.from(t.y || [])}))"
+    )
+    return found
+
+
+def named(page: Page, title: str) -> dict[str, dict[str, Any]]:
+    """The same by their names."""
+    return {trace["name"]: trace for trace in traces(page, title)}
+
+
+def axes(page: Page, title: str) -> list[tuple[str, str, str]]:
+    """Each axis of a section's figure: `x` or `y`, its title or nothing, and `log` or `linear`."""
+    found = _plot(page, title).evaluate(
+        "plot => Object.entries(plot._fullLayout).filter(([k]) => /^[xy]axis\\d*$/.test(k))"
+        ".map(([k, a]) => [k[0], plot.layout[k]?.title?.text ?? '', a.type])"
+    )
+    return [(letter, text, kind) for letter, text, kind in found]
+
+
+def _plot(page: Page, title: str) -> Locator:
+    return page.locator("section", has=page.locator("h2", has_text=title)).locator(
+        ".js-plotly-plot"
+    )
