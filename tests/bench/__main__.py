@@ -1,4 +1,4 @@
-"""Measure, and print one table: `python -m tests.bench [--list] [--only ROW]...`.
+"""Measure, and print one table: `python -m tests.bench [--list] [--only ROW]... [--smoke]`.
 
 Never part of the tests: a loaded machine measures itself. Each row runs alone, with one thread.
 """
@@ -13,12 +13,17 @@ import sys
 import time
 from collections.abc import Callable
 
+from tests.bench import table
 from tests.bench.table import REPEATS, Result, render
 
 ROWS = {
     "help": ("tests.bench.commands:help_page", "P11: sweep --help"),
     "status": ("tests.bench.commands:looking", "P10, P11: sweep status, trials, compare"),
     "search": ("tests.bench.commands:against_mlflow", "P10: all trials / mlflow.search_runs"),
+    "sweep": ("tests.bench.sweeping:against_stock", "P1: stock Ray Tune, whole sweeps"),
+    "plain": ("tests.bench.sweeping:against_plain", "P2: plain Optuna, whole sweeps"),
+    "plane": ("tests.bench.control:plane", "P8: cost of a trial at 10,000 / at 1,000"),
+    "sleepers": ("tests.bench.control:sleepers", "P8: 10,000 trials of 1 s / the ideal"),
     "trial-memory": ("tests.bench.memory:trial_process", "a trial's process / a bare script"),
     "sweep-memory": ("tests.bench.memory:sweep_processes", "the processes of a real sweep"),
     "step": ("tests.bench.steps:steps", "P3: a step / a bare loop, MLP, CNN, transformer"),
@@ -32,6 +37,8 @@ ROWS = {
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
     "packing": ("tests.bench.packing:packing", "P12: trials that share a GPU / one at a time"),
 }
+_ON_REQUEST = {"sweep", "plain", "plane", "sleepers"}
+"""Whole sweeps, many times over: hours. They run where `--only` names them."""
 
 
 def main(arguments: list[str]) -> int:
@@ -40,17 +47,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--list", action="store_true", help="list the rows and measure nothing")
     parser.add_argument("--only", action="append", choices=ROWS, metavar="ROW", help="this row")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="of each ratio, at least 5")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="small sizes and one repeat, where a row has them: that it runs, and nothing more",
+    )
     options = parser.parse_args(arguments)
     if options.list:
         print("\n".join(f"{name:<14}{title}" for name, (_, title) in ROWS.items()))
         return 0
-    if options.repeats < 5:
+    if options.smoke:
+        table.smoke, options.repeats = True, 1
+    elif options.repeats < 5:
         parser.error(f"--repeats is {options.repeats}; fewer than 5 say nothing about the spread")
     # Read by torch and NumPy when they are imported, here and in every process started from here.
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = "1"
     results: list[Result] = []
-    for name in options.only or ROWS:
+    for name in options.only or [row for row in ROWS if row not in _ON_REQUEST]:
         started = time.perf_counter()
         results += _find(name)(options.repeats)
         print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
@@ -58,7 +72,7 @@ def main(arguments: list[str]) -> int:
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {load:.1f}")
     print(f"medians of {options.repeats} interleaved repeats, one thread\n")
     print(render(results))
-    return int(any(result.met is False for result in results))
+    return int(not options.smoke and any(result.met is False for result in results))
 
 
 def _find(name: str) -> Callable[[int], list[Result]]:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 REPEATS = 7
+smoke = False
+"""Whether it is only to be shown that rows run: small sizes, and figures that mean nothing."""
 Sample = Callable[[], float]
 
 
@@ -82,7 +84,7 @@ def interleave(
         goals: By peer.
         repeats: How often; at least 5, or the spread says nothing.
     """
-    assert repeats >= 5, "fewer than five repeats say nothing about the spread"
+    assert repeats >= 5 or smoke, "fewer than five repeats say nothing about the spread"
     sides: dict[str, Sample] = {"": ours, **peers}
     taken: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
@@ -94,6 +96,11 @@ def interleave(
         paired(f"{row} / {name}", taken[""], taken[name], unit, (goals or {}).get(name))
         for name in peers
     ]
+
+
+def size(full: int, small: int) -> int:
+    """Return how much of something a row takes: `small` for a smoke test."""
+    return small if smoke else full
 
 
 def paired(
