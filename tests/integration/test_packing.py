@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -14,6 +17,7 @@ from sweeps.live import PlainLines
 from sweeps.resources import Gpu, Machine, ResourceError, plan
 from sweeps.run import run_sweep
 from sweeps.spec import SweepSpec, parse_spec
+from tests.integration.commandline import wait_until
 
 SPEC = """
 name: packed
@@ -62,3 +66,42 @@ def test_an_ask_that_no_machine_meets_is_refused_at_once(spec: SweepSpec) -> Non
         "resources.gpu: 0.25 GPU is more than any node has; a trial runs on one node, "
         "the largest is test (4 CPUs, no GPU); write gpu: auto or gpu: 0"
     )
+
+
+STUCK = """
+import time
+import torch
+from torch.utils.data import Dataset
+from trainable.config import LoaderConfig
+from trainable.data import LoaderSource, Plan
+
+class Stuck(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        print("stuck", flush=True)
+        time.sleep(1000)
+
+source = LoaderSource(
+    Stuck(), Plan(8, 4, 4), split="train", device=torch.device("cpu"),
+    loader=LoaderConfig(num_workers=2),
+)
+next(source.windows(0))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")
+def test_a_loader_that_waits_for_its_sample_does_not_outlive_a_killed_trial() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE) as trial:
+        assert trial.stdout is not None
+        assert trial.stdout.readline() == trial.stdout.readline() == b"stuck\n"
+        seen = psutil.Process(trial.pid).children()
+        assert len(seen) == 2
+        trial.kill()
+        trial.wait()
+        wait_until(lambda: not any(map(_lives, seen)), seconds=20)
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

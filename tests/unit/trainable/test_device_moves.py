@@ -8,6 +8,7 @@ The same moves with a real GPU: `tests/gpu/test_training_gpu.py`.
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import TaskError
+from trainable.memory import CONTEXT_BYTES
 from trainable.seeding import set_seed
 from trainable.state import TrainState
 
@@ -109,9 +111,12 @@ def test_memory_is_capped_on_a_gpu_before_anything_is_put_there(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device != "cpu")
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", cap)
+    gpu = SimpleNamespace(total_memory=16 * CONTEXT_BYTES)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: gpu)
     task, built = toy(), []
     monkeypatch.setattr(toy, "build_model", lambda self: built.append(self))
     with pytest.raises((Capped, TaskError)):
         open_trainer(configure(), tmp_path, device=device, task=task, memory_share=0.25)
-    assert caps == ([] if device == "cpu" else [(0.25, "cuda:0")])
+    # a quarter of the GPU, of which a quarter is the context's
+    assert caps == ([] if device == "cpu" else [(0.25 * 0.75, "cuda:0")])
     assert built == ([task] if device == "cpu" else [])
