@@ -89,9 +89,7 @@ def _at_once(
 
     @functools.wraps(method)
     def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with contextlib.closing(self._storage.engine.raw_connection()) as pooled:
-            connection: Any = pooled.driver_connection  # which the pool hands out next
-        with connection.at_once():
+        with self._storage.at_once():
             return method(self, *args, **kwargs)
 
     return wrapped
@@ -110,7 +108,7 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path, study: optuna.Study, storage: optuna.storages.RDBStorage
+        self, path: Path, study: optuna.Study, storage: EditableStorage
     ) -> None:
         self.path = path
         self._study = study
@@ -403,53 +401,7 @@ class Ledger:
 
 def _open_storage(path: Path) -> EditableStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Looking commands read while the driver writes; SQLite then waits for the other's transaction
-    # instead of failing.
-    arguments = {"timeout": ledger_file.WAIT_SECONDS, "factory": _Durable}
-    return EditableStorage(
-        f"sqlite:///{path}",
-        # The connection that was returned last comes next: the one with the open transaction.
-        engine_kwargs={"connect_args": arguments, "pool_use_lifo": True},
-    )
-
-
-class _Durable(sqlite3.Connection):
-    """Syncs the directory too once a transaction's journal is gone: otherwise a power loss may
-    bring the journal back, and with it take the transaction back.
-
-    Optuna commits after each value; within `at_once` these commits are parts of one transaction.
-    """
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.execute("PRAGMA synchronous = EXTRA")
-        self._at_once = False
-
-    @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Store all that is committed within, or nothing."""
-        self.execute("BEGIN IMMEDIATE")
-        self.execute("SAVEPOINT part")
-        self._at_once = True
-        try:
-            yield
-            super().commit()
-        finally:
-            self._at_once = False
-            super().rollback()  # of what was not committed; the last commit is behind it
-
-    def commit(self) -> None:
-        if self._at_once:
-            self.execute("RELEASE part")
-            self.execute("SAVEPOINT part")
-        else:
-            super().commit()
-
-    def rollback(self) -> None:
-        if not self._at_once:
-            super().rollback()
-        elif self.in_transaction:  # SQLite itself takes all back when the disk is full
-            self.execute("ROLLBACK TO part")
+    return EditableStorage(path)
 
 
 @contextlib.contextmanager

@@ -115,18 +115,24 @@ class Side(Protocol):
         """Record an end."""
 
 
+class _Memory(optuna.storages.InMemoryStorage):
+    """Keeps a ledger for as long as the process lives."""
+
+    at_once = staticmethod(contextlib.nullcontext)
+
+
 class Ours:
     """A sweep's own searcher and scheduler, over a ledger in memory."""
 
     fails_at_nan = True
 
     def __init__(self, spec: SweepSpec) -> None:
-        storage = optuna.storages.InMemoryStorage()
+        storage: Any = _Memory()
         study = optuna.create_study(storage=storage, direction="minimize")
         paths = SweepPaths(Path("nowhere"), spec.name)
         self._ledger = Ledger(paths.ledger, study, storage)
         self.scheduler = make_scheduler(
-            spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode
+            spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0]
         )
         assert spec.concurrency is not None
         self.searcher = LedgerSearcher(
