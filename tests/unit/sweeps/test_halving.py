@@ -158,7 +158,14 @@ def test_whoever_dies_whenever_the_same_trials_are_promoted(seed: int, deaths: l
     assert killed.complete == once.complete
 
 
-def test_a_promotion_comes_before_a_new_trial_and_the_highest_rung_first() -> None:
+def test_the_highest_rung_promotes_first() -> None:
+    low = {number: {1: number / 10} for number in range(2, 6)}
+    reports = {0: {1: 0.8, 2: 0.8}, 1: {1: 0.9, 2: 0.9}, **low}
+    assert LADDER.next_promotion(reports, set(reports)) == 0
+    assert LADDER.next_promotion(reports, set(low)) == 2, "there is a place on the lowest, too"
+
+
+def test_a_promotion_comes_before_a_new_trial() -> None:
     sweep = Serial([[float(n)] * EPOCHS for n in range(8)])
     sweep.run()
     assert sweep.handed_out == [

@@ -102,7 +102,7 @@ def test_a_plateau_is_so_many_trials_without_an_improvement(
 def test_a_plateau_counts_trials_in_the_order_in_which_they_ended() -> None:
     trials = _trials(("complete", 0.5), *[("complete", 1.0)] * 4)
     assert _key(_spec(PLATEAU), trials) == "stop.plateau"
-    late = [*trials[1:], replace(trials[0], ended_at=START + timedelta(hours=1))]
+    late = [replace(trials[0], ended_at=START + timedelta(hours=1)), *trials[1:]]
     assert _key(_spec(PLATEAU), late) is None
 
 
