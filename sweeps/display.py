@@ -64,13 +64,11 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
             _state(one["state"]),
             str(done),
             str(one["num_trials"]),
-            f"front of {len(best)}" if isinstance(best, list) else _value_of(best),
+            f"front of {len(best)}"
+            if isinstance(best, list) and best
+            else format_number(best["value"] if best else None),
         )
     return table
-
-
-def _value_of(best: dict[str, Any] | None) -> str:
-    return format_number(best and best["value"])
 
 
 def status(found: dict[str, Any], spec: SweepSpec) -> RenderableType:

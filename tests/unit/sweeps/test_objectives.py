@@ -4,6 +4,7 @@ is refused.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -13,14 +14,16 @@ from typing import Any
 import optuna
 import pytest
 from optuna.trial import TrialState
+from rich.console import Console
 
+from sweeps import display
 from sweeps.corrections import catch_up
 from sweeps.facts import gather
 from sweeps.ledger import Ledger
 from sweeps.ledger_view import LedgerView, undominated
 from sweeps.reconcile import missed, reconcile
 from sweeps.report_figures import figures
-from sweeps.results import NoChoice, format_best
+from sweeps.results import NoBest, NoChoice, format_best
 from sweeps.search import make_sampler
 from sweeps.spec import SearchConfig, parse_spec
 from sweeps.tags import front_tags
@@ -138,6 +141,20 @@ def test_a_choice_is_asked_for_where_several_are_the_best(
     assert not target.exists()
     assert sweep.view.best(0)["number"] == 0
     assert sweep.ledger.best() is None
+
+
+def test_a_sweep_without_a_complete_trial_has_no_front(sweep: MadeSweep) -> None:
+    sweep.add("failed", [0.5, 900.0])
+    found = sweep.view.status()
+    assert found["best"] == []
+    console = Console(file=io.StringIO(), width=200)
+    console.print(display.sweeps([found], sweep.paths.root))
+    console.print(display.status(found, sweep.spec))
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert told.splitlines()[1].split()[-1] == "-"
+    assert "best:" not in told
+    with pytest.raises(NoBest):
+        sweep.view.chosen(0)
 
 
 def test_a_choice_with_one_metric_is_the_best_or_refused(tmp_path: Path) -> None:
