@@ -107,9 +107,7 @@ class Ledger:
         storage: The storage below the study.
     """
 
-    def __init__(
-        self, path: Path, study: optuna.Study, storage: EditableStorage
-    ) -> None:
+    def __init__(self, path: Path, study: optuna.Study, storage: EditableStorage) -> None:
         self.path = path
         self._study = study
         self._storage = storage
