@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import optuna
@@ -93,15 +93,6 @@ def _axes(sweep: SweepData) -> list[str]:
     return axes
 
 
-def _shared_axes(sweep: SweepData) -> list[str]:
-    """Those that every trial has; a space may have changed, or branch."""
-    shared = set.intersection(*(set(trial.params) for trial in sweep.compared))
-    axes = [name for name in _axes(sweep) if name in shared]
-    if not axes:
-        raise NotEnough("there is no parameter that all of these trials have")
-    return axes
-
-
 def _history(sweep: SweepData) -> go.Figure:
     if sweep.view.best_record() is None:
         raise NotEnough("no trial is complete yet")
@@ -113,7 +104,7 @@ def _history(sweep: SweepData) -> go.Figure:
 def _parallel(sweep: SweepData) -> go.Figure:
     _needs(sweep, 2)
     return visualization.plot_parallel_coordinate(
-        sweep.alike, params=_shared_axes(sweep), target_name=sweep.basis.target
+        sweep.alike, params=_axes(sweep), target_name=sweep.basis.target
     )
 
 
@@ -137,10 +128,14 @@ def _importance(sweep: SweepData) -> go.Figure:
     _needs(sweep, 4)
     if len({t.value for t in sweep.compared}) < 2:
         raise NotEnough("these trials do not differ in their value")
+    shared = set.intersection(*(set(trial.params) for trial in sweep.compared))
+    axes = [name for name in _axes(sweep) if name in shared]
+    if not axes:
+        raise NotEnough("there is no parameter that all of these trials have")
     return visualization.plot_param_importances(
         sweep.alike,
         evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
-        params=_shared_axes(sweep),
+        params=axes,
         target_name=sweep.basis.target,
     )
 
@@ -228,7 +223,9 @@ def _survival(sweep: SweepData) -> go.Figure:
     if sweep.spec.early_stopping.scheduler == "none":
         raise NotEnough("this sweep stops no trial early")
     labels = [f"epoch {epoch}" for epoch in rungs(sweep.spec)]
-    fates = survival(sweep.spec, sweep.view.records)
+    # A trial that nobody works on waits, whatever the ledger calls it.
+    records = [replace(r, state=sweep.states[r.number]) for r in sweep.view.records]
+    fates = survival(sweep.spec, records)
     if not any(map(any, fates.values())):
         raise NotEnough("no trial has reached a rung")
     figure = go.Figure()
