@@ -104,6 +104,8 @@ def _draw(sweep: SweepData, figure: Figure) -> Section:
         body = f"<p class=missing>Not drawn: {escape(str(missing))}.</p>"
     else:
         drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
+        drawn.update_xaxes(exponentformat="none")  # 0.0001, not 100µ
+        drawn.update_yaxes(exponentformat="none")
         config = {"responsive": True, "displaylogo": False}
         body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
         if figure.compares:
@@ -171,7 +173,8 @@ def _failures(sweep: SweepData) -> Section:
         ]
         for record in failed
     ]
-    sentence = f"{len(failed)} trials failed; the traceback of one: sweep show NAME TRIAL."
+    count = f"{len(failed)} trials" if len(failed) > 1 else "1 trial"
+    sentence = f"{count} failed; the traceback of one: sweep show NAME TRIAL."
     return Section(
         "Failures", sentence, table(["trial", "reason", "epoch", "step", "parameters"], rows)
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import optuna
@@ -101,15 +101,6 @@ def _axes(sweep: SweepData) -> list[str]:
     return axes
 
 
-def _shared_axes(sweep: SweepData) -> list[str]:
-    """Those that every trial has; a space may have changed, or branch."""
-    shared = set.intersection(*(set(trial.params) for trial in sweep.compared))
-    axes = [name for name in _axes(sweep) if name in shared]
-    if not axes:
-        raise NotEnough("there is no parameter that all of these trials have")
-    return axes
-
-
 def _pareto(sweep: SweepData) -> go.Figure:
     _needs(sweep, 1)
     metrics = sweep.spec.metrics
@@ -129,7 +120,7 @@ def _history(sweep: SweepData) -> go.Figure:
 def _parallel(sweep: SweepData) -> go.Figure:
     _needs(sweep, 2)
     return visualization.plot_parallel_coordinate(
-        sweep.alike, params=_shared_axes(sweep), target_name=sweep.basis.target
+        sweep.alike, params=_axes(sweep), target_name=sweep.basis.target
     )
 
 
@@ -157,8 +148,8 @@ def _importance(sweep: SweepData) -> go.Figure:
     first = sweep.compared[0].distributions
     axes = [
         name
-        for name in _shared_axes(sweep)
-        if all(trial.distributions[name] == first[name] for trial in sweep.compared)
+        for name in _axes(sweep)
+        if name in first and all(t.distributions.get(name) == first[name] for t in sweep.compared)
     ]
     if not axes:
         raise NotEnough(
@@ -256,7 +247,9 @@ def _survival(sweep: SweepData) -> go.Figure:
     if sweep.spec.early_stopping.scheduler == "none":
         raise NotEnough("this sweep stops no trial early")
     labels = [f"epoch {epoch}" for epoch in rungs(sweep.spec)]
-    fates = survival(sweep.spec, sweep.view.records)
+    # A trial that nobody works on waits, whatever the ledger calls it.
+    records = [replace(r, state=sweep.states[r.number]) for r in sweep.view.records]
+    fates = survival(sweep.spec, records)
     if not any(map(any, fates.values())):
         raise NotEnough("no trial has reached a rung")
     figure = go.Figure()

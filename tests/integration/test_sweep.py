@@ -19,8 +19,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from safetensors.torch import load_file
 
-from tests.integration.browser import open_page, require_chromium
+from sweeps.compare import clip_fraction
+from tests.integration.browser import open_page, photograph, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
+from tests.integration.shown_report import axes, named, open_report, traces
 from tracking.ui import DEFAULT_ADDRESS
 from trainable.checkpoint import CheckpointStore
 from trainable.history import read_rows
@@ -379,7 +381,7 @@ def test_ui_opens_the_training_runs_best_first(
         page.get_by_text("Parallel Coordinates Plot").first.wait_for()
         for name in best:
             page.get_by_text(name).first.wait_for()
-        assert page.get_by_text("train.optimizer.lr", exact=True).count()
+        page.get_by_text("train.optimizer.lr", exact=True).first.wait_for()
     with open_page(found["mlflow_metric_page"].replace(DEFAULT_ADDRESS, base)) as page:
         for name in best:
             for metric in ("val/loss", "train/loss"):
@@ -387,6 +389,62 @@ def test_ui_opens_the_training_runs_best_first(
     server.send_signal(signal.SIGINT)
     server.communicate(timeout=20)
     assert server.returncode == 0
+
+
+@pytest.mark.browser
+def test_the_report_on_the_sweeps_run_shows_what_happened(
+    module_cli: CommandLine,
+    trials: list[dict[str, Any]],
+    client: MlflowClient,
+    parent: Run,
+    tmp_path: Path,
+) -> None:
+    """The file that was published at the sweep's end, taken from the tracking store."""
+    require_chromium()
+    file = Path(client.download_artifacts(parent.info.run_id, "report.html", str(tmp_path)))
+    counts = {state: sum(t["state"] == state for t in trials) for state in ("complete", "pruned")}
+    complete = [trial for trial in trials if trial["state"] == "complete"]
+    best = min(complete, key=lambda trial: trial["value"])
+    with open_report(file) as page:
+        photograph(page, "report-real")
+        told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        words = page.locator("header").inner_text()
+        assert f"4 of 4 trials: {told}" in words
+        assert f"best: trial {best['number']} with {best['value']:.4g} (" in words
+        leaders = [row.split("\t") for row in page.locator("#leaders tr").all_inner_texts()[1:]]
+        wanted = module_cli.json("compare", "small", "--top", "10")["leaders"]
+        assert [row[:4] for row in leaders] == [
+            [str(one["number"]), one["state"], f"{one['value']:.4g}", str(one["epoch"])]
+            for one in wanted
+        ]
+        history = named(page, "History")
+        assert history["val/loss"]["x"] == [trial["number"] for trial in complete]
+        assert history["val/loss"]["y"] == [trial["value"] for trial in complete]
+        assert history["Best Value"]["y"][-1] == best["value"]
+        curves = named(page, "Learning curves")
+        for state, count in counts.items():
+            of_state = [trial["number"] for trial in trials if trial["state"] == state]
+            values = [
+                v
+                for number in of_state
+                for v in [*module_cli.json("show", "small", str(number))["reports"].values(), None]
+            ]
+            assert (state in curves) == bool(count)
+            assert not count or curves[state]["y"] == values
+        assert sum(trace["y"][0] for trace in traces(page, "Survival")) == 4
+        scales = {"lr": "log", "max_norm": "log", "warmup": "linear"}
+        found = {text: kind for side, text, kind in axes(page, "Slices") if side == "x"}
+        assert found == scales
+        shares = {
+            trial["params"]["train.clip.max_norm"]: clip_fraction(
+                module_cli.root / f"small/trials/{trial['number']:04d}"
+            )
+            for trial in trials
+        }
+        dots = traces(page, "Clipping")
+        drawn = {x: y for dot in dots for x, y in zip(dot["x"], dot["y"], strict=True)}
+        assert drawn == pytest.approx(shares)
+        assert "No trial failed." in page.locator("#failures").inner_text()
 
 
 def test_extending_adds_trials_and_leaves_the_others_alone(
