@@ -40,6 +40,20 @@ from trainable.files import make_directory
 from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
 
+_NOT_KEPT = (
+    "rows",
+    "metrics",
+    "signals",
+    "step",
+    "config",
+    "iterations_since_restore",
+    "time_since_restore",
+    "time_this_iter_s",
+    "time_total_s",
+)
+"""What leaves a result once it is written down. Tune keeps the last result of each trial for as
+long as the sweep lasts, and statistics with two queues for each number in it."""
+
 
 class Progress(NamedTuple):
     """What a view is told of a trial."""
@@ -185,10 +199,14 @@ class Bookkeeper(Callback):
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        """Record a report. The rows leave the result here: Ray would otherwise keep the last ones
-        in its own state.
-        """
+        """Record a report, and leave Tune only what is asked of its result later."""
         del iteration, trials, info
+        told = dict(result)
+        for key in _NOT_KEPT:
+            result.pop(key, None)
+        self._record(trial, told)
+
+    def _record(self, trial: Trial, result: Mapping[str, Any]) -> None:
         number = trial.config["number"]
         if damaged := result.get("set_aside"):
             self._recorder.tag(number, {"checkpoint.set_aside": "; ".join(damaged)})
@@ -205,7 +223,7 @@ class Bookkeeper(Callback):
             value=result[OBJECTIVE],
             others=[result["metrics"][metric] for metric in self._spec.metrics[1:]],
         )
-        rows = [Row(*row) for row in result.pop("rows")]
+        rows = [Row(*row) for row in result["rows"]]
         self._recorder.log(number, recorded(rows, self._spec.tracking.every))
         if signals := result.get("signals"):
             self._recorder.tag(number, {"health": "; ".join(signals)})

@@ -13,9 +13,8 @@ import pytest
 from tests.integration.warm_process import THREADS
 
 TRIALS, SETTLED = 50, 10
-_MOST_GROWTH = 16 * 2**20
-"""Bytes from the tenth trial to the last: what allocators keep for themselves varies by a few MB;
-one trial's model, curve and loader in each of forty would be more."""
+_MOST_GROWTH = 4 * 2**20
+"""Bytes from the eleventh trial to the last, 100 KiB for each between them."""
 
 
 @pytest.fixture(scope="module")
