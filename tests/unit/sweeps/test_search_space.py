@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeps.constraints import Constraint, parse_constraint
@@ -34,6 +34,7 @@ def test_parameters_come_after_those_that_they_depend_on() -> None:
     assert [key for key, _ in _space().ordered()] == ["kind", "wide", "deep", "rate"]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**9))
 def test_a_drawn_point_has_what_exists_in_it_and_is_restated_as_itself(seed: int) -> None:
     space = _space("deep < 4 * rate + 2")
@@ -95,6 +96,7 @@ comparisons = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(terms, comparisons, st.tuples(numbers, numbers, numbers))
 def test_a_constraint_means_what_python_means(
     first: str, others: list[tuple[str, str]], values: tuple[float, float, float]
@@ -115,6 +117,7 @@ def test_a_constraint_means_what_python_means(
     assert parse_constraint(text).holds(point) is expected
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab.<>=!+-*/%()[]{}'\"0189 ,:@\n\x00é\\", max_size=40))
 def test_any_text_is_a_constraint_or_refused(text: str) -> None:
     with contextlib.suppress(Refused):
