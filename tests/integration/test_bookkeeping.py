@@ -17,8 +17,8 @@ import optuna
 import pytest
 from optuna.distributions import FloatDistribution
 
-from sweeps.search import make_sampler
-from sweeps.spec import SearchConfig
+from sweeps.samplers import Samplers
+from sweeps.spec import parse_spec
 from tests.integration.commandline import CommandLine
 
 SEED, TRIALS, EPOCHS = 4, 5, 4
@@ -82,9 +82,9 @@ print(json.dumps({{"told": told, "best": [study.best_trial.number, study.best_va
 
 def _points() -> list[float]:
     """What our search draws for these trials, whatever becomes of them."""
-    found = []
+    found, samplers = [], Samplers(parse_spec(OURS, "ours.yaml"))
     for number in range(TRIALS):
-        sampler = make_sampler(SearchConfig(sampler="random"), seed=SEED, number=number)
+        sampler = samplers.of(number)
         trial = optuna.create_study(sampler=sampler).ask({"x": FloatDistribution(0, 1)})
         found.append(float(trial.params["x"]))
     return found

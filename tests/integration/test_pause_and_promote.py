@@ -41,9 +41,10 @@ def _reports(cli: CommandLine, name: str) -> dict[int, dict[int, float]]:
     return LedgerView(cli.root / name / "ledger.db").reports()
 
 
-def _state(cli: CommandLine, name: str, number: int) -> Any:
+def _states(cli: CommandLine, name: str, number: int) -> dict[int, Any]:
+    """What is kept of a trial, by step."""
     store = CheckpointStore(cli.root / f"{name}/trials/{number:04d}")
-    return without_measured(store.load(store.generations()[-1]))
+    return {one.step: without_measured(store.load(one)) for one in store.generations()}
 
 
 def _told(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -77,12 +78,18 @@ def test_a_sweep_of_pausing_trials_killed_in_a_promotion_promotes_the_same(
     assert len(runs) == TRIALS + 1
     for trial in once:
         number = trial["number"]
-        states = (_state(cli, name, number) for name in ("once", "killed"))
-        assert differences(*states) == []
+        # Of a trial that is never promoted the last checkpoint may be missing: its report was
+        # told, its process killed before the commit, and nobody trains it again.
+        whole, found = (_states(cli, name, number) for name in ("once", "killed"))
+        both = whole.keys() & found.keys()
+        assert both
+        for step in both:
+            assert differences(whole[step], found[step]) == [], f"trial {number}, step {step}"
         rows = read_rows(cli.root / f"killed/trials/{number:04d}")
         assert [row.step for row in rows] == list(range(1, trial["epoch"] * STEPS + 1))
         run = runs[str(number)]
         complete = trial["state"] == "complete"
+        assert not complete or whole.keys() == found.keys()
         assert run.info.status == ("FINISHED" if complete else "KILLED")
         assert run.data.tags.get("stopped_by", "") == ("" if complete else "asha_promote")
 
