@@ -55,7 +55,7 @@ def gather(
     delivered = read_outbox(paths.outbox)
     trials = [trial_facts(paths, spec, record, delivered) for record in records]
     if judge is not None:
-        trials = _judged(trials, judge, spec.budget.epochs)
+        trials = _judged(trials, judge, paths, spec.budget.epochs)
     known = {paths.trial(record.number).name for record in records}
     directory = paths.trial(0).parent
     found = directory.iterdir() if directory.is_dir() else ()
@@ -84,16 +84,12 @@ def trial_facts(
         # Both know its end, and rows are queued before it.
         return TrialFacts(record, told=told, left_open=left_open)
     rows = _read(directory)
-    curve = tuple(
-        Report(
-            int(row.metrics["epoch"]),
-            row.step,
-            row.metrics[spec.metrics[0]],
-            tuple(row.metrics[metric] for metric in spec.metrics[1:]),
-        )
-        for row in rows
-        if row.metrics.keys() >= {"epoch", *spec.metrics}
-    )
+    curve = _curve(rows, spec)
+    if not record.finished:
+        # A worker stores a row before the checkpoint that has it; if it was killed between, the
+        # row is trained and reported again.
+        saved = saved_epoch(directory)
+        curve = tuple(r for r in curve if r.epoch <= saved or r.epoch in record.reports)
     # A trial that goes on reports the rows after its last report itself, or trains them again.
     last = curve[-1].step if curve else 0
     kept = rows if record.finished else [row for row in rows if row.step <= last]
@@ -103,7 +99,7 @@ def trial_facts(
         curve,
         trained=bool(curve)
         and curve[-1].epoch >= spec.budget.epochs
-        and _saved(directory, spec.budget.epochs),
+        and _is_sound(directory, spec.budget.epochs),
         went_on=len(kept) < len(rows),
         told=told,
         rows=logged,
@@ -112,7 +108,17 @@ def trial_facts(
     )
 
 
-def _judged(trials: Sequence[TrialFacts], judge: Judge, epochs: int) -> list[TrialFacts]:
+def saved_epoch(directory: Path) -> int:
+    """Return how many epochs of a trial its newest checkpoint has; who goes on with it trains, and
+    reports, what lies beyond again.
+    """
+    saved = CheckpointStore(directory).generations()
+    return saved[-1].epoch if saved else 0
+
+
+def _judged(
+    trials: Sequence[TrialFacts], judge: Judge, paths: SweepPaths, epochs: int
+) -> list[TrialFacts]:
     reports = {
         trial.record.number: {
             **{report.epoch: report.value for report in trial.curve},
@@ -121,19 +127,34 @@ def _judged(trials: Sequence[TrialFacts], judge: Judge, epochs: int) -> list[Tri
         for trial in trials
     }
     stopped = judge(reports, {t.record.number for t in trials if not t.record.finished})
-    return [
-        # The last epoch ends a trial by itself.
-        replace(trial, stopped=number in stopped and max(reports[number]) < epochs)
-        for number, trial in zip(reports, trials, strict=True)
-    ]
+
+    def ends(number: int) -> bool:
+        last = max(reports[number], default=0)
+        # The last epoch ends a trial by itself; one whose checkpoint was lost is trained again.
+        return number in stopped and last < epochs and last <= saved_epoch(paths.trial(number))
+
+    return [replace(t, stopped=ends(number)) for number, t in zip(reports, trials, strict=True)]
 
 
-def _saved(directory: Path, epochs: int) -> bool:
+def _is_sound(directory: Path, epochs: int) -> bool:
     try:
         newest = CheckpointStore(directory).newest()
     except CheckpointError:
         return False  # who trains it on is told what is damaged
     return newest is not None and newest.epoch >= epochs
+
+
+def _curve(rows: Sequence[Row], spec: SweepSpec) -> tuple[Report, ...]:
+    return tuple(
+        Report(
+            int(row.metrics["epoch"]),
+            row.step,
+            row.metrics[spec.metrics[0]],
+            tuple(row.metrics[metric] for metric in spec.metrics[1:]),
+        )
+        for row in rows
+        if row.metrics.keys() >= {"epoch", *spec.metrics}
+    )
 
 
 def _read(directory: Path) -> list[Row]:

@@ -15,6 +15,7 @@ from typing import Any
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
+from sweeps.facts import saved_epoch
 from sweeps.halving import make_ladder
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
@@ -91,10 +92,7 @@ class LedgerSearcher(Searcher):
             except SpecError as error:
                 self._ledger.finish(trial.number, "failed", reason=f"config: {error}")
                 continue
-            if trial.reports:
-                replay(
-                    self._scheduler, trial_id, trial.reports, number=trial.number, finished=False
-                )
+            self._tell_past(trial, trial_id)
             self._live[trial_id] = trial.number
             resolved = config.model_dump(mode="json")
             if trial.accumulation:
@@ -157,6 +155,16 @@ class LedgerSearcher(Searcher):
         number = self._next_number
         self._next_number += 1
         return self._ledger.add(self._proposer.propose(number))
+
+    def _tell_past(self, trial: TrialRecord, trial_id: str) -> None:
+        """Tell the scheduler what a trial reported, but not a last report whose checkpoint was
+        lost: nobody carried the verdict on it out, and the trial will report it again.
+        """
+        if trial.reports:
+            past, last = dict(trial.reports), max(trial.reports)
+            if last > saved_epoch(self._paths.trial(trial.number)):
+                del past[last]
+            replay(self._scheduler, trial_id, past, number=trial.number, finished=False)
 
     def _promoted(self) -> TrialRecord | None:
         if self._ladder is None or not self._may_promote:

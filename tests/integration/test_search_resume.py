@@ -17,14 +17,17 @@ from ray.tune.search import Searcher
 from sqlalchemy import Engine, event
 
 from sweeps.corrections import apply
-from sweeps.facts import gather
+from sweeps.facts import gather, saved_epoch
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
 from sweeps.reconcile import reconcile
 from sweeps.schedulers import make_judge, make_scheduler, replay
 from sweeps.search import LedgerSearcher
 from sweeps.spec import SweepSpec, parse_spec
+from tests.curves import append_rows
+from tests.saving import commit
 from tracking.recorder import NullRecorder
+from trainable.history import Row
 
 SPEC = """
 name: quad
@@ -62,9 +65,13 @@ def _loss(params: dict[str, Any], epoch: int) -> float:
 
 
 class Driver:
-    """A serial sweep: one trial at a time, whose every report the scheduler judges."""
+    """A serial sweep: one trial at a time, whose every report the scheduler judges.
 
-    def __init__(self, paths: SweepPaths, spec: SweepSpec) -> None:
+    Its trials are saved before they report, or else (`late`) once they were told to go on.
+    """
+
+    def __init__(self, paths: SweepPaths, spec: SweepSpec, *, late: bool = False) -> None:
+        self.paths, self.late = paths, late
         new = not paths.ledger.exists()
         self.ledger = (
             Ledger.create(paths.ledger, mode="min", sweep_id="s")
@@ -112,11 +119,13 @@ class Driver:
         return [(rung, sorted(seen.values())) for one in brackets for rung, seen in one._rungs]
 
     def _train(self, trial: Any, number: int, params: dict[str, Any]) -> None:
-        known = self.ledger.trial(number).reports
+        directory = self.paths.trial(number)
         until = trial.config["until"]
         last = until or self.spec.budget.epochs
-        for epoch in range(1 + max(known, default=0), last + 1):
+        for epoch in range(1 + saved_epoch(directory), last + 1):
             value = _loss(params, epoch)
+            if not self.late or epoch == last:
+                self._save(directory, epoch, value)
             verdict = self.scheduler.on_trial_result(
                 None, trial, {"epoch": epoch, "objective": value}
             )
@@ -124,8 +133,14 @@ class Driver:
             if verdict == TrialScheduler.STOP:
                 self.ledger.finish(number, "pruned")
                 return
+            if self.late and epoch < last:
+                self._save(directory, epoch, value)
         if until is None:
             self.ledger.finish(number, "complete")
+
+    def _save(self, directory: Path, epoch: int, value: float) -> None:
+        append_rows(directory, [Row(epoch, 0, {"val/loss": value, "epoch": epoch})])
+        commit(directory, epoch, step=epoch)
 
     def _scheduler(self) -> TrialScheduler:
         epochs = self.spec.budget.epochs
@@ -201,6 +216,8 @@ def test_suggestions_and_rungs_after_a_death_are_those_of_one_driver(
     # With the trial there, its first report half told, between it and the verdict on it, later.
     slow = sweep[0].search.sampler == "gp"
     _assert_equal_after_death(sweep, tmp_path, [1] if slow else [1, 2, 3, 7])
+    if sweep[0].search.sampler == "tpe":  # the same if the last report's checkpoint was lost
+        _assert_equal_after_death(sweep, tmp_path / "late", [2, 3, 4, 5], late=True)
 
 
 @pytest.mark.chaos
@@ -211,27 +228,36 @@ def test_suggestions_and_rungs_after_death_at_any_write_are_those_of_one_driver(
 
 
 def _assert_equal_after_death(
-    sweep: tuple[SweepSpec, Path, Path], tmp_path: Path, points: Iterable[int]
+    sweep: tuple[SweepSpec, Path, Path],
+    root: Path,
+    points: Iterable[int],
+    *,
+    late: bool = False,
 ) -> None:
     spec, begun, once = sweep
     expected = [(t.state, t.params, t.reports) for t in Ledger.open(once).trials()]
-    paths = SweepPaths(tmp_path, "quad")
-    paths.directory.mkdir()
-    shutil.copy(once, paths.ledger)
-    rungs = Driver(paths, spec).rungs()
+    rungs = Driver(_copied(once, root / "once"), spec).rungs()
     assert len(expected) == spec.trials
     assert sum(len(reports) for _, _, reports in expected) > 1.5 * spec.trials
     assert {state for state, _, _ in expected} == {"complete", "pruned"}
     assert bool(rungs) == (spec.early_stopping.scheduler == "asha")
     for point in points:
-        shutil.copy(begun, paths.ledger)
+        paths = _copied(begun, root / str(point))
         with pytest.MonkeyPatch.context() as patched:
             disarm = _killing(patched, point)
             with pytest.raises(Died):
-                Driver(paths, spec).run()
+                Driver(paths, spec, late=late).run()
             disarm()
-        resumed = Driver(paths, spec)
+        resumed = Driver(paths, spec, late=late)
         resumed.run()
         found = [(t.state, t.params, t.reports) for t in resumed.ledger.trials()]
         assert found == expected, f"died after write {point}"
         assert resumed.rungs() == rungs, f"died after write {point}"
+
+
+def _copied(ledger: Path, root: Path) -> SweepPaths:
+    """A sweep whose ledger is a copy."""
+    paths = SweepPaths(root, "quad")
+    paths.directory.mkdir(parents=True)
+    shutil.copy(ledger, paths.ledger)
+    return paths

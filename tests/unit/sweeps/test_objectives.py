@@ -27,6 +27,7 @@ from sweeps.report_figures import figures
 from sweeps.results import NoBest, NoChoice, format_best
 from sweeps.spec import SearchConfig, parse_spec
 from sweeps.tags import front_tags
+from tests.saving import commit
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.recorder import NullRecorder
 from trainable.history import Row
@@ -114,6 +115,7 @@ def test_what_a_killed_driver_did_not_tell_is_told_as_it_was_reported(sweep: Mad
         Row(15, 0, {"train/loss": 0.1}),
         Row(20, 0, {"val/loss": 0.4, "train/samples_per_second": 800.0, "epoch": 2.0}),
     )
+    commit(sweep.paths.trial(number), 2, step=20)
     facts = gather(sweep.paths, sweep.spec, sweep.ledger.trials(), live=False)
     first, *_ = reconcile(facts)
     assert str(first) == f"trial {number}: the ledger lacks the report of epoch 2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -37,12 +38,13 @@ from sweeps.spec import SweepSpec, parse_spec
 from sweeps.sync import tell_who_is_interrupted
 from tests.asking import ask
 from tests.curves import append_rows
+from tests.saving import commit
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.files import LocalFiles
 from trainable.history import Row
-from trainable.manifest import STATE, Generation, format_manifest
+from trainable.manifest import STATE
 
 SPEC = """
 name: quad
@@ -188,7 +190,7 @@ class Sweep:
         space = {"train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True)}
         return ask(self.ledger, space, RandomSampler(seed=1)).number
 
-    def train(self, number: int, values: list[float]) -> None:
+    def train(self, number: int, values: list[float]) -> Path:
         """Append an epoch of two steps for each value, and commit the state of the last one."""
         for epoch, value in enumerate(values, 1):
             append_rows(
@@ -198,21 +200,10 @@ class Sweep:
                     Row(2 * epoch, 0, {"train/loss": value, "val/loss": value, "epoch": epoch}),
                 ],
             )
-        self.commit(number, len(values))
+        return self.commit(number, len(values))
 
     def commit(self, number: int, epoch: int) -> Path:
-        import hashlib
-
-        content = f"state of epoch {epoch}".encode()
-        path = self.paths.trial(number) / "checkpoints" / f"step-{2 * epoch:08d}"
-        path.mkdir(parents=True)
-        (path / STATE).write_bytes(content)
-        generation = Generation(
-            path, epoch, 2 * epoch, epoch, "val/loss", "min", 0.1, len(content),
-            hashlib.sha256(content).hexdigest(),
-        )  # fmt: skip
-        (path / "manifest.json").write_bytes(format_manifest(generation))
-        return path
+        return commit(self.paths.trial(number), epoch, step=2 * epoch)
 
     def corrections(self) -> list[Correction]:
         def judge(reports: Any, unfinished: Any) -> frozenset[int]:
@@ -274,6 +265,26 @@ def test_a_trial_that_the_scheduler_would_have_stopped_is_not_handed_out_again(
     assert sweep.ledger.trial(number).state == "pruned"
     run = sweep.recorder.runs[number]
     assert (run.status, run.tags["stopped_by"]) == ("KILLED", "asha")
+
+
+def test_a_verdict_waits_for_the_checkpoint_of_the_report_that_it_is_on(sweep: Sweep) -> None:
+    for value in (0.1, 0.2):
+        number = sweep.ask()
+        for epoch in (1, 2, 3, 4):
+            sweep.ledger.report(number, epoch=epoch, step=2 * epoch, value=value)
+        sweep.ledger.finish(number, "complete")
+    number = sweep.ask()
+    checkpoint = sweep.train(number, [0.9])
+    shutil.rmtree(checkpoint)
+    sweep.apply()
+    record = sweep.ledger.trial(number)
+    assert (record.state, record.reports) == ("running", {}), "untold, and not saved"
+    sweep.ledger.report(number, epoch=1, step=2, value=0.9)
+    sweep.apply()
+    assert sweep.ledger.trial(number).state == "running", "told, and not saved"
+    sweep.commit(number, 1)
+    sweep.apply()
+    assert sweep.ledger.trial(number).state == "pruned"
 
 
 def test_finished_trials_are_told_again_when_the_outbox_is_lost(sweep: Sweep) -> None:
