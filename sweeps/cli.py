@@ -22,6 +22,7 @@ from sweeps.console import (
     Overrides,
     Root,
     err,
+    fail,
     input_errors,
     out,
     show_found,
@@ -263,15 +264,19 @@ def ui(
     """Start the MLflow UI on the page of training runs, best first."""
     from sweeps import display
     from sweeps.layout import resolve_root
+    from tracking.ui import ServerError
 
-    with input_errors():
-        display.serve(
-            err,
-            resolve_root(root),
-            view_of(name, root) if name else None,
-            port=port,
-            open_browser=open_browser,
-        )
+    try:
+        with input_errors():
+            display.serve(
+                err,
+                resolve_root(root),
+                view_of(name, root) if name else None,
+                port=port,
+                open_browser=open_browser,
+            )
+    except ServerError as error:
+        fail(str(error), code=LATE)
 
 
 @app.command()

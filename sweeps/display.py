@@ -408,15 +408,18 @@ def serve(
 
 def _page(base: str, view: SweepView | None) -> str:
     """The page of a sweep's runs below a server's address; all of them without a sweep."""
+    from sweeps.tags import leaders_view
     from tracking.ui import runs_page
 
     if view is None or view.delivered.experiment_id is None:
         return base
+    leaders = leaders_view(view.spec)
     return runs_page(
         base,
         view.delivered.experiment_id,
         order_by_metric=f"best/{view.spec.metrics[0]}",
         ascending=view.spec.modes[0] == "min",
+        view_key=leaders.key if leaders.tag in view.delivered.experiment_tags else None,
     )
 
 

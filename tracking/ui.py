@@ -42,6 +42,10 @@ class ServerError(RuntimeError):
     """The user interface's server did not come up."""
 
 
+class PortTaken(ValueError):
+    """Somebody else listens where the user interface shall."""
+
+
 class Server:
     """A running `mlflow server`; a context manager that stops it.
 
@@ -119,11 +123,12 @@ def start_server(
 
     Raises:
         ValueError: `uri` is a server already; its pages can be opened as they are.
+        PortTaken: The port is in use; whoever is there would be taken for ours.
         ServerError: It ended or did not answer in time; the message holds its last output.
     """
     if is_server(uri):
         raise ValueError(f"{redact(uri)} is a tracking server already; open it in a browser")
-    port = port or _free_port(host)
+    port = _free_port(host, port)
     command = [
         sys.executable,
         "-m",
@@ -159,19 +164,28 @@ def start_server(
     return server
 
 
-def runs_page(base: str, experiment_id: str, order_by_metric: str, ascending: bool) -> str:
+def runs_page(
+    base: str,
+    experiment_id: str,
+    order_by_metric: str,
+    ascending: bool,
+    view_key: str | None = None,
+) -> str:
     """Return the address of an experiment's training runs, ordered by a metric's last value.
 
     Args:
         base: The server's address.
         order_by_metric: Such as `best/val/loss`.
         ascending: Smallest first.
+        view_key: Of a `tracking.shared_view.SharedView` that a tag of the experiment holds: its
+            order and columns are shown.
     """
-    query = {
-        "workflowType": "machine_learning",
-        "orderByKey": f"metrics.`{order_by_metric}`",
-        "orderByAsc": "true" if ascending else "false",
-    }
+    query = {"workflowType": "machine_learning"}
+    if view_key is not None:
+        query["viewStateShareKey"] = view_key
+    else:
+        query["orderByKey"] = f"metrics.`{order_by_metric}`"
+        query["orderByAsc"] = "true" if ascending else "false"
     runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id, safe='')}/runs"
     return f"{runs}?{urlencode(query, quote_via=quote)}"
 
@@ -220,9 +234,17 @@ def _json(texts: Sequence[str]) -> str:
     return json.dumps(list(texts), separators=(",", ":"))
 
 
-def _free_port(host: str) -> int:
+def _free_port(host: str, port: int) -> int:
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        # as the server itself does: a port whose connections are only closing is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise PortTaken(
+                f"port {port} of {host} cannot be used ({error}); it must be free, and one from 1 "
+                "to 65535; choose another with --port, or let one be found with --port 0"
+            ) from None
         return int(probe.getsockname()[1])
 
 

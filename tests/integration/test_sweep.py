@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from safetensors.torch import load_file
 from sweeps.compare import clip_fraction
 from tests.integration.browser import open_page, photograph, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
+from tests.integration.mlflow_pages import compared, curves, runs_table
 from tests.integration.shown_report import axes, named, open_report, traces
 from tracking.ui import DEFAULT_ADDRESS
 from trainable.checkpoint import CheckpointStore
@@ -359,36 +361,75 @@ def test_resuming_a_finished_sweep_does_nothing_and_says_the_best(
     assert module_cli.json("trials", "small") == before
 
 
-@pytest.mark.browser
-def test_ui_opens_the_training_runs_best_first(
-    module_cli: CommandLine, trials: list[dict[str, Any]]
-) -> None:
+@pytest.fixture(scope="module")
+def ui(finished: object, module_cli: CommandLine) -> Iterator[str]:
+    """The page that `sweep ui` prints; its server ends with it."""
+    del finished
     require_chromium()
     server = module_cli.start("ui", "small", "--no-open", "--port", "0")
     assert server.stdout is not None
     lines = iter(server.stdout.readline, "")
-    url = next(line for line in lines if line.startswith("http://127.0.0.1:")).strip()
-    with open_page(url) as page:
-        page.get_by_role("link", name="trial-0000", exact=True).wait_for()
-        assert page.get_by_role("heading", name="Runs").is_visible()
-        shown = page.get_by_role("link", name=re.compile(r"^trial-\d{4}$")).all_inner_texts()
-    ranked = sorted(trials, key=lambda trial: trial["value"])
-    assert shown == [f"trial-{trial['number']:04d}" for trial in ranked]
-    found = module_cli.json("compare", "small", "--top", "3")
-    best = [f"trial-{one['number']:04d}" for one in found["leaders"]]
-    base = url.partition("/#")[0]
-    with open_page(found["mlflow_compare_page"].replace(DEFAULT_ADDRESS, base)) as page:
-        page.get_by_text("Parallel Coordinates Plot").first.wait_for()
-        for name in best:
-            page.get_by_text(name).first.wait_for()
-        page.get_by_text("train.optimizer.lr", exact=True).first.wait_for()
-    with open_page(found["mlflow_metric_page"].replace(DEFAULT_ADDRESS, base)) as page:
-        for name in best:
-            for metric in ("val/loss", "train/loss"):
-                page.get_by_text(f"{name} ({metric})").first.wait_for()
+    yield next(line for line in lines if line.startswith("http://127.0.0.1:")).strip()
     server.send_signal(signal.SIGINT)
     server.communicate(timeout=20)
     assert server.returncode == 0
+
+
+@pytest.mark.browser
+def test_ui_opens_the_trials_best_first_with_what_was_searched(
+    ui: str, trials: list[dict[str, Any]]
+) -> None:
+    columns = {"name": "attributes.`Run Name`", "value": "metrics.`best/val/loss`"}
+    columns |= {key: f"params.`{key}`" for key in trials[0]["params"]}
+    with open_page(ui, width=1900) as page:
+        table = runs_table(page, columns)
+        page.get_by_text("4 matching runs").wait_for()
+        photograph(page, "mlflow-runs")
+    ranked = sorted(trials, key=lambda trial: trial["value"])
+    assert [row["name"] for row in table] == [f"trial-{one['number']:04d}" for one in ranked]
+    assert [float(row["value"]) for row in table] == [one["value"] for one in ranked]
+    for row, trial in zip(table, ranked, strict=True):
+        assert {key: float(row[key]) for key in trial["params"]} == trial["params"]
+
+
+@pytest.mark.browser
+def test_compare_links_to_pages_that_show_the_leaders(
+    ui: str, module_cli: CommandLine, trials: list[dict[str, Any]]
+) -> None:
+    found = module_cli.json("compare", "small", "--top", "3")
+    base = ui.partition("/#")[0]
+    leaders = {f"trial-{one['number']:04d}": one for one in found["leaders"]}
+
+    def curve(number: int, metric: str) -> dict[float, float]:
+        rows = read_rows(module_cli.root / f"small/trials/{number:04d}")
+        return {row.step: row.metrics[metric] for row in rows if metric in row.metrics}
+
+    with open_page(found["mlflow_compare_page"].replace(DEFAULT_ADDRESS, base)) as page:
+        rows = compared(page)
+        photograph(page, "mlflow-compare")
+    assert rows["Run Name:"] == list(leaders)
+    for key in trials[0]["params"]:
+        shown = [float(value) for value in rows[key]]
+        assert shown == [one["params"][key] for one in leaders.values()], key
+
+    with open_page(found["mlflow_metric_page"].replace(DEFAULT_ADDRESS, base)) as page:
+        for name in leaders:
+            for metric in ("val/loss", "train/loss"):
+                page.get_by_text(f"{name} ({metric})").first.wait_for()
+        drawn = curves(page)
+        photograph(page, "mlflow-metric")
+    for name, one in leaders.items():
+        for metric in ("val/loss", "train/loss"):
+            assert (name, curve(one["number"], metric)) in drawn
+
+    with open_page(found["mlflow_charts_page"].replace(DEFAULT_ADDRESS, base)) as page:
+        page.get_by_text("Leaders (3)").wait_for()
+        for axis in ("train.optimizer.lr", "best/val/loss"):
+            page.locator("svg").get_by_text(axis).first.wait_for()
+        drawn = curves(page)
+        photograph(page, "mlflow-charts")
+    for trial in trials:
+        assert (f"trial-{trial['number']:04d}", curve(trial["number"], "val/loss")) in drawn
 
 
 @pytest.mark.browser
