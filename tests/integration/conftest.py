@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.hasty import hasty_databases
 from tests.integration.commandline import CommandLine
+
+__all__ = ["cli", "hasty_databases", "module_cli"]
 
 
 @pytest.fixture

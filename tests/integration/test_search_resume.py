@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 from optuna.storages import RDBStorage
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
-from sqlalchemy import Engine, event
 
 from sweeps.corrections import apply
 from sweeps.facts import gather, saved_epoch
@@ -150,18 +149,6 @@ class Driver:
 class _Named:
     def __init__(self, trial_id: str) -> None:
         self.trial_id = trial_id
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    """Here a process dies and no power fails: nothing needs to be synced."""
-
-    def hasten(connection: Any, _: Any) -> None:
-        connection.execute("PRAGMA synchronous = OFF")
-
-    event.listen(Engine, "connect", hasten)
-    yield
-    event.remove(Engine, "connect", hasten)
 
 
 CASES = [

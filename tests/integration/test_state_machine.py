@@ -36,7 +36,6 @@ from hypothesis.stateful import (
 from optuna.storages import RDBStorage
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
-from sqlalchemy import Engine, event
 
 from sweeps.callbacks import Bookkeeper
 from sweeps.corrections import apply
@@ -121,16 +120,11 @@ PERSISTING = [
 
 @pytest.fixture(autouse=True, scope="module")
 def _fused() -> Iterator[None]:
-    def hasten(connection: Any, _: Any) -> None:
-        connection.execute("PRAGMA synchronous = OFF")
-
-    event.listen(Engine, "connect", hasten)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("os.fsync", lambda _: None)  # processes die here, power does not fail
         for owner, name in PERSISTING:
             FUSE.wrap(patched, owner, name)
         yield
-    event.remove(Engine, "connect", hasten)
 
 
 def loss_of(params: dict[str, Any], step: int) -> float:

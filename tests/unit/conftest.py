@@ -1,0 +1,7 @@
+"""Fixtures of the tests that start nothing."""
+
+from __future__ import annotations
+
+from tests.hasty import hasty_databases
+
+__all__ = ["hasty_databases"]
