@@ -17,7 +17,7 @@ $(READY): pyproject.toml .ci/constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
 	  { echo "The venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv -c .ci/constraints.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints .ci/constraints.txt --group dev -e .
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraints .ci/constraints.txt --group dev -e .
 	@touch $@
 
 demo: $(READY)  ## Run the digits sweep to its end and say how to look at it
