@@ -20,7 +20,8 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
 def test_scikit_learn_is_not_imported_for_them() -> None:
     program = (
         "import sys; from trainable.tasks.digits import Digits; "
-        "data = Digits(model='mlp').build_data(); print(len(data.train[0]), 'sklearn' in sys.modules)"
+        "data = Digits(model='mlp').build_data(); "
+        "print(len(data.train[0]), 'sklearn' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.split() == ["1438", "False"], done.stderr
