@@ -29,7 +29,7 @@ from tests.chaos.scripted_proxy import (
     pass_on,
     reset,
 )
-from tests.chaos.tracking_service import ON_POSTGRES, Service, read_store
+from tests.chaos.tracking_service import Service, read_store
 from tests.integration.commandline import wait_until
 from tracking import mlflow_recorder
 from tracking.mlflow_recorder import MlflowRecorder, sync
@@ -134,7 +134,14 @@ def assert_none_was_sent_twice(proxy: Proxy) -> None:
 
 
 @pytest.mark.fault(18, "each kind of request meets each kind of fault")
-@pytest.mark.parametrize("service", ["service_on_sqlite", ON_POSTGRES], indirect=True)
+@pytest.mark.parametrize(
+    "service",
+    [
+        pytest.param("service_on_sqlite", id="sqlite"),
+        pytest.param("service_on_postgres", id="postgresql", marks=pytest.mark.chaos),
+    ],
+    indirect=True,
+)
 @pytest.mark.parametrize("name", FAULTS)
 def test_row_18_each_request_meets_each_fault(
     service: Service, proxy: Proxy, tmp_path: Path, name: str

@@ -19,16 +19,22 @@ from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_
 from tests.chaos.outcome import read_runs
 from tests.chaos.postgres import Cluster
 from tests.chaos.scripted_proxy import Proxy, answer, commit_and_drop, late, pass_on, reset
-from tests.chaos.tracking_service import ON_POSTGRES, Run, Service, read_store
+from tests.chaos.tracking_service import Run, Service, read_store
 from tracking.mlflow_recorder import MlflowRecorder, sync
 
 pytestmark = pytest.mark.integration
 PATIENCE = 120.0
+on_both_stores = pytest.mark.parametrize(
+    "service",
+    ["service_on_sqlite", "service_on_postgres"],
+    indirect=True,
+    ids=["sqlite", "postgresql"],
+)
 
 
 @pytest.fixture
 def sandbox(service: Service, tmp_path: Path) -> Iterator[Sandbox]:
-    """A directory for the serial sweep, recorded by the server on SQLite."""
+    """A directory for the serial sweep, recorded by the tracking server."""
     made = Sandbox(tmp_path / "sweep", SERIAL, store=service.store)
     yield made
     made.close()
@@ -124,7 +130,7 @@ def test_row_06_sync_tells_that_a_killed_sweep_is_not_running(
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("service", ["service_on_sqlite", ON_POSTGRES], indirect=True)
+@on_both_stores
 @pytest.mark.fault(17, "the server itself is killed and started again")
 def test_row_17_server_killed_and_started_again(
     references: References, sandbox: Sandbox, service: Service
@@ -177,7 +183,7 @@ def test_row_18_sweep_meets_every_fault(
     assert_all(sandbox, references.of(SERIAL), ended)
 
 
-@pytest.mark.parametrize("service", ["service_on_sqlite", "service_on_postgres"], indirect=True)
+@on_both_stores
 @pytest.mark.fault(19, "down all run, then delivered")
 def test_row_19_sync_delivers_and_a_second_adds_nothing(
     service: Service, proxy: Proxy, tmp_path: Path
@@ -220,6 +226,7 @@ def test_row_19_sweep_without_a_server(
     proxy.otherwise(pass_on)
     assert sandbox.cli.ok("sync", "chaos").endswith("; 0 wait\n")
     once, sent = _runs(service, sandbox), proxy.points.total()
+    assert len(once) == 1 + len(sandbox.cli.json("trials", "chaos"))
     assert sent == len(proxy.points) == sum(run.points.total() for run in once)
     assert sandbox.cli.ok("sync", "chaos") == "delivered 0 records; 0 wait\n"
     assert (_runs(service, sandbox), proxy.points.total()) == (once, sent)

@@ -12,14 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from tracking.ui import start_server
-
-ON_POSTGRES = pytest.param("service_on_postgres", marks=pytest.mark.chaos, id="postgresql")
-"""A value of the parameter `service`; the fixture knows what it means."""
 
 
 @dataclass
