@@ -9,23 +9,22 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.bench.table import Goal, Result, interleave
+from tests.bench.table import Goal, Result, Sample, interleave, size
 
 _SWEEP = Path(sys.executable).with_name("sweep")
 _TRIALS, _EPOCHS, _STEPS = 1000, 10, 1000
+_SMOKE_TRIALS, _LEADERS = 20, 5
 _ROWS = {"status": "P11", "trials": "P10", "compare": "P10"}
 
-_SPEC = f"""
+_SPEC = """
 name: large
 task: digits
 metric: val/loss
 mode: min
-trials: {_TRIALS}
-budget: {{epochs: {_EPOCHS}}}
 space:
-  train.optimizer.lr: {{loguniform: [1.0e-4, 1.0e-1]}}
-  train.schedule.warmup: {{uniform: [0.0, 0.3]}}
-  train.clip.max_norm: {{loguniform: [0.1, 10]}}
+  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
+  train.schedule.warmup: {uniform: [0.0, 0.3]}
+  train.clip.max_norm: {loguniform: [0.1, 10]}
 """
 
 
@@ -44,13 +43,12 @@ def help_page(repeats: int) -> list[Result]:
 def looking(repeats: int) -> list[Result]:
     """`sweep status`, `trials` and `compare` on a thousand trials of a thousand points each."""
     with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
-        _write_large_sweep(root)
+        trials = _write_large_sweep(Path(directory))
         results = []
         for command in ("status", "trials", "compare"):
             line = [str(_SWEEP), command, "large", "--root", directory]
             results += interleave(
-                f"{_ROWS[command]} sweep {command}, {_TRIALS} trials",
+                f"{_ROWS[command]} sweep {command}, {trials} trials",
                 lambda line=line: _wall(line),  # type: ignore[misc]
                 {"python -c pass": lambda: _wall([sys.executable, "-c", "pass"])},
                 unit="s",
@@ -61,20 +59,21 @@ def looking(repeats: int) -> list[Result]:
 
 
 def against_mlflow(repeats: int) -> list[Result]:
-    """All trials as `sweep trials` lists them against `mlflow.search_runs` on the same runs,
-    without what either imports.
+    """What `sweep trials` and `sweep compare` print against `mlflow.search_runs` on the same runs,
+    without what either imports: all of them, and for `compare` the leaders alone, too.
     """
     import json
 
     import mlflow
     from mlflow.entities import Metric, Param
 
+    from sweeps.compare import compare
     from sweeps.layout import SweepPaths
     from sweeps.results import SweepView
 
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        _write_large_sweep(root)
+        trials = _write_large_sweep(root)
         paths = SweepPaths(root, "large")
         uri = f"sqlite:///{root / 'mlflow.db'}"
         mlflow.set_tracking_uri(uri)
@@ -87,26 +86,41 @@ def against_mlflow(repeats: int) -> list[Result]:
             params = [Param(key, str(value)) for key, value in trial["params"].items()]
             client.log_batch(run.info.run_id, points, params)
 
-        def ours() -> float:
+        def listed() -> float:
             started = time.perf_counter()
-            listed = json.dumps(SweepView(paths).trials())
-            assert listed.count('"number"') == _TRIALS
+            printed = json.dumps(SweepView(paths).trials())
+            assert printed.count('"number"') == trials
             return time.perf_counter() - started
 
-        def theirs() -> float:
+        def compared() -> float:
             started = time.perf_counter()
-            found = mlflow.search_runs([experiment], max_results=_TRIALS)
-            assert len(found) == _TRIALS
+            printed = json.dumps(compare([SweepView(paths)], top=_LEADERS))
+            assert printed.count('"number"') == _LEADERS
             return time.perf_counter() - started
 
-        return interleave(
-            f"P10 all of {_TRIALS} trials",
-            ours,
-            {"mlflow.search_runs": theirs},
-            unit="s",
-            goals={"mlflow.search_runs": Goal("ratio", 1 / 20)},
-            repeats=repeats,
-        )
+        def searched(count: int, order: list[str] | None = None) -> float:
+            started = time.perf_counter()
+            found = mlflow.search_runs([experiment], max_results=count, order_by=order)
+            assert len(found) == count
+            return time.perf_counter() - started
+
+        peers: dict[str, Sample] = {"mlflow.search_runs": lambda: searched(trials)}
+        best = ["metrics.`best/val/loss` ASC"]
+        leaders: dict[str, Sample] = {"the same, leaders alone": lambda: searched(_LEADERS, best)}
+        results = []
+        for row, ours, against in (
+            (f"P10 all of {trials} trials", listed, peers),
+            (f"P10 {_LEADERS} leaders of {trials} trials", compared, peers | leaders),
+        ):
+            results += interleave(
+                row,
+                ours,
+                against,
+                unit="s",
+                goals={"mlflow.search_runs": Goal("ratio", 1 / 20)},
+                repeats=repeats,
+            )
+        return results
 
 
 def _wall(command: list[str]) -> float:
@@ -115,9 +129,9 @@ def _wall(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-def _write_large_sweep(root: Path) -> None:
+def _write_large_sweep(root: Path) -> int:
     """A finished sweep: half of its trials pruned on their third epoch, the others complete, each
-    with a checkpoint and a curve.
+    with a checkpoint and a curve. Returns how many there are.
     """
     import numpy
     import optuna
@@ -128,7 +142,8 @@ def _write_large_sweep(root: Path) -> None:
     from sweeps.spec import load_spec
 
     file = root / "large.yaml"
-    file.write_text(_SPEC)
+    num_trials = size(_TRIALS, _SMOKE_TRIALS)
+    file.write_text(f"{_SPEC}trials: {num_trials}\nbudget: {{epochs: {_EPOCHS}}}\n")
     spec = load_spec(file)
     paths = SweepPaths(root, spec.name)
     paths.directory.mkdir()
@@ -137,7 +152,7 @@ def _write_large_sweep(root: Path) -> None:
     space = {key: value.to_optuna() for key, value in spec.space.items()}
     draw = numpy.random.default_rng(0)
     trials = []
-    for number in range(_TRIALS):
+    for number in range(num_trials):
         epochs = 3 if number % 2 else _EPOCHS
         values = {epoch: float(draw.uniform(0, 2)) for epoch in range(1, epochs + 1)}
         pruned = epochs < _EPOCHS
@@ -154,8 +169,9 @@ def _write_large_sweep(root: Path) -> None:
             )
         )
     optuna.load_study(storage=f"sqlite:///{ledger.path}", study_name="sweep").add_trials(trials)
-    for number in range(_TRIALS):
+    for number in range(num_trials):
         _write_files(paths.trial(number), paths.trial(0))
+    return num_trials
 
 
 def _write_files(trial: Path, first: Path) -> None:

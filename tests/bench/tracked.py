@@ -1,4 +1,5 @@
-"""P6: what tracking costs a trial: nothing recorded, recorded here, far away, and nowhere.
+"""P6: what tracking costs a trial: nothing recorded, recorded here, far away, and nowhere, where
+nobody listens or nobody answers.
 
 The trial is a process of its own, as in a sweep; this one plays the driver. What must not live
 here: how fast points get into a store (`tracking.py`).
@@ -16,14 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench.table import Goal, Result, paired
+from tests.bench.table import Goal, Result, paired, size
 from tests.chaos.scripted_proxy import Proxy, done_late
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.recorder import NullRecorder, Recorder
 from tracking.ui import start_server
 from trainable.history import Row
 
-_EPOCHS = 150
+_EPOCHS, _SMOKE_EPOCHS = 150, 10
 _AWAY_SECONDS = 0.05
 _WALL, _STEP = Goal("ratio", 1.01), Goal("ratio", 1.05)
 
@@ -41,20 +42,22 @@ def trial(repeats: int) -> list[Result]:
         with (
             start_server(f"sqlite:///{directory}/server.db", directory / "artifacts") as server,
             Proxy(server.url) as away,
+            socket.create_server(("127.0.0.1", 0)) as hung,  # the kernel accepts, nobody reads
         ):
             away.otherwise(done_late(_AWAY_SECONDS))
             sides: dict[str, Callable[[], Recorder]] = {
                 "off": NullRecorder,
                 "here": lambda: _recorder(local, directory),
                 "50 ms away": lambda: _recorder(away.url, directory),
-                "dead": lambda: _recorder(f"http://127.0.0.1:{_closed_port()}", directory, 0.0),
+                "dead": lambda: _recorder(_at(_closed_port()), directory, 0.0),
+                "hung": lambda: _recorder(_at(hung.getsockname()[1]), directory, 0.0),
             }
             taken: dict[str, list[_Trial]] = {side: [] for side in sides}
             names = list(sides)
             for repeat in range(repeats):
                 shift = repeat % len(names)
                 for side in names[shift:] + names[:shift]:
-                    taken[side].append(_run(sides[side]()))
+                    taken[side].append(_run(sides[side](), side not in ("dead", "hung")))
     results = []
     for side in names[1:]:
         both = [[one.seconds for one in taken[kind]] for kind in (side, "off")]
@@ -71,9 +74,18 @@ def _recorder(uri: str, directory: Path, patience: float = 120.0) -> MlflowRecor
     return recorder
 
 
-def _run(recorder: Recorder) -> _Trial:
+def _at(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def _run(recorder: Recorder, answered: bool) -> _Trial:
     recorder.start(0, {}, {})
-    command = [sys.executable, "-m", "tests.bench.tracked_child", str(_EPOCHS)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.bench.tracked_child",
+        str(size(_EPOCHS, _SMOKE_EPOCHS)),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
@@ -85,7 +97,8 @@ def _run(recorder: Recorder) -> _Trial:
     assert child.returncode == 0
     recorder.finish(0, "FINISHED", {})
     if isinstance(recorder, MlflowRecorder):
-        recorder.close(0.0 if recorder.silence else 60.0)
+        left = recorder.close(60.0 if answered else 0.0)
+        assert (left == 0) == answered
     return measured
 
 

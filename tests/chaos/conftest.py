@@ -70,7 +70,7 @@ def faults(shim: Path, tmp_path: Path) -> Faults:
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service_on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A real tracking server on SQLite; it takes a quarter of a minute to come up."""
     directory = tmp_path_factory.mktemp("service")
     with Service(f"sqlite:///{directory}/mlflow.db", directory) as made:
@@ -94,7 +94,14 @@ def service_on_postgres(
 
 
 @pytest.fixture
+def service(request: pytest.FixtureRequest) -> Service:
+    """The tracking server on SQLite, or the one whose fixture is the parameter."""
+    found: Service = request.getfixturevalue(getattr(request, "param", "service_on_sqlite"))
+    return found
+
+
+@pytest.fixture
 def proxy(service: Service) -> Iterator[Proxy]:
-    """A scripted proxy before the tracking server on SQLite."""
+    """A scripted proxy before the tracking server."""
     with Proxy(service.url) as made:
         yield made

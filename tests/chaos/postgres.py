@@ -40,10 +40,12 @@ class Cluster:
 
     Args:
         binaries: What `find_binaries` returned.
+        password: What its user must say to be let in; None lets everybody in.
     """
 
-    def __init__(self, binaries: Path) -> None:
+    def __init__(self, binaries: Path, password: str | None = None) -> None:
         self._binaries = binaries
+        self._password = password
         # Not below a test's own directory: that one is open to its owner alone, and the address
         # of a Unix socket holds about 100 characters.
         self._directory = Path(tempfile.mkdtemp(prefix="gradsweep-postgres-"))
@@ -51,12 +53,17 @@ class Cluster:
         self._owner = _unprivileged()
         if self._owner is not None:
             os.chown(self._directory, self._owner.pw_uid, self._owner.pw_gid)
-        self._run("initdb", "-U", _USER, "-A", "trust", "-E", "UTF8", "--no-locale")
+        entry = ["-A", "trust"]
+        if password is not None:
+            said = self._directory / "password"
+            said.write_text(password)
+            entry = ["-A", "scram-sha-256", f"--pwfile={said}"]
+        self._run("initdb", "-U", _USER, *entry, "-E", "UTF8", "--no-locale")
         self._control("start")
 
     @property
     def uri(self) -> str:
-        """The address of its database, for SQLAlchemy."""
+        """The address of its database, for SQLAlchemy; without the password."""
         return f"postgresql+psycopg2://{_USER}@/postgres?host={self._directory}"
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
@@ -96,7 +103,9 @@ class Cluster:
     def _connect(self) -> Any:
         import psycopg2  # of the extra `postgres`: who has no PostgreSQL needs it not
 
-        return psycopg2.connect(user=_USER, dbname="postgres", host=str(self._directory))
+        return psycopg2.connect(
+            user=_USER, password=self._password, dbname="postgres", host=str(self._directory)
+        )
 
     def _control(self, verb: str, *arguments: str) -> None:
         options = f"-c listen_addresses= -c unix_socket_directories={self._directory}"
@@ -130,11 +139,13 @@ def _unprivileged() -> pwd.struct_passwd | None:
 
 
 @contextmanager
-def own_cluster() -> Iterator[Cluster]:
-    """A cluster of a test's own; without PostgreSQL the test is left out, and in CI it fails."""
+def own_cluster(password: str | None = None) -> Iterator[Cluster]:
+    """A cluster of a test's own, see `Cluster`; without PostgreSQL the test is left out, and in CI
+    it fails.
+    """
     binaries = find_binaries()
     if binaries is None:
         assert not os.environ.get("CI"), f"PostgreSQL is missing: {INSTALL}"
         pytest.skip(f"PostgreSQL is not installed; get it with: {INSTALL}")
-    with Cluster(binaries) as made:
+    with Cluster(binaries, password) as made:
         yield made

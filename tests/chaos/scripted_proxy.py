@@ -43,6 +43,7 @@ class Exchange:
         self._handler = handler
         self._body = body
         self.method, self.path = handler.command, handler.path
+        self.authorization = handler.headers.get("Authorization")
         self.points = _points_in(body) if self.path.endswith("/runs/log-batch") else []
 
     @property

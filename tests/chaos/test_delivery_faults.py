@@ -8,16 +8,20 @@ from __future__ import annotations
 import math
 import random
 import uuid
+from base64 import b64encode
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from mlflow import MlflowClient
 
 from tests.chaos.cases import SEED
 from tests.chaos.scripted_proxy import (
+    Exchange,
     Fault,
     Proxy,
+    Reply,
     answer,
     commit_and_drop,
     done_late,
@@ -26,6 +30,7 @@ from tests.chaos.scripted_proxy import (
     reset,
 )
 from tests.chaos.tracking_service import Service, read_store
+from tests.integration.commandline import wait_until
 from tracking import mlflow_recorder
 from tracking.mlflow_recorder import MlflowRecorder, sync
 
@@ -35,14 +40,15 @@ TRIALS, STEPS, ATTEMPTS = 2, 300, 2
 PATIENCE = 120.0
 WRITES = (
     "experiments/create",
+    "experiments/set-experiment-tag",
     "runs/create",
     "runs/log-batch",
     "runs/log-batch#metrics",
     "runs/update",
     "mlflow-artifacts/artifacts",
 )
-"""Every kind of request by which a sweep changes a server. The first log-batches hold parameters:
-their faults would be used up before the first metrics are sent.
+"""Every kind of request by which a sweep changes a server that nobody else changes. The first
+log-batches hold parameters: their faults would be used up before the first metrics are sent.
 """
 FAULTS: dict[str, Fault] = {
     "500": answer(500),
@@ -81,8 +87,9 @@ def record(url: str, sweep_id: str, directory: Path) -> MlflowRecorder:
     figure = directory / "loss.svg"
     figure.write_text("<svg/>")
     recorder = MlflowRecorder(
-        url, None, sweep_id, sweep_id, directory / "outbox", {"who": "test"}, {"n": 2}
-    )
+        url, None, sweep_id, sweep_id, directory / "outbox", {"who": "test"}, {"n": 2},
+        experiment_tags={"columns": "n"},
+    )  # fmt: skip
     for trial in range(TRIALS):
         for attempt in range(ATTEMPTS):
             recorder.start(trial, {"lr": 0.1, "trial": trial}, {"attempt": str(attempt)})
@@ -104,6 +111,9 @@ def assert_exactly_once(service: Service, sweep_id: str) -> None:
     assert sorted(runs) == [sweep_id, "trial-0000", "trial-0001"]
     assert {run.status for run in runs.values()} == {"FINISHED"}
     assert runs.pop(sweep_id).params == {"n": "2"}
+    experiment = MlflowClient(service.url).get_experiment_by_name(sweep_id)
+    assert experiment is not None
+    assert experiment.tags["columns"] == "n"
     for trial, run in enumerate(runs.values()):
         assert run.params == {"lr": "0.1", "trial": str(trial)}
         assert run.tags["attempt"] == "1"
@@ -124,6 +134,14 @@ def assert_none_was_sent_twice(proxy: Proxy) -> None:
 
 
 @pytest.mark.fault(18, "each kind of request meets each kind of fault")
+@pytest.mark.parametrize(
+    "service",
+    [
+        pytest.param("service_on_sqlite", id="sqlite"),
+        pytest.param("service_on_postgres", id="postgresql", marks=pytest.mark.chaos),
+    ],
+    indirect=True,
+)
 @pytest.mark.parametrize("name", FAULTS)
 def test_row_18_each_request_meets_each_fault(
     service: Service, proxy: Proxy, tmp_path: Path, name: str
@@ -162,4 +180,48 @@ def test_row_18_answer_after_the_client_gave_up(
     sweep_id = uuid.uuid4().hex
     proxy.script("runs/log-batch", late(5.0), pass_on, done_late(2.5))
     assert record(proxy.url, sweep_id, tmp_path).close(PATIENCE) == 0
+    assert_exactly_once(service, sweep_id)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "credentials"),
+    [
+        pytest.param(
+            f"Basic {b64encode(b'ada:right').decode()}",
+            {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": "right"},
+            id="basic",
+        ),
+        pytest.param("Bearer right", {"MLFLOW_TRACKING_TOKEN": "right"}, id="token"),
+    ],
+)
+def test_a_server_that_asks_for_credentials_gets_everything_with_them(
+    service: Service,
+    proxy: Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    credentials: dict[str, str],
+) -> None:
+    refused: list[str] = []
+
+    def guard(exchange: Exchange) -> None:
+        if exchange.authorization == wanted:
+            pass_on(exchange)
+        else:
+            refused.append(exchange.path)
+            exchange.reply(Reply(401))
+
+    proxy.otherwise(guard)
+    sweep_id = uuid.uuid4().hex
+    recorder = record(proxy.url, sweep_id, tmp_path)
+    queued = recorder.pending()
+    wait_until(lambda: refused)
+    assert recorder.close(0.0) == queued
+    assert read_store(service.store, sweep_id) == []
+
+    tried = len(refused)
+    for name, value in credentials.items():
+        monkeypatch.setenv(name, value)
+    assert sync(proxy.url, None, sweep_id, sweep_id, tmp_path / "outbox", patience=PATIENCE) == 0
+    assert len(refused) == tried
     assert_exactly_once(service, sweep_id)

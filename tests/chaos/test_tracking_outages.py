@@ -16,6 +16,7 @@ import pytest
 
 from sweeps.ledger import Ledger
 from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_ended
+from tests.chaos.outcome import read_runs
 from tests.chaos.postgres import Cluster
 from tests.chaos.scripted_proxy import Proxy, answer, commit_and_drop, late, pass_on, reset
 from tests.chaos.tracking_service import Run, Service, read_store
@@ -23,11 +24,17 @@ from tracking.mlflow_recorder import MlflowRecorder, sync
 
 pytestmark = pytest.mark.integration
 PATIENCE = 120.0
+on_both_stores = pytest.mark.parametrize(
+    "service",
+    ["service_on_sqlite", "service_on_postgres"],
+    indirect=True,
+    ids=["sqlite", "postgresql"],
+)
 
 
 @pytest.fixture
 def sandbox(service: Service, tmp_path: Path) -> Iterator[Sandbox]:
-    """A directory for the serial sweep, recorded by the server on SQLite."""
+    """A directory for the serial sweep, recorded by the tracking server."""
     made = Sandbox(tmp_path / "sweep", SERIAL, store=service.store)
     yield made
     made.close()
@@ -67,8 +74,9 @@ def test_row_17_down_in_the_middle(
 ) -> None:
     driver, _ = sandbox.run_to("forward", 10, "--tracking-uri", proxy.url)
     driver.until(lambda: sandbox.cli.json("status", "chaos")["outbox_pending"] == 0)
+    assert _ends(sandbox) == {None: ("RUNNING", None), 0: ("RUNNING", None)}
     proxy.down()
-    down_at, asked = time.monotonic(), len(proxy.seen)
+    down_at = time.monotonic()
     sandbox.probe.pace(seconds / 50)  # so that training has not ended when the server is back
     sandbox.probe.let_go("forward-10")
     # The training goes on: two trials begin and end, and what they say waits in the outbox.
@@ -76,7 +84,6 @@ def test_row_17_down_in_the_middle(
     status = sandbox.cli.json("status", "chaos")
     assert status["trials"]["complete"] + status["trials"]["pruned"] >= 2
     assert status["outbox_pending"] > 5
-    assert len(proxy.seen) == asked
     proxy.up()
     sandbox.probe.pace(0)
     ended = driver.wait()
@@ -106,6 +113,24 @@ def test_row_06_thinned_curves_are_the_same_after_a_resume(
 
 
 @pytest.mark.chaos
+@pytest.mark.fault(6, "kill -9 of the driver, and a sync that tells what it could not")
+def test_row_06_sync_tells_that_a_killed_sweep_is_not_running(
+    references: References, sandbox: Sandbox, service: Service
+) -> None:
+    driver, _ = sandbox.run_to("forward", 48, "--tracking-uri", service.url)
+    driver.until(lambda: sandbox.cli.json("status", "chaos")["outbox_pending"] == 0)
+    before = _ends(sandbox)
+    assert (before[None], before[2]) == (("RUNNING", None), ("RUNNING", None))
+    driver.kill()
+    assert _ends(sandbox) == before
+    sandbox.cli.ok("sync", "chaos")
+    interrupted = ("KILLED", "interrupt")
+    assert _ends(sandbox) == {**before, None: interrupted, 2: interrupted}
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.chaos
+@on_both_stores
 @pytest.mark.fault(17, "the server itself is killed and started again")
 def test_row_17_server_killed_and_started_again(
     references: References, sandbox: Sandbox, service: Service
@@ -158,6 +183,7 @@ def test_row_18_sweep_meets_every_fault(
     assert_all(sandbox, references.of(SERIAL), ended)
 
 
+@on_both_stores
 @pytest.mark.fault(19, "down all run, then delivered")
 def test_row_19_sync_delivers_and_a_second_adds_nothing(
     service: Service, proxy: Proxy, tmp_path: Path
@@ -185,7 +211,7 @@ def test_row_19_sync_delivers_and_a_second_adds_nothing(
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(19, "down all run, then delivered by a resume")
+@pytest.mark.fault(19, "down all run, then delivered by a sync")
 def test_row_19_sweep_without_a_server(
     references: References, sandbox: Sandbox, service: Service, proxy: Proxy
 ) -> None:
@@ -198,11 +224,15 @@ def test_row_19_sweep_without_a_server(
     assert_ended(ended, 0, "records wait in the outbox")
     assert _runs(service, sandbox) == []
     proxy.otherwise(pass_on)
+    assert sandbox.cli.ok("sync", "chaos").endswith("; 0 wait\n")
+    once, sent = _runs(service, sandbox), proxy.points.total()
+    assert len(once) == 1 + len(sandbox.cli.json("trials", "chaos"))
+    assert sent == len(proxy.points) == sum(run.points.total() for run in once)
+    assert sandbox.cli.ok("sync", "chaos") == "delivered 0 records; 0 wait\n"
+    assert (_runs(service, sandbox), proxy.points.total()) == (once, sent)
     found = assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
     assert found.status["outbox_pending"] == 0
-    once = _runs(service, sandbox)
-    assert_ended(sandbox.go_on(), 0)
-    assert _runs(service, sandbox) == once
+    assert proxy.points.total() == sent
 
 
 @pytest.mark.fault(20, "PostgreSQL restarts in the middle of a batch")
@@ -252,6 +282,15 @@ def _recorder(proxy: Proxy, sweep_id: str, directory: Path) -> MlflowRecorder:
 
 def _sync(proxy: Proxy, sweep_id: str, directory: Path, patience: float = PATIENCE) -> int:
     return sync(proxy.url, None, sweep_id, sweep_id, directory / "outbox", patience=patience)
+
+
+def _ends(sandbox: Sandbox) -> dict[int | None, tuple[str, str | None]]:
+    """The status of each trial's one run, and of the sweep's (None), and who stopped it."""
+    found = {}
+    for number, runs in read_runs(sandbox).items():
+        (run,) = runs
+        found[number] = run.status, run.tags.get("stopped_by")
+    return found
 
 
 def _runs(service: Service, sandbox: Sandbox) -> list[Run]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tracking.mlflow_server import connect
 from tracking.registry import NotRegistered, register_model
+from tracking.ui import start_server
 
 pytestmark = pytest.mark.integration
 
@@ -41,13 +42,18 @@ ROWS = [[[1.0, 2.0, 3.0]], [[-1.0, -2.0, -3.0]]]
 
 
 class Store:
-    """A tracking store with one run, and modules that whoever loads a model can import."""
+    """A tracking store with one run, and modules that whoever loads a model can import.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: For the modules, and for files where no server keeps them.
+        server: The address of a tracking server; None: SQLite.
+    """
+
+    def __init__(self, directory: Path, server: str | None = None) -> None:
         self.directory = directory
-        self.uri = f"sqlite:///{directory}/mlflow.db"
+        self.uri = server or f"sqlite:///{directory}/mlflow.db"
         self.client = connect(self.uri)
-        location = (directory / "artifacts").as_uri()
+        location = None if server else (directory / "artifacts").as_uri()
         experiment = self.client.create_experiment("x", artifact_location=location)
         self.run_id = self.client.create_run(experiment).info.run_id
 
@@ -127,10 +133,13 @@ def test_a_model_that_is_no_graph_is_registered_as_a_pickle_when_asked(
         torch.testing.assert_close(said, model(torch.tensor(rows)).detach())
 
 
-def test_a_later_version_leaves_an_earlier_one_as_it_was(store: Store) -> None:
-    models = [nn.Linear(3, 2), nn.Linear(3, 2)]
-    assert [store.register("m", one, f"digest{i}") for i, one in enumerate(models)] == ["1", "2"]
-    assert store.register("m", models[0], "digest0") == "1", "it is known, and the best again"
-    for name, model in (("models:/m/1", models[0]), ("models:/m/2", models[1])):
-        said = store.load(name, ROWS[0], pickles=False)
-        torch.testing.assert_close(said, model(torch.tensor(ROWS[0])).detach())
+def test_a_later_version_at_a_server_leaves_an_earlier_one_as_it_was(tmp_path: Path) -> None:
+    with start_server(f"sqlite:///{tmp_path}/server.db", tmp_path / "kept") as server:
+        store = Store(tmp_path, server.url)
+        models = [nn.Linear(3, 2), nn.Linear(3, 2)]
+        for number, model in enumerate(models):
+            assert store.register("m", model, f"digest{number}") == str(number + 1)
+        assert store.register("m", models[0], "digest0") == "1", "it is known, and the best again"
+        for name, model in (("models:/m@best", models[0]), ("models:/m/2", models[1])):
+            said = store.load(name, ROWS[0], pickles=False)
+            torch.testing.assert_close(said, model(torch.tensor(ROWS[0])).detach())

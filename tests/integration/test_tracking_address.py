@@ -194,12 +194,18 @@ def test_a_store_of_another_mlflow_ends_the_run_before_anything_exists(
 
 def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine, nowhere: str) -> None:
     cli.write("tiny.yaml", TINY)
-    done = cli("run", "tiny.yaml", "--offline")
+    done = cli("run", "tiny.yaml", "--offline", "--tracking-uri", nowhere)
     assert done.returncode == 0, done.stderr
     pending = cli.json("status", "small")["outbox_pending"]
     assert pending > 0
     assert f"{pending} records wait in the outbox; deliver them with: sweep sync" in done.stderr
     assert f"{pending} records are not delivered" in cli.ok("status", "small")
+    in_vain = cli("sync", "small")
+    assert in_vain.returncode == 2
+    assert f"tracking.uri: {nowhere} does not answer" in in_vain.stderr
+    # The address was wrong: the records go elsewhere.
+    cli.ok("resume", "small", "--offline", "-s", "tracking.uri=null")
+    assert cli.json("status", "small")["outbox_pending"] >= pending
     assert not (cli.root / "mlflow.db").exists()
 
     spec = (cli.root / "small/sweep.yaml").read_bytes()
@@ -215,6 +221,7 @@ def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine, nowhere: s
     assert refused.returncode == 4
     assert "already being run by process" in refused.stderr
 
+    pending = cli.json("status", "small")["outbox_pending"]
     assert cli.ok("sync", "small") == f"delivered {pending} records; 0 wait\n"
     client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("small")

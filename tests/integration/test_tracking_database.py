@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,8 @@ from sqlalchemy.pool import NullPool
 from tests.chaos.postgres import Cluster, own_cluster
 from tests.chaos.tracking_service import read_store
 from tests.integration.commandline import TINY, CommandLine
+from tracking.probe import TrackingUnusable, probe
+from tracking.provenance import redact
 
 pytestmark = pytest.mark.integration
 
@@ -44,3 +49,46 @@ def test_a_sweep_on_postgresql_and_after_an_upgrade_of_mlflow(
     assert done.returncode == 2, done.stdout + done.stderr
     assert "run: mlflow db upgrade 'postgresql+psycopg2://" in done.stderr
     assert len(cli.json("trials", "small")) == 2
+
+
+def test_a_database_that_refuses_the_password_ends_the_run_before_anything_exists(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with own_cluster(password="right") as guarded:
+        monkeypatch.setenv("PGPASSWORD", "right")
+        probe(guarded.uri)
+        monkeypatch.setenv("PGPASSWORD", "hunter2")
+        assert_refused(cli, guarded.uri, 'password authentication failed for user "gradsweep"')
+        assert not guarded.query("SELECT 1 FROM pg_tables WHERE schemaname = 'public'")
+
+
+def test_a_database_that_does_not_listen_ends_the_run_before_anything_exists(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and nobody listens
+        place = f"127.0.0.1:{bound.getsockname()[1]}"
+        assert_refused(cli, f"postgresql+psycopg2://ada@{place}/mlflow", "Connection refused")
+
+
+def assert_refused(cli: CommandLine, uri: str, cause: str) -> None:
+    """One line has the address, the cause and the remedy, and the exit code is 2; nothing is made,
+    and asking takes less than five seconds.
+    """
+    started = time.monotonic()
+    with pytest.raises(TrackingUnusable):
+        probe(uri)
+    assert time.monotonic() - started < 5
+
+    cli.write("tiny.yaml", TINY)
+    cli.environment["PGPASSWORD"] = os.environ["PGPASSWORD"]
+    done = cli("run", "tiny.yaml", "--tracking-uri", uri)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"tracking.uri: {redact(uri)} cannot be opened (")
+    assert cause in line
+    assert "); start the database, correct tracking.uri; PostgreSQL reads PGUSER, PGPASS" in line
+    assert line.endswith(", or run with --offline and deliver later with `sweep sync`")
+    assert "hunter2" not in line
+    assert not cli.root.exists()
