@@ -18,6 +18,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
+from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
 from sweeps.compare import clip_fraction
@@ -190,12 +191,15 @@ def test_parameters_are_recorded_as_searched_and_as_resolved(
     children: dict[int, Run], trials: list[dict[str, Any]]
 ) -> None:
     for trial in trials:
-        params = children[trial["number"]].data.params
+        recorded = children[trial["number"]].data
+        params, tags = recorded.params, recorded.tags
         for key, value in trial["params"].items():
             assert float(params[f"space.{key}"]) == value
             assert float(params[key]) == value
         assert params["train.batch_size"] == "64"
         assert params["task.name"] == "digits"
+        assert params["train.precision"] == "auto"
+        assert (tags["gradsweep.precision"], tags["gradsweep.device"]) == ("fp32", "cpu")
 
 
 def test_each_trial_holds_its_own_pictures(
@@ -212,7 +216,6 @@ def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
     client: MlflowClient, parent: Run, tmp_path: Path, module_cli: CommandLine
 ) -> None:
     best = module_cli.json("best", "small")
-    assert parent.data.tags["best_trial"] == str(best["number"])
     for tag in (
         "gradsweep.version.torch",
         "gradsweep.version.ray",
@@ -233,10 +236,7 @@ def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
         "figures/train_loss.png",
         "figures/val_loss.png",
     }
-    weights = client.download_artifacts(
-        parent.info.run_id, "best/model.safetensors", str(tmp_path)
-    )
-    assert_equal(load_file(weights), weights_of(best))
+    assert_published(client, parent.info.run_id, best, module_cli, tmp_path)
 
 
 def weights_of(best: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -246,6 +246,26 @@ def weights_of(best: dict[str, Any]) -> dict[str, torch.Tensor]:
     assert generation is not None
     found: dict[str, torch.Tensor] = store.load(generation)["model"]
     return found
+
+
+def config_of(best: dict[str, Any], cli: CommandLine) -> str:
+    """The resolved configuration in the best trial's directory, with what was drawn for it."""
+    text = (cli.root / f"small/trials/{best['number']:04d}/config.yaml").read_text()
+    optimizer = YAML(typ="safe").load(text)["train"]["optimizer"]
+    assert optimizer["lr"] == best["params"]["train.optimizer.lr"]
+    return text
+
+
+def assert_published(
+    client: MlflowClient, run_id: str, best: dict[str, Any], cli: CommandLine, directory: Path
+) -> None:
+    """The sweep's own run names the best trial and holds its weights and configuration."""
+    assert client.get_run(run_id).data.tags["best_trial"] == str(best["number"])
+    published = Path(client.download_artifacts(run_id, "best", str(directory)))
+    assert_equal(load_file(published / "model.safetensors"), weights_of(best))
+    assert (published / "config.yaml").read_text() == config_of(best, cli)
+    card = (published / "model_card.md").read_text()
+    assert card.startswith(f"# small, trial {best['number']}\n")
 
 
 def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -265,6 +285,7 @@ def test_best_exports_what_the_checkpoint_holds(
     }
     best = module_cli.json("best", "small")
     assert_equal(load_file(out / "model.safetensors"), weights_of(best))
+    assert (out / "config.yaml").read_text() == config_of(best, module_cli)
     card = (out / "model_card.md").read_text()
     assert card.startswith(f"# small, trial {best['number']}\n")
     assert f"val/loss {best['value']!r} on the validation samples" in card
