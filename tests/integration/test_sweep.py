@@ -510,16 +510,22 @@ def test_the_report_on_the_sweeps_run_shows_what_happened(
 
 
 def test_extending_adds_trials_and_leaves_the_others_alone(
-    module_cli: CommandLine, client: MlflowClient, finished: object
+    module_cli: CommandLine, client: MlflowClient, parent: Run, tmp_path: Path
 ) -> None:
-    del finished
     before = module_cli.json("trials", "small")
+    # The best trial may well stay the best: what names and holds it is made another one's first.
+    client.set_tag(parent.info.run_id, "best_trial", "7")
+    for name in ("model.safetensors", "config.yaml", "model_card.md"):
+        (tmp_path / name).write_text("of trial 7")
+        client.log_artifact(parent.info.run_id, str(tmp_path / name), "best")
     done = module_cli("resume", "small", "-s", "trials=6", "-s", "tracking.every=2")
     assert done.returncode == 0, done.stderr
     after = module_cli.json("trials", "small")
     assert after[:4] == before
     assert [trial["number"] for trial in after] == [0, 1, 2, 3, 4, 5]
     assert module_cli.json("status", "small")["num_trials"] == 6
+    best = module_cli.json("best", "small")
+    assert_published(client, parent.info.run_id, best, module_cli, tmp_path)
     experiment = client.get_experiment_by_name("small")
     assert experiment is not None
     runs = {r.info.run_name: r.data.tags for r in client.search_runs([experiment.experiment_id])}
