@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -205,11 +207,25 @@ def test_parameters_are_recorded_as_searched_and_as_resolved(
 def test_each_trial_holds_its_own_pictures(
     client: MlflowClient, children: dict[int, Run], module_cli: CommandLine
 ) -> None:
+    """Also the one that the sweep's end did not wait for, once the sweep was synced."""
     best = module_cli.json("best", "small")["number"]
     assert children[best].data.tags["figures"] == "drawn"
-    for run in children.values():  # on a busy machine the others are not waited for
-        drawn = client.list_artifacts(run.info.run_id, "figures")
-        assert len(drawn) == (4 if run.data.tags["figures"] == "drawn" else 0)
+    folders = {n: module_cli.root / f"small/trials/{n:04d}/figures" for n in children}
+    late = (best + 1) % len(children)
+    run = children[late]
+    # On a busy machine it was indeed not waited for.
+    for folder in (folders[late], Path(urlsplit(run.info.artifact_uri).path, "figures")):
+        shutil.rmtree(folder, ignore_errors=True)
+    client.set_tag(run.info.run_id, "figures", "missing")
+    assert client.list_artifacts(run.info.run_id, "figures") == []
+
+    module_cli.ok("sync", "small")
+    for number, run in children.items():
+        assert client.get_run(run.info.run_id).data.tags["figures"] == "drawn", number
+        found = client.list_artifacts(run.info.run_id, "figures")
+        assert {Path(f.path).name for f in found} == {f.name for f in folders[number].iterdir()}
+        assert len(found) == 4
+    assert module_cli.ok("sync", "small") == "delivered 0 records; 0 wait\n"
 
 
 def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
