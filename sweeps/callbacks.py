@@ -44,6 +44,7 @@ _NOT_KEPT = (
     "rows",
     "metrics",
     "signals",
+    "resolved",
     "step",
     "config",
     "iterations_since_restore",
@@ -208,6 +209,8 @@ class Bookkeeper(Callback):
 
     def _record(self, trial: Trial, result: Mapping[str, Any]) -> None:
         number = trial.config["number"]
+        if resolved := result.get("resolved"):
+            self._recorder.tag(number, {f"gradsweep.{k}": v for k, v in resolved.items()})
         if damaged := result.get("set_aside"):
             self._recorder.tag(number, {"checkpoint.set_aside": "; ".join(damaged)})
             for sentence in damaged:

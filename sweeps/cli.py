@@ -235,7 +235,7 @@ app.command()(look.report)
 
 @app.command()
 def sync(name: Name, root: Root = None) -> None:
-    """Deliver what the outbox still holds to the tracking server."""
+    """Deliver what the tracking server lacks, and draw trials that have no pictures yet."""
     from sweeps import display
     from sweeps.sync import deliver
 

@@ -9,8 +9,9 @@ ledger, samplers, and anything that starts or ends a trial.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from sweeps.sections import EarlyStoppingConfig
@@ -147,8 +148,8 @@ def bracket_graces(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:
     return (*rungs(grace, reduction, epochs), epochs)
 
 
-def bracket_of(number: int, graces: Sequence[int], reduction: int) -> int:
-    """Return the bracket of a trial, by index: a function of the trial's number alone.
+def brackets(graces: Sequence[int], reduction: int) -> Iterator[int]:
+    """Yield the bracket of trial 0, 1 and so on, by index: a function of the number alone.
 
     The brackets get their shares in turn, in the proportions of Li et al., "Hyperband" (2018):
     with S + 1 brackets, the one that still has s rungs gets (S + 1) / (s + 1) * reduction**s.
@@ -158,7 +159,12 @@ def bracket_of(number: int, graces: Sequence[int], reduction: int) -> int:
         (top + 1) / (top - index + 1) * reduction ** (top - index) for index in range(top + 1)
     ]
     given = [0] * len(shares)
-    for _ in range(number + 1):
+    while True:
         index = min(range(len(shares)), key=lambda i: (given[i] + 0.5) / shares[i])
         given[index] += 1
-    return index
+        yield index
+
+
+def bracket_of(number: int, graces: Sequence[int], reduction: int) -> int:
+    """Return the bracket of a trial, by index."""
+    return next(islice(brackets(graces, reduction), number, None))

@@ -20,7 +20,7 @@ from sweeps.ledger_file import num_trials
 from sweeps.origin import Origin, check_origin
 from sweeps.parameters import flatten
 from sweeps.reconcile import reconcile
-from sweeps.revisions import read_spec, write_spec
+from sweeps.revisions import read_revisions, read_spec, write_spec
 from sweeps.schedulers import make_judge, make_scheduler
 from sweeps.search_changes import check_search_changes
 from sweeps.spec import SweepSpec
@@ -106,7 +106,6 @@ def open_sweep(
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
         OriginChanged: Trials before and after could not be compared.
     """
-    before = None if new else read_spec(paths.spec).spec.tracking.every
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes)
     now = {**provenance(), **ledger.origin.tags()}
     ledger.note_attempt(now)
@@ -120,7 +119,7 @@ def open_sweep(
         outbox=paths.outbox,
         tags={
             **attempt_tags(ledger.attempts),
-            **curve_tags(spec.tracking.every, before),
+            **curve_tags([one.tracking.every for one in read_revisions(paths.spec)]),
             **({} if new else NOT_STOPPED),
         },
         inherited=now,

@@ -17,18 +17,23 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from sweeps.layout import SweepPaths
-from sweeps.ledger import Ledger, TrialRecord
+from sweeps.ledger_view import TrialSummary
 from sweeps.orphans import TOKEN_VARIABLE
 from sweeps.problems import SpecError
 from sweeps.spec import SweepSpec
 from tracking.recorder import Recorder
 
 _DIRECTORY = "figures"
-_NOT_AWAITED = "the sweep did not wait for them"
 _SECONDS_FOR_THE_FIRST = 60.0  # one second on an idle machine
+
+
+def undrawn(paths: SweepPaths, trials: Iterable[TrialSummary]) -> list[TrialSummary]:
+    """Return the trials that have ended and have no pictures yet."""
+    return [one for one in trials if one.finished and not _figures(paths, one.number).is_dir()]
 
 
 class NotDrawn(Exception):
@@ -39,17 +44,21 @@ class Gallery:
     """Draws trials in the order in which they ended, in a thread and a process of its own.
 
     Leaving it as a context manager drops what is not drawn yet; the next driver of the sweep
-    draws it.
+    draws it, or `sweep sync`.
 
     Args:
         spec: The sweep.
         paths: Where each trial's directory is.
-        ledger: Trials that had ended before and have no pictures are drawn too.
+        trials: Those that ended before and have no pictures are drawn too.
         recorder: Takes the pictures; a trial without any is tagged `figures` with the reason.
     """
 
     def __init__(
-        self, spec: SweepSpec, paths: SweepPaths, ledger: Ledger, recorder: Recorder
+        self,
+        spec: SweepSpec,
+        paths: SweepPaths,
+        trials: Iterable[TrialSummary],
+        recorder: Recorder,
     ) -> None:
         self._spec = spec
         self._paths = paths
@@ -62,14 +71,11 @@ class Gallery:
         self._artist: _Artist | None = None
         self._thread = threading.Thread(target=self._work, name="pictures", daemon=True)
         self._thread.start()
-        for record in ledger.trials():
-            if record.finished:
-                self.add(record)
+        for record in undrawn(paths, trials):
+            self.add(record)
 
-    def add(self, record: TrialRecord) -> None:
-        """Draw a trial that has ended, when its turn comes and if it was not drawn before."""
-        if self._figures(record.number).is_dir():
-            return
+    def add(self, record: TrialSummary) -> None:
+        """Draw a trial that has just ended, when its turn comes."""
         try:
             # A resumed sweep's spec may have changed so that old parameters no longer fit it.
             config = self._spec.trial_config(record.number, record.params)
@@ -82,16 +88,16 @@ class Gallery:
 
     def pictures(self, number: int) -> list[Path]:
         """The pictures of a trial; none when they are not drawn."""
-        return sorted(self._figures(number).glob("*.png"))
+        return sorted(_figures(self._paths, number).glob("*.png"))
 
-    def finish(self, timeout: float, first: int | None = None) -> None:
+    def finish(self, timeout: float | None = None, first: int | None = None) -> None:
         """Wait until all are drawn, but not much longer than `timeout` seconds; drop the rest.
 
         Args:
-            timeout: In seconds.
+            timeout: In seconds; None waits for all.
             first: The trial whose pictures matter most; it is waited for beyond the timeout.
         """
-        deadline = time.monotonic() + timeout
+        started = time.monotonic()
         with self._news:
             self._closing, self._first = True, first
             self._news.notify_all()
@@ -99,7 +105,8 @@ class Gallery:
                 lambda: first is None or first not in (*self._waiting, self._drawing),
                 _SECONDS_FOR_THE_FIRST,
             )
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        waited = time.monotonic() - started
+        self._thread.join(None if timeout is None else max(0.0, timeout - waited))
         self._drop()
 
     def __enter__(self) -> Gallery:
@@ -117,7 +124,7 @@ class Gallery:
                 self._artist.kill()
         self._thread.join()
         for number in dropped:
-            self._tell(number, f"missing: {_NOT_AWAITED}")
+            self._tell(number, f"missing: {self._not_awaited}")
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
@@ -125,7 +132,7 @@ class Gallery:
             try:
                 self._draw(number, config)
             except (NotDrawn, OSError) as problem:
-                self._tell(number, f"missing: {_NOT_AWAITED if self._dropping else problem}")
+                self._tell(number, f"missing: {self._not_awaited if self._dropping else problem}")
         if self._artist is not None:
             self._artist.close()
 
@@ -145,7 +152,7 @@ class Gallery:
 
     def _draw(self, number: int, config: str) -> None:
         assert self._artist is not None
-        figures = self._figures(number)
+        figures = _figures(self._paths, number)
         aside = figures.with_name(f".{_DIRECTORY}")
         shutil.rmtree(aside, ignore_errors=True)  # of a driver that died
         try:
@@ -161,8 +168,13 @@ class Gallery:
         with contextlib.suppress(OSError):
             self._recorder.tag(number, {"figures": text})
 
-    def _figures(self, number: int) -> Path:
-        return self._paths.trial(number) / _DIRECTORY
+    @property
+    def _not_awaited(self) -> str:
+        return f"the sweep did not wait for them; sweep sync {self._paths.name} draws them"
+
+
+def _figures(paths: SweepPaths, number: int) -> Path:
+    return paths.trial(number) / _DIRECTORY
 
 
 class _Artist:

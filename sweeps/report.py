@@ -108,8 +108,7 @@ def _draw(sweep: SweepData, figure: Figure) -> Section:
         drawn.update_yaxes(exponentformat="none")
         config = {"responsive": True, "displaylogo": False}
         body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
-        if figure.compares:
-            sentence = f"{sentence} {sweep.basis.sentence}"
+        sentence = f"{sentence} {figure.further(sweep)}".rstrip()
     return Section(figure.title, sentence, body)
 
 

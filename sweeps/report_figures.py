@@ -17,8 +17,8 @@ from optuna import visualization
 from optuna.trial import FrozenTrial
 
 from sweeps.compare import clip_fraction
-from sweeps.ledger_view import TrialSummary
 from sweeps.report_basis import Basis
+from sweeps.report_survival import rungs, survival
 from sweeps.results import STATES, SweepView, format_number
 from sweeps.spec import SweepSpec
 
@@ -80,8 +80,13 @@ class Figure(NamedTuple):
     """What one sees."""
     draw: Callable[[SweepData], go.Figure]
     """Draws it, or raises `NotEnough`."""
-    compares: bool = False
-    """It is drawn from the trials of the basis."""
+    further: Callable[[SweepData], str] = lambda _: ""
+    """What else the reader of this sweep's must know; nothing where it is drawn as always."""
+
+
+def _from_whom(sweep: SweepData) -> str:
+    """From which trials a figure of values is drawn."""
+    return sweep.basis.sentence
 
 
 def _needs(sweep: SweepData, at_least: int) -> None:
@@ -190,7 +195,7 @@ def _lines(
     y: list[float | None] = []
     text: list[str] = []
     for number in numbers:
-        curve = _thinned(sorted(sweep.curves[number].items()))
+        curve = thinned(sorted(sweep.curves[number].items()))
         x += [*(epoch for epoch, _ in curve), None]
         y += [*(value if math.isfinite(value) else None for _, value in curve), None]
         text += [f"trial {number}"] * (len(curve) + 1)
@@ -206,46 +211,41 @@ def _lines(
     )
 
 
-def _thinned(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most so many points of a curve as can be seen, its ends among them."""
-    step = max(1, math.ceil(len(curve) / _MOST_POINTS))
+def thinned(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return at most as many points of a curve as can be seen, its ends among them."""
+    step = max(1, math.ceil((len(curve) - 1) / (_MOST_POINTS - 1)))
     kept = list(curve[::step])
     return kept if not curve or kept[-1] == curve[-1] else [*kept, curve[-1]]
 
 
-def rungs(spec: SweepSpec) -> list[int]:
-    """Return the epochs at which early stopping decides, and the last one."""
-    early, found = spec.early_stopping, []
-    epoch = early.grace_epochs
-    while early.scheduler != "none" and epoch < spec.budget.epochs:
-        found.append(epoch)
-        epoch *= early.reduction
-    return [*found, spec.budget.epochs]
+def _how_thinned(sweep: SweepData) -> str:
+    cut = sum(len(curve) > _MOST_POINTS for curve in sweep.curves.values())
+    if not cut:
+        return ""
+    return (
+        f"Of a curve with more than {_MOST_POINTS} reports ({cut} here) no more than so many are "
+        "drawn, evenly spaced, the first and the last among them; metrics.jsonl has all."
+    )
 
 
-def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list[int]]:
-    """Count what became of the trials that reached each rung.
-
-    Returns:
-        By fate, one number for each rung: those that reached the next one, and those that have
-        their end or are under way in between, by state. A rung's numbers add up to those that
-        reached it.
-    """
-    levels = rungs(spec)
-    counts: dict[str, list[int]] = {"went on": [0] * len(levels)}
-    for record in records:
-        for index, epoch in enumerate(levels):
-            if record.epoch < epoch:
-                break
-            is_last = index == len(levels) - 1 or record.epoch < levels[index + 1]
-            fate = record.state if is_last else "went on"
-            counts.setdefault(fate, [0] * len(levels))[index] += 1
-    return counts
+def _whose_rungs(sweep: SweepData) -> str:
+    if sweep.spec.early_stopping.scheduler != "hyperband":
+        return ""
+    return (
+        "Each of HyperBand's brackets begins one rung later than the one before: a trial counts "
+        "at the rungs of its own bracket alone, so more may have reached a later rung."
+    )
 
 
 def _survival(sweep: SweepData) -> go.Figure:
-    if sweep.spec.early_stopping.scheduler == "none":
+    early = sweep.spec.early_stopping
+    if early.scheduler == "none":
         raise NotEnough("this sweep stops no trial early")
+    if early.scheduler == "median":
+        raise NotEnough(
+            "the median rule has no rungs: it decides at the end of each epoch, from epoch "
+            f"{early.grace_epochs} on"
+        )
     labels = [f"epoch {epoch}" for epoch in rungs(sweep.spec)]
     # A trial that nobody works on waits, whatever the ledger calls it.
     records = [replace(r, state=sweep.states[r.number]) for r in sweep.view.records]
@@ -322,12 +322,14 @@ FIGURES = (
         "ended; the black line is the best complete trial. Grey lines that end early were "
         "stopped to save time, and their last value is no final one.",
         _learning_curves,
+        _how_thinned,
     ),
     Figure(
         "Survival from rung to rung",
         "How many trials reached each rung of early stopping, and what became of them "
         "there: a sound search stops many early and sends the best to the end.",
         _survival,
+        _whose_rungs,
     ),
     Figure(
         "Parallel coordinates",
@@ -335,20 +337,20 @@ FIGURES = (
         "better; point at one to read it. Parameters that were searched on a logarithmic scale "
         "have a logarithmic axis.",
         _parallel,
-        compares=True,
+        _from_whom,
     ),
     Figure(
         "Slices",
         "Value against one parameter at a time; darker dots came later in the search.",
         _slices,
-        compares=True,
+        _from_whom,
     ),
     Figure(
         "Contours",
         "Value over two parameters at a time, interpolated between the trials (dots): a long "
         "valley means that one parameter makes up for the other.",
         _contours,
-        compares=True,
+        _from_whom,
     ),
     Figure(
         "Importance",
@@ -356,7 +358,7 @@ FIGURES = (
         "with others (fANOVA): what to search more finely, and "
         "what may be fixed.",
         _importance,
-        compares=True,
+        _from_whom,
     ),
     Figure(
         "Clipping",

@@ -77,6 +77,17 @@ def read_spec(path: Path) -> Revision:
     )
 
 
+def read_revisions(path: Path) -> list[SweepSpec]:
+    """Return what a sweep's spec was and is: each revision that verifies, the newest last.
+
+    Raises:
+        SpecError: A revision is of a version that this program does not know.
+        OSError: The file cannot be read.
+    """
+    texts = [_unsealed(document)[0] for document in _BREAK.split(path.read_bytes())]
+    return [parse_spec(text, str(path)) for text in texts if text is not None]
+
+
 def write_spec(path: Path, spec: SweepSpec) -> None:
     """Make `spec` the newest revision; a spec that already is leaves the file as it is.
 

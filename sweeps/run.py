@@ -92,7 +92,7 @@ def run_sweep(
             try:
                 sweep.recorder.artifact(None, paths.spec, paths.spec.name)
                 sweep.reconcile(warn)
-                with Gallery(spec, paths, sweep.ledger, sweep.recorder) as gallery:
+                with Gallery(spec, paths, sweep.ledger.trials(), sweep.recorder) as gallery:
                     finished = sum(trial.finished for trial in sweep.ledger.trials())
                     if sweep.left and not interruption.requested:
                         say("starting Ray")

@@ -1,4 +1,5 @@
-"""Delivering what a sweep's outbox still holds, without running the sweep.
+"""Delivering what a sweep's outbox still holds, and what its end did not wait for, without
+running the sweep.
 
 What must not live here: the delivery itself (`tracking`), and a running sweep's, which is its
 driver's business.
@@ -14,6 +15,7 @@ from sweeps.layout import SweepPaths, tracking_place
 from sweeps.ledger_view import LedgerView
 from sweeps.lock import SweepLock
 from sweeps.orphans import end_orphans
+from sweeps.pictures import Gallery, undrawn
 from sweeps.reconcile import untold
 from sweeps.results import SweepView
 from sweeps.spec import SweepSpec
@@ -33,7 +35,8 @@ class Synced(NamedTuple):
 
 
 def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
-    """Deliver a sweep's waiting records, and what a driver that was killed could not tell.
+    """Deliver a sweep's waiting records, what a driver that was killed could not tell, and the
+    pictures of trials that are not drawn yet.
 
     Args:
         view: The sweep, as it was found.
@@ -51,6 +54,7 @@ def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
         if lock.previous is not None:
             end_orphans(lock.previous.token)
         tell_who_is_interrupted(paths, view.spec)
+        _draw_what_is_missing(paths, view.spec)
         before = read_outbox(paths.outbox)
         if before.pending:
             probe(uri, known=view.spec.tracking.uri is None)
@@ -80,19 +84,35 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
     if not wrong and not looks_live:
         return
-    recorder = MlflowRecorder(
+    recorder = _queue(paths, spec, ledger.sweep_id)
+    for one in wrong:
+        tell(one, spec, records[one.number], recorder)
+    if looks_live:
+        recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
+    recorder.close(0.0)
+
+
+def _draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> None:
+    """Draw the trials whose pictures the sweep's end did not wait for, and queue these."""
+    ledger = LedgerView(paths.ledger)
+    if not (trials := undrawn(paths, ledger.trials)):
+        return
+    recorder = _queue(paths, spec, ledger.sweep_id)
+    with Gallery(spec, paths, trials, recorder) as gallery:
+        gallery.finish()
+    recorder.close(0.0)
+
+
+def _queue(paths: SweepPaths, spec: SweepSpec, sweep_id: str) -> MlflowRecorder:
+    """A recorder that fills the outbox and asks no server."""
+    return MlflowRecorder(
         tracking_place(spec.tracking.uri, paths.root)[0],
         None,
         spec.name,
-        ledger.sweep_id,
+        sweep_id,
         paths.outbox,
         {},
         {},
         announce=False,
         offline=True,
     )
-    for one in wrong:
-        tell(one, spec, records[one.number], recorder)
-    if looks_live:
-        recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
-    recorder.close(0.0)

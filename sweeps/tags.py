@@ -7,6 +7,7 @@ sets the tags.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from sweeps.failures import kind_of
 from sweeps.ledger_view import TrialRecord
@@ -82,19 +83,18 @@ def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:
     return {"health": f"{len(found)} of {len(records)} trials; {'; '.join(each)}"}
 
 
-def curve_tags(every: int, before: int | None = None) -> dict[str, str]:
-    """Return, for the sweep's own run, what its curves leave out.
+def curve_tags(every: Sequence[int]) -> dict[str, str]:
+    """Return, for the sweep's own run, what its curves leave out; nothing where they are whole.
 
     Args:
-        every: `tracking.every` from now on.
-        before: What it was until now; None for a new sweep. Where it stays, so does the tag.
+        every: `tracking.every` in each revision of the spec, the newest last.
     """
-    if every == (1 if before is None else before):
+    now, *before = reversed([density for density, _ in groupby(every)])
+    if now == 1 and not before:
         return {}
-    told = _density(every)
-    if before is not None:
-        told = f"{told} since that was changed, {_density(before)} before"
-    return {"curves": f"{told}; every step is in metrics.jsonl"}
+    told = [f"{_density(now)} since that was changed" if before else _density(now)]
+    told += [f"{_density(one)} before{' that' * (i > 0)}" for i, one in enumerate(before)]
+    return {"curves": f"{', '.join(told)}; every step is in metrics.jsonl"}
 
 
 def _density(every: int) -> str:

@@ -35,7 +35,7 @@ from trainable.errors import (
 )
 from trainable.history import History, Row
 from trainable.optim import Scalar, applied_lr
-from trainable.precision import Precision
+from trainable.precision import Precision, device_name
 from trainable.run import Report, Run, at_best, is_better
 from trainable.state import TrainState
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
@@ -200,6 +200,11 @@ class Trainer(Run):
     def precision(self) -> Precision:
         """How forward and backward passes compute, and on which device."""
         return self._step.precision
+
+    @property
+    def resolved(self) -> dict[str, str]:
+        """The device and the precision."""
+        return {"device": device_name(self._step.device), "precision": self.precision.name}
 
     @property
     def plans(self) -> tuple[Plan, Plan]:

@@ -29,6 +29,7 @@ from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.files import LocalFiles
 from trainable.history import History, Row, read_rows
+from trainable.precision import device_name
 from trainable.run import Report, Run, at_best, is_better
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import known_errors
@@ -152,6 +153,11 @@ class OwnLoop(Run):
             history = History(directory, files, step=resumed_at, interrupted=interrupted_before)
         earlier = read_rows(directory)
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
+
+    @property
+    def resolved(self) -> dict[str, str]:
+        """The device that the loop was told."""
+        return {"device": device_name(self._device)}
 
     def events(self) -> Iterator[Report]:
         """Run the loop, and yield a report for each of its yields.

@@ -45,7 +45,7 @@ def resolve_precision(name: str, device: torch.device) -> Name:
         )
     if device.type not in ("cpu", "cuda") and name != "fp32":
         raise ConfigError(
-            f"precision is {name}; on {device_name(device)} only fp32 is supported; write auto or "
+            f"precision is {name}; on the device {device} only fp32 is supported; write auto or "
             "fp32"
         )
     assert name in ("fp32", "bf16", "fp16")
@@ -53,10 +53,10 @@ def resolve_precision(name: str, device: torch.device) -> Name:
 
 
 def device_name(device: torch.device) -> str:
-    """Return a name that people recognise, such as `cuda:0 (NVIDIA T4)`."""
+    """Return a name that people recognise, such as `cuda:0 (NVIDIA T4)` or `cpu`."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"the device {device}"
+    return str(device)
 
 
 class Precision:

@@ -68,6 +68,7 @@ class TuneTrial(tune.Trainable):
         self._until: int | None = config.get("until")
         self._halved = False
         self._set_aside: list[str] = []
+        self._resolved: dict[str, str] = {}
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
             import torch
@@ -87,7 +88,8 @@ class TuneTrial(tune.Trainable):
             `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of the report; at the end
             also `ending`, and for a failed one `failure`: `kind`, `reason`, `traceback`, `place`.
             `accumulation`, once it is no longer what the trial was given.
-            `set_aside`, in the first result: what was found damaged, and what is used instead.
+            In the first result after the run was opened, `resolved`: its device and precision; and
+            `set_aside`: what was found damaged, and what is used instead.
         """
         report = self._next_report()
         while self._is_out_of_memory() and self._split_batch():
@@ -102,6 +104,8 @@ class TuneTrial(tune.Trainable):
         result: dict[str, Any] = {}
         if self._set_aside:
             result["set_aside"], self._set_aside = self._set_aside, []
+        if self._resolved:
+            result["resolved"], self._resolved = self._resolved, {}
         if self._halved:
             result["accumulation"] = self._config.train.accumulation
         if self._failure is not None:
@@ -174,6 +178,7 @@ class TuneTrial(tune.Trainable):
             until=self._until,
             interrupted=self._is_asked_to_end,
         )
+        self._resolved = self._trainer.resolved
         self._set_aside += self._trainer.store.set_aside
         for sentence in self._trainer.store.set_aside:
             print(sentence)

@@ -68,6 +68,13 @@ class Run(ABC):
         self._watch = Watch()
         self._watch.recall(earlier)
 
+    @property
+    @abstractmethod
+    def resolved(self) -> dict[str, str]:
+        """What this process decided where the configuration left it open: `device`, and where the
+        loop is ours `precision`.
+        """
+
     @abstractmethod
     def events(self) -> Iterator[Report]:
         """Train, and yield a report at the end of each epoch."""

@@ -176,9 +176,9 @@ def known_errors(device: torch.device) -> Iterator[None]:
         if is_out_of_memory(problem):
             where = device_name(device)
             raise OutOfMemory(
-                f"the memory of {where} did not suffice ({problem}); raise train.accumulation "
-                "(the same batch in smaller parts), lower train.batch_size, or give each trial a "
-                "larger share of the device"
+                f"the memory of the device {where} did not suffice ({problem}); raise "
+                "train.accumulation (the same batch in smaller parts), lower train.batch_size, or "
+                "give each trial a larger share of the device"
             ) from problem
         if "does not have a deterministic implementation" not in str(problem):
             raise

@@ -46,6 +46,23 @@ def named(page: Page, title: str) -> dict[str, dict[str, Any]]:
     return {trace["name"]: trace for trace in traces(page, title)}
 
 
+def colours(page: Page, title: str) -> dict[str, set[str]]:
+    """By the names of a section's traces, the colours in which the browser has painted each one's
+    lines and points.
+    """
+    painted = (
+        _plot(page, title)
+        .locator(".scatterlayer .trace")
+        .evaluate_all(
+            "traces => traces.map(one => ["
+            "...[...one.querySelectorAll('.js-line')].map(line => getComputedStyle(line).stroke), "
+            "...[...one.querySelectorAll('.point')].map(dot => getComputedStyle(dot).fill)])"
+        )
+    )
+    names = [trace["name"] for trace in traces(page, title)]
+    return {name: set(found) for name, found in zip(names, painted, strict=True)}
+
+
 def axes(page: Page, title: str) -> list[tuple[str, str, str]]:
     """Each axis of a section's figure: `x` or `y`, its title or nothing, and `log` or `linear`."""
     found = _plot(page, title).evaluate(

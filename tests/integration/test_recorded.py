@@ -16,7 +16,9 @@ from mlflow import MlflowClient
 
 from sweeps.curves import recorded
 from tests.integration.commandline import CommandLine
+from trainable.build import find_device
 from trainable.history import Row, read_rows
+from trainable.precision import device_name
 
 EVERY = 4
 
@@ -65,7 +67,7 @@ search: {{sampler: random}}
 train: {{batch_size: 5, precision: fp16, layer_norms_every: 6}}
 tracking: {{every: {EVERY}}}
 """
-STEPS, FAILING = 30, 11
+EPOCHS, STEPS, FAILING = 3, 30, 11
 
 
 @dataclass
@@ -153,6 +155,18 @@ def test_metrics_of_a_trial(found: Recorded) -> None:
         assert rate == pytest.approx(peak * (1 + math.cos(math.pi * (step - 1) / STEPS)) / 2)
 
 
+def test_steps_that_fp16_skipped_are_counted_and_are_no_steps(found: Recorded) -> None:
+    """Gradients a thousand times as large overflow until the scale has come down."""
+    for kind, skips in (("huge", True), ("healthy", False)):
+        trial, run = found.of(kind)
+        skipped = STEPS - len(found.rows(trial))
+        assert (skipped > 0) == skips
+        counts = found.client.get_metric_history(run.info.run_id, "num_skipped_steps")
+        assert [m.value for m in counts][-1] == skipped
+        assert sorted(m.value for m in counts) == [m.value for m in counts]
+        assert len(counts) == EPOCHS
+
+
 def test_parameters_as_searched_and_as_resolved(found: Recorded) -> None:
     trial, run = found.of("huge")
     params = run.data.params
@@ -160,6 +174,10 @@ def test_parameters_as_searched_and_as_resolved(found: Recorded) -> None:
     assert float(params["space.train.optimizer.lr"]) == trial["params"]["train.optimizer.lr"]
     assert params["train.optimizer.lr"] == params["space.train.optimizer.lr"]
     assert params["train.precision"] == "fp16"
+    for each in found.trials:  # also the one that failed within its first epochs
+        tags = found.client.get_run(each["mlflow_run_id"]).data.tags
+        assert tags["gradsweep.precision"] == "fp16"
+        assert tags["gradsweep.device"] == device_name(find_device(None))
     assert params["budget.epochs"] == "3"
     parent = found.client.get_run(found.parent).data.params
     assert (parent["tracking.every"], parent["trials"]) == (str(EVERY), "4")

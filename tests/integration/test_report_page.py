@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from playwright.sync_api import Page
 
 from sweeps.results import NoReport, draw_report
 from tests.integration.browser import photograph, require_chromium
-from tests.integration.shown_report import axes, named, open_report, traces
+from tests.integration.shown_report import axes, colours, named, open_report, traces
 from tests.unit.sweeps.made_sweep import MadeSweep
 from trainable.history import Row
 
@@ -23,7 +24,9 @@ SPACE = (
     "train.clip.max_norm: {loguniform: [0.1, 10]}}"
 )
 EARLY = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}"
-COMPLETE, PRUNED = 8, 6
+LEVELS = (0, 2, 1, 3, 5, 4, 6, 7)
+"""How good the complete trials are: not each is better than the one before."""
+COMPLETE, PRUNED = len(LEVELS), 6
 COMPARED = "val/loss by epoch 1"
 SCALES = {"lr": "log", "max_norm": "log", "warmup": "linear"}
 EVIL = "oom: </script><script>document.title = 'taken over'</script>"
@@ -31,10 +34,10 @@ EVIL = "oom: </script><script>document.title = 'taken over'</script>"
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> MadeSweep:
-    """Eight complete trials, each better than the last; six pruned ones; one that failed."""
+    """Eight complete trials, the last of them the best; six pruned ones; one that failed."""
     made = MadeSweep(tmp_path_factory.mktemp("report"), space=SPACE, more=EARLY)
-    for number in range(COMPLETE):
-        made.add("complete", *(1.0 - 0.1 * number + 0.5 / epoch for epoch in range(1, 11)))
+    for number, level in enumerate(LEVELS):
+        made.add("complete", *(1.0 - 0.1 * level + 0.5 / epoch for epoch in range(1, 11)))
         made.log(
             number,
             *(
@@ -44,7 +47,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> MadeSweep:
         )
     for _ in range(PRUNED):
         made.add("pruned", 3.0)
-    made.add("failed", reason=EVIL)
+    made.add("failed", 3.2, 3.1, reason=EVIL)
     return made
 
 
@@ -91,20 +94,28 @@ def test_the_words_and_tables_say_what_happened(page: Page) -> None:
 @pytest.mark.browser
 def test_the_history_falls_to_the_best(page: Page, sweep: MadeSweep) -> None:
     traces = named(page, "History")
-    best = sweep.view.ledger.best()
-    assert best is not None
-    assert traces["val/loss"]["x"] == list(range(COMPLETE))
-    assert traces["Best Value"]["y"][-1] == pytest.approx(best.value)
+    records = sweep.view.records
+    values = [r.value if r.state == "complete" else math.inf for r in records]
+    best_so_far = list(accumulate(values, min))
+    assert best_so_far[:COMPLETE] != values[:COMPLETE], "each was better than the one before"
+    for name, wanted in (("val/loss", values[:COMPLETE]), ("Best Value", best_so_far)):
+        assert traces[name]["x"] == list(range(len(wanted)))
+        assert traces[name]["y"] == pytest.approx(wanted)
 
 
 @pytest.mark.browser
 def test_curves_are_coloured_by_state(page: Page) -> None:
     traces = named(page, "Learning curves")
-    assert set(traces) == {"complete", "pruned", "best"}
+    assert set(traces) == {"complete", "pruned", "failed", "best"}
     # each curve ends with a gap before the next one
     assert len(traces["complete"]["y"]) == COMPLETE * (10 + 1)
     assert len(traces["pruned"]["y"]) == PRUNED * (1 + 1)
+    assert len(traces["failed"]["y"]) == 2 + 1
     assert set(traces["best"]["text"]) == {"trial 7"}
+    painted = colours(page, "Learning curves")
+    assert painted["best"] == {"rgb(0, 0, 0)"}
+    assert [len(each) for each in painted.values()] == [1] * len(traces)
+    assert len(set.union(*painted.values())) == len(traces), "two states in one colour"
 
 
 @pytest.mark.browser
@@ -113,6 +124,7 @@ def test_survival_adds_up(page: Page) -> None:
     assert traces["went on"]["x"] == ["epoch 1", "epoch 3", "epoch 9", "epoch 10"]
     assert traces["went on"]["y"] == [8, 8, 8, 0]
     assert traces["pruned"]["y"] == [6, 0, 0, 0]
+    assert traces["failed"]["y"] == [1, 0, 0, 0]
     assert traces["complete"]["y"] == [0, 0, 0, 8]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -14,7 +15,7 @@ from mlflow.entities import Run
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from trainable.history import read_rows
 
-EPOCHS = 40
+EPOCHS = 80
 CHANCE = 1.0
 """Seconds by which a busy machine may be late."""
 LONG = (
@@ -57,6 +58,7 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
     assert refused.returncode == 2
     assert "has no trial 7; its trials are 0 to 1" in refused.stderr
 
+    report = cli.start("report", "small")  # which takes seconds, while the driver goes on
     code, stopped = _stop(cli, "--trial", "0")
     assert (code, stopped["done"], stopped["state"]) == (0, True, "pruned")
     first = cli.json("trials", "small")[0]
@@ -68,6 +70,11 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
     assert "is pruned already" in again.stderr
 
     _wait_for(cli, driver, 2, rows=1)  # the sweep went on
+    assert report.wait(timeout=60) == 0, report.communicate()
+    assert driver.poll() is None
+    written = (cli.directory / "small-report.html").read_text()
+    assert re.search("[23] of 4 trials: .*[12] running", written)
+
     code, stopped = _stop(cli)
     assert (code, stopped["done"], stopped["state"]) == (0, True, "interrupted")
     printed, _ = driver.communicate(timeout=20)

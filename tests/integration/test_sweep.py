@@ -7,17 +7,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
+from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
 from sweeps.compare import clip_fraction
@@ -190,29 +193,45 @@ def test_parameters_are_recorded_as_searched_and_as_resolved(
     children: dict[int, Run], trials: list[dict[str, Any]]
 ) -> None:
     for trial in trials:
-        params = children[trial["number"]].data.params
+        recorded = children[trial["number"]].data
+        params, tags = recorded.params, recorded.tags
         for key, value in trial["params"].items():
             assert float(params[f"space.{key}"]) == value
             assert float(params[key]) == value
         assert params["train.batch_size"] == "64"
         assert params["task.name"] == "digits"
+        assert params["train.precision"] == "auto"
+        assert (tags["gradsweep.precision"], tags["gradsweep.device"]) == ("fp32", "cpu")
 
 
 def test_each_trial_holds_its_own_pictures(
     client: MlflowClient, children: dict[int, Run], module_cli: CommandLine
 ) -> None:
+    """Also the one that the sweep's end did not wait for, once the sweep was synced."""
     best = module_cli.json("best", "small")["number"]
     assert children[best].data.tags["figures"] == "drawn"
-    for run in children.values():  # on a busy machine the others are not waited for
-        drawn = client.list_artifacts(run.info.run_id, "figures")
-        assert len(drawn) == (4 if run.data.tags["figures"] == "drawn" else 0)
+    folders = {n: module_cli.root / f"small/trials/{n:04d}/figures" for n in children}
+    late = (best + 1) % len(children)
+    run = children[late]
+    # On a busy machine it was indeed not waited for.
+    for folder in (folders[late], Path(urlsplit(run.info.artifact_uri).path, "figures")):
+        shutil.rmtree(folder, ignore_errors=True)
+    client.set_tag(run.info.run_id, "figures", "missing")
+    assert client.list_artifacts(run.info.run_id, "figures") == []
+
+    module_cli.ok("sync", "small")
+    for number, run in children.items():
+        assert client.get_run(run.info.run_id).data.tags["figures"] == "drawn", number
+        found = client.list_artifacts(run.info.run_id, "figures")
+        assert {Path(f.path).name for f in found} == {f.name for f in folders[number].iterdir()}
+        assert len(found) == 4
+    assert module_cli.ok("sync", "small") == "delivered 0 records; 0 wait\n"
 
 
 def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
     client: MlflowClient, parent: Run, tmp_path: Path, module_cli: CommandLine
 ) -> None:
     best = module_cli.json("best", "small")
-    assert parent.data.tags["best_trial"] == str(best["number"])
     for tag in (
         "gradsweep.version.torch",
         "gradsweep.version.ray",
@@ -233,10 +252,7 @@ def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
         "figures/train_loss.png",
         "figures/val_loss.png",
     }
-    weights = client.download_artifacts(
-        parent.info.run_id, "best/model.safetensors", str(tmp_path)
-    )
-    assert_equal(load_file(weights), weights_of(best))
+    assert_published(client, parent.info.run_id, best, module_cli, tmp_path)
 
 
 def weights_of(best: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -246,6 +262,26 @@ def weights_of(best: dict[str, Any]) -> dict[str, torch.Tensor]:
     assert generation is not None
     found: dict[str, torch.Tensor] = store.load(generation)["model"]
     return found
+
+
+def config_of(best: dict[str, Any], cli: CommandLine) -> str:
+    """The resolved configuration in the best trial's directory, with what was drawn for it."""
+    text = (cli.root / f"small/trials/{best['number']:04d}/config.yaml").read_text()
+    optimizer = YAML(typ="safe").load(text)["train"]["optimizer"]
+    assert optimizer["lr"] == best["params"]["train.optimizer.lr"]
+    return text
+
+
+def assert_published(
+    client: MlflowClient, run_id: str, best: dict[str, Any], cli: CommandLine, directory: Path
+) -> None:
+    """The sweep's own run names the best trial and holds its weights and configuration."""
+    assert client.get_run(run_id).data.tags["best_trial"] == str(best["number"])
+    published = Path(client.download_artifacts(run_id, "best", str(directory)))
+    assert_equal(load_file(published / "model.safetensors"), weights_of(best))
+    assert (published / "config.yaml").read_text() == config_of(best, cli)
+    card = (published / "model_card.md").read_text()
+    assert card.startswith(f"# small, trial {best['number']}\n")
 
 
 def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -265,6 +301,7 @@ def test_best_exports_what_the_checkpoint_holds(
     }
     best = module_cli.json("best", "small")
     assert_equal(load_file(out / "model.safetensors"), weights_of(best))
+    assert (out / "config.yaml").read_text() == config_of(best, module_cli)
     card = (out / "model_card.md").read_text()
     assert card.startswith(f"# small, trial {best['number']}\n")
     assert f"val/loss {best['value']!r} on the validation samples" in card
@@ -489,16 +526,22 @@ def test_the_report_on_the_sweeps_run_shows_what_happened(
 
 
 def test_extending_adds_trials_and_leaves_the_others_alone(
-    module_cli: CommandLine, client: MlflowClient, finished: object
+    module_cli: CommandLine, client: MlflowClient, parent: Run, tmp_path: Path
 ) -> None:
-    del finished
     before = module_cli.json("trials", "small")
+    # The best trial may well stay the best: what names and holds it is made another one's first.
+    client.set_tag(parent.info.run_id, "best_trial", "7")
+    for name in ("model.safetensors", "config.yaml", "model_card.md"):
+        (tmp_path / name).write_text("of trial 7")
+        client.log_artifact(parent.info.run_id, str(tmp_path / name), "best")
     done = module_cli("resume", "small", "-s", "trials=6", "-s", "tracking.every=2")
     assert done.returncode == 0, done.stderr
     after = module_cli.json("trials", "small")
     assert after[:4] == before
     assert [trial["number"] for trial in after] == [0, 1, 2, 3, 4, 5]
     assert module_cli.json("status", "small")["num_trials"] == 6
+    best = module_cli.json("best", "small")
+    assert_published(client, parent.info.run_id, best, module_cli, tmp_path)
     experiment = client.get_experiment_by_name("small")
     assert experiment is not None
     runs = {r.info.run_name: r.data.tags for r in client.search_runs([experiment.experiment_id])}

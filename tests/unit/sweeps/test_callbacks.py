@@ -24,6 +24,7 @@ def _result() -> dict[str, Any]:
         "metrics": _METRICS,
         "rows": [(23, 1000, _METRICS)],
         "signals": ["the loss jumped"],
+        "resolved": {"device": "cpu", "precision": "fp32"},
         "should_checkpoint": False,
         "done": True,
         "ending": "finished",
@@ -56,6 +57,8 @@ def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> Non
     assert not [key for key, value in result.items() if isinstance(value, dict | list)]
     assert result["ending"] == "finished"
     assert shown == [Progress(number, {}, 1, 23, _METRICS)]
+    tags = recorder.runs[number].tags
+    assert (tags["gradsweep.device"], tags["gradsweep.precision"]) == ("cpu", "fp32")
     record = sweep.ledger.trial(number)
     assert (record.reports, record.step) == ({1: 0.5}, 23)
     assert record.signals == ("the loss jumped",)

@@ -74,21 +74,31 @@ def test_what_is_kept_does_not_depend_on_how_the_curve_arrives(
 
 
 def test_a_sweep_says_what_its_curves_leave_out() -> None:
-    assert curve_tags(1) == {}
-    assert curve_tags(10) == {
-        "curves": "the first step, every 10 steps, and each epoch's end; every step is in "
-        "metrics.jsonl"
-    }
+    assert curve_tags([1]) == curve_tags([1, 1]) == {}
+    thinned = (
+        "the first step, every 10 steps, and each epoch's end; every step is in metrics.jsonl"
+    )
+    assert curve_tags([10]) == curve_tags([10, 10]) == {"curves": thinned}
 
 
 def test_a_sweep_says_since_when_its_curves_leave_out_something_else() -> None:
-    assert curve_tags(1, 1) == curve_tags(4, 4) == {}
-    thinned = "the first step, every 4 steps, and each epoch's end"
-    for now, before, told in (
-        (1, 4, f"every step since that was changed, {thinned} before"),
-        (4, 1, f"{thinned} since that was changed, every step before"),
+    def thinned(every: int) -> str:
+        return f"the first step, every {every} steps, and each epoch's end"
+
+    for history, told in (
+        ([4, 1], f"every step since that was changed, {thinned(4)} before"),
+        ([1, 4], f"{thinned(4)} since that was changed, every step before"),
+        (
+            [1, 1, 4, 4, 8],
+            f"{thinned(8)} since that was changed, {thinned(4)} before, every step before that",
+        ),
+        (
+            [1, 4, 1, 8],
+            f"{thinned(8)} since that was changed, every step before, {thinned(4)} before that, "
+            "every step before that",
+        ),
     ):
-        assert curve_tags(now, before) == {"curves": f"{told}; every step is in metrics.jsonl"}
+        assert curve_tags(history) == {"curves": f"{told}; every step is in metrics.jsonl"}
 
 
 def test_the_first_command_and_fingerprints_stay_and_later_ones_are_numbered() -> None:

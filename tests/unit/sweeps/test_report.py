@@ -5,14 +5,23 @@ from __future__ import annotations
 import math
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
+import pytest
+
+from sweeps.halving import bracket_of
 from sweeps.ledger_view import TrialSummary
+from sweeps.report import write_report
 from sweeps.report_basis import basis
-from sweeps.report_figures import rungs, survival
+from sweeps.report_figures import thinned
 from sweeps.report_page import Section, page, table
+from sweeps.report_survival import rungs, survival
 from sweeps.spec import SweepSpec, parse_spec
+from tests.unit.sweeps.made_sweep import MadeSweep
 
 EARLY = "early_stopping: {scheduler: asha, grace_epochs: 2, reduction: 3}"
+MEDIAN = "early_stopping: {scheduler: median, grace_epochs: 2}"
+EARLY_HYPERBAND = EARLY.replace("asha", "hyperband")
 
 
 def _spec(more: str = "") -> SweepSpec:
@@ -28,8 +37,9 @@ def _trial(number: int, state: str, epoch: int) -> TrialSummary:
 
 
 def test_rungs_are_where_early_stopping_decides() -> None:
-    assert rungs(_spec(EARLY)) == [2, 6, 18, 20]
-    assert rungs(_spec()) == [20]
+    for scheduler in ("asha", "asha_promote", "hyperband"):
+        assert rungs(_spec(EARLY.replace("asha", scheduler))) == [2, 6, 18, 20]
+    assert rungs(_spec()) == rungs(_spec(MEDIAN)) == []
 
 
 def test_each_trial_that_reached_a_rung_has_one_fate_there() -> None:
@@ -42,6 +52,41 @@ def test_each_trial_that_reached_a_rung_has_one_fate_there() -> None:
         "failed": [0, 1, 0, 0],
         "complete": [0, 0, 0, 1],
     }
+
+
+def test_with_hyperband_a_trial_counts_at_the_rungs_of_its_bracket() -> None:
+    """One trial for each bracket, all of which were stopped at epoch 6 but for the last one's."""
+    spec = _spec(EARLY_HYPERBAND)
+    brackets = [bracket_of(number, (2, 6, 18, 20), 3) for number in range(60)]
+    trials = [_trial(n, "pruned", 6 if b < 3 else 20) for n, b in enumerate(brackets)]
+    shares = [brackets.count(bracket) for bracket in range(4)]
+    assert all(shares)
+    assert survival(spec, trials) == {
+        "went on": [shares[0], 0, 0, 0],
+        "pruned": [0, shares[0] + shares[1], 0, shares[3]],
+    }
+
+
+@pytest.mark.parametrize("reports", [1, 199, 200, 201, 398, 399, 400, 1000])
+def test_a_curve_is_drawn_with_its_ends_in_no_more_points_than_one_sees(reports: int) -> None:
+    curve = [(epoch, float(epoch)) for epoch in range(1, reports + 1)]
+    drawn = thinned(curve)
+    assert drawn == curve if reports <= 200 else 100 <= len(drawn) <= 200
+    assert (drawn[0], drawn[-1]) == (curve[0], curve[-1])
+    assert set(drawn) <= set(curve)
+
+
+def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """A long curve is cut, a short one is not; the median rule has no rungs to survive."""
+    for name, early, reports in (("long", MEDIAN, 201), ("short", EARLY_HYPERBAND, 10)):
+        sweep = MadeSweep(tmp_path, name, more=early)
+        sweep.add("complete", *(1 / epoch for epoch in range(1, reports + 1)))
+        write_report(sweep.paths, tmp_path / f"{name}.html")
+    long, short = ((tmp_path / f"{name}.html").read_text() for name in ("long", "short"))
+    cut, bracket = "a curve with more than 200 reports (1 here)", "rungs of its own bracket alone"
+    none = "Not drawn: the median rule has no rungs: it decides at the end of each epoch"
+    assert (cut in long, none in long, bracket in long) == (True, True, False)
+    assert (cut in short, none in short, bracket in short) == (False, False, True)
 
 
 def test_values_are_compared_at_an_epoch_that_ten_trials_reached() -> None:

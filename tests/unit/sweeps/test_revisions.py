@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.revisions import RevisionError, describe_changes, read_spec, write_spec
+from sweeps.revisions import (
+    RevisionError,
+    describe_changes,
+    read_revisions,
+    read_spec,
+    write_spec,
+)
 from sweeps.spec import SweepSpec, parse_spec, with_overrides
 
 SPEC = """
@@ -52,6 +58,7 @@ def test_a_change_is_appended_with_what_and_when(
         line,
     )
     assert read_spec(path) == (second, 2, None)
+    assert read_revisions(path) == [first, second]
     assert [entry.name for entry in path.parent.iterdir()] == ["sweep.yaml"]
 
 

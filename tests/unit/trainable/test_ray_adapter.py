@@ -25,6 +25,7 @@ from trainable.ray_adapter import TuneTrial
 from trainable.task import Data, Task
 
 EPOCHS = 3
+ON_THE_CPU = {"device": "cpu", "precision": "fp32"}
 
 
 class Small(Task):
@@ -32,11 +33,11 @@ class Small(Task):
 
     Args:
         loaded: Whether the samples need a loader.
-        raises: Whether the last epoch raises.
+        raises_after: Raises in the first window after this many.
     """
 
-    def __init__(self, *, loaded: bool = False, raises: bool = False) -> None:
-        self.loaded, self.raises, self.calls = loaded, raises, 0
+    def __init__(self, *, loaded: bool = False, raises_after: int | None = None) -> None:
+        self.loaded, self.raises_after, self.calls = loaded, raises_after, 0
 
     def build_model(self) -> nn.Module:
         return nn.Linear(3, 2)
@@ -50,7 +51,7 @@ class Small(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         self.calls += model.training
-        if self.raises and self.calls > 25:
+        if self.raises_after is not None and self.calls > self.raises_after:
             raise RuntimeError("as the test asks for")
         return super().loss(model, batch)
 
@@ -65,20 +66,26 @@ def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_the_cpu_with_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("set_num_threads", "set_num_interop_threads"):
         monkeypatch.setattr(torch, name, lambda _: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 def _trial(
-    directory: Path, *, until: int | None = None, task: str = "Small", **arguments: bool
+    directory: Path,
+    *,
+    until: int | None = None,
+    task: str = "Small",
+    precision: str = "fp32",
+    **arguments: Any,
 ) -> TuneTrial:
     config = TrialConfig(
         task={"name": f"{__name__}:{task}", **arguments},
         metric="val/loss",
         mode="min",
         budget={"epochs": EPOCHS},
-        train={"batch_size": 4, "precision": "fp32", "loader": {"num_workers": 1}},
+        train={"batch_size": 4, "precision": precision, "loader": {"num_workers": 1}},
         checkpoint={"every": "4 steps"},
     )
     return TuneTrial(
@@ -133,11 +140,27 @@ def test_a_checkpoint_that_was_set_aside_is_told_once_and_logged(tmp_path: Path)
     second = _trial(tmp_path)
     results = [second.step() for _ in range(EPOCHS - 1)]
     second.cleanup()
+    assert [result.get("resolved") for result in results] == [ON_THE_CPU, None]
     (told,) = results[0]["set_aside"]
     assert told.startswith(f"checkpoint {newest.path.name} is damaged and was set aside: {state} ")
     assert told.endswith(f"its manifest says {newest.sha256}; {sound.path.name} is used instead")
     assert "set_aside" not in results[1]
     assert (tmp_path / "trial.log").read_text().count(told) == 1
+
+
+def test_the_first_result_of_an_attempt_says_what_auto_came_to_and_where(tmp_path: Path) -> None:
+    for task, told in (("Small", ON_THE_CPU), ("own_loop", {"device": "cpu"})):
+        trial = _trial(tmp_path / task, task=task, precision="auto")
+        results = [trial.step() for _ in range(EPOCHS)]
+        trial.cleanup()
+        assert [result.get("resolved") for result in results] == [told, None, None]
+
+
+def test_a_trial_that_fails_before_its_first_report_says_where_it_ran(tmp_path: Path) -> None:
+    trial = _trial(tmp_path, raises_after=1)
+    result = trial.step()
+    trial.cleanup()
+    assert (result["ending"], result["resolved"]) == ("failed", ON_THE_CPU)
 
 
 @pytest.mark.parametrize("task", ["Small", "own_loop"])
@@ -197,7 +220,7 @@ def _told(result: dict[str, Any]) -> tuple[Any, ...]:
 @pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
 def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str) -> None:
     """Its process may then wait for another trial: with no loader, and no model in its memory."""
-    trial = _trial(tmp_path, loaded=True, raises=ending == "failed")
+    trial = _trial(tmp_path, loaded=True, raises_after=25 if ending == "failed" else None)
     assert "ending" not in trial.step()
     assert len(multiprocessing.active_children()) == 1
     model = weakref.ref(trial._trainer.model)
