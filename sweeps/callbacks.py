@@ -2,8 +2,9 @@
 
 Ray Tune calls; the bookkeeper tells the recorder, then the ledger, then the view. A trial that
 the ledger calls finished is never looked at again, so its end must already lie in the recorder's
-durable queue by then; one that dies between the two is simply finished once more. What must not
-live here: deciding what to try or when to stop.
+durable queue by then; one that dies between the two is simply finished once more. Before anything
+is written the lock is looked at: a driver that stood still may have been replaced meanwhile. What
+must not live here: deciding what to try or when to stop.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class Bookkeeper(Callback):
     Args:
         spec: The sweep.
         paths: Where each trial's directory is.
+        fence: Called right before anything is written; raises when another driver may run the
+            sweep by now.
         on_step: Called once per turn of Tune's loop; the sweep's owner acts on signals there.
         on_end: Called with the record of each trial that has its end.
     """
@@ -108,6 +111,7 @@ class Bookkeeper(Callback):
         recorder: Recorder,
         view: View,
         *,
+        fence: Callable[[], None],
         on_step: Callable[[], None],
         on_end: Callable[[TrialRecord], None],
     ) -> None:
@@ -116,6 +120,7 @@ class Bookkeeper(Callback):
         self._ledger = ledger
         self._recorder = recorder
         self._view = view
+        self._fence = fence
         self._on_step = on_step
         self._on_end = on_end
         self._live: set[int] = set()
@@ -137,6 +142,7 @@ class Bookkeeper(Callback):
             reason: Why, for people; None: the scheduler never let it go on.
             live: Whether Tune has the trial.
         """
+        self._fence()
         if live:
             self._asked[number] = reason
             control.order(self._paths, [number])
@@ -163,6 +169,7 @@ class Bookkeeper(Callback):
         not tell before it was lost.
         """
         del iteration, trials, info
+        self._fence()
         number, params = trial.config["number"], trial.config["params"]
         directory = self._paths.trial(number)
         make_directory(directory)
@@ -208,6 +215,7 @@ class Bookkeeper(Callback):
         self._record(trial, told)
 
     def _record(self, trial: Trial, result: Mapping[str, Any]) -> None:
+        self._fence()
         number = trial.config["number"]
         if resolved := result.get("resolved"):
             self._recorder.tag(number, {f"gradsweep.{k}": v for k, v in resolved.items()})
@@ -274,6 +282,7 @@ class Bookkeeper(Callback):
         coming further only starts to be told that it is over.
         """
         del iteration, trials, info
+        self._fence()
         number = trial.config["number"]
         if not self._losses.lost(number, self._newest_generation(number)):
             self._given_up[number] = self._describe_loss(trial)
@@ -298,6 +307,7 @@ class Bookkeeper(Callback):
         self._view.paused(number, self._ledger.trial(number).value)
 
     def _interrupt(self, number: int) -> None:
+        self._fence()
         tags = {"stopped_by": "failures"} if self.hopeless else STOPPED_BY_INTERRUPT
         self._recorder.finish(number, "KILLED", tags)
         self._live.discard(number)
@@ -316,6 +326,7 @@ class Bookkeeper(Callback):
 
     def _log_the_rest(self, number: int) -> None:
         rows = read_rows(self._paths.trial(number))
+        self._fence()
         self._recorder.log(number, recorded(rows, self._spec.tracking.every, ended=True))
 
     def _end(
@@ -329,6 +340,7 @@ class Bookkeeper(Callback):
         record = replace(
             self._ledger.trial(number), state=ending, reason=reason, traceback=traceback
         )
+        self._fence()
         self._recorder.finish(number, STATUSES[ending], end_tags(record, self._spec))
         self._ledger.finish(number, ending, reason=reason, traceback=traceback)
         self._live.discard(number)

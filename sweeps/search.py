@@ -9,6 +9,7 @@ to a trial afterwards (callbacks), stopping (schedulers), and which point a tria
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class LedgerSearcher(Searcher):
         spec: The sweep; `spec.trials` bounds how many there are.
         paths: Where each trial's directory is.
         scheduler: Is told an unfinished trial's past when Tune gives it a new id.
+        fence: Called right before a trial is added; raises when another driver may run the sweep.
         concurrency: How many trials may be live at once.
         threads: CPU threads of each trial.
     """
@@ -44,6 +46,7 @@ class LedgerSearcher(Searcher):
         paths: SweepPaths,
         scheduler: TrialScheduler,
         *,
+        fence: Callable[[], None],
         concurrency: int,
         threads: int,
     ) -> None:
@@ -53,6 +56,7 @@ class LedgerSearcher(Searcher):
         self._paths = paths
         self._scheduler = scheduler
         self._proposer = Proposer(spec, ledger)
+        self._fence = fence
         self._concurrency = concurrency
         self._threads = threads
         self._ladder = make_ladder(
@@ -90,6 +94,7 @@ class LedgerSearcher(Searcher):
             try:
                 config = self._spec.trial_config(trial.number, trial.params)
             except SpecError as error:
+                self._fence()
                 self._ledger.finish(trial.number, "failed", reason=f"config: {error}")
                 continue
             self._tell_past(trial, trial_id)
@@ -154,7 +159,9 @@ class LedgerSearcher(Searcher):
             return None
         number = self._next_number
         self._next_number += 1
-        return self._ledger.add(self._proposer.propose(number))
+        proposal = self._proposer.propose(number)  # may take seconds
+        self._fence()
+        return self._ledger.add(proposal)
 
     def _tell_past(self, trial: TrialRecord, trial_id: str) -> None:
         """Tell the scheduler what a trial reported, but not a last report whose checkpoint was

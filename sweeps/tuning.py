@@ -45,7 +45,7 @@ def tune_trials(
         view: Where the trials are shown.
         interruption: Whether the driver is to leave, and how much time trials have.
         wishes: What was asked for from elsewhere.
-        lock: Looked at in every turn: who lost it writes nothing any more.
+        lock: Looked at in every turn and before every write: who lost it writes nothing any more.
         on_end: Told of each trial that has come to its end.
 
     Returns:
@@ -62,6 +62,7 @@ def tune_trials(
         spec,
         paths,
         scheduler,
+        fence=lock.check,
         concurrency=plan.concurrency,
         threads=max(1, int(plan.cpu)),
     )
@@ -93,7 +94,14 @@ def tune_trials(
         on_end(record)
 
     bookkeeper = Bookkeeper(
-        spec, paths, ledger, sweep.recorder, view, on_step=look_around, on_end=note_end
+        spec,
+        paths,
+        ledger,
+        sweep.recorder,
+        view,
+        fence=lock.check,
+        on_step=look_around,
+        on_end=note_end,
     )
     tuner = tune.Tuner(
         tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
@@ -112,6 +120,7 @@ def tune_trials(
     )
     try:
         tuner.fit()
+        lock.check()
         for number in sorted(searcher.left_behind()):
             bookkeeper.stop(number, None, live=False)
         bookkeeper.interrupt_live()  # who is paused continues when the sweep does

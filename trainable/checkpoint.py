@@ -303,7 +303,7 @@ class CheckpointStore:
         """Commit a generation and remove what is no longer kept, beside the training."""
         from trainable.snapshot import num_bytes
 
-        name = self._free_name(step)
+        name = self._files.unused(step)
         try:
             copying.result()
             covered()
@@ -360,13 +360,6 @@ class CheckpointStore:
             if generation not in keep:
                 self._files.remove(generation.path.name)
         self._kept = [g for g in self._kept if g in keep]
-
-    def _free_name(self, step: int) -> str:
-        names, name, revision = self._files.names(), f"step-{step:08d}", 0
-        while name in names:
-            revision += 1
-            name = f"step-{step:08d}.{revision}"
-        return name
 
     def _raise_if_all_damaged(self) -> None:
         damaged = self._files.names() + self._files.damaged()

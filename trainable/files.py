@@ -3,7 +3,7 @@
 `Files` is what the store asks of a storage; `LocalFiles` is a directory on a local or network file
 system, `ObjectFiles` a prefix in an object store, by fsspec. Both give the same promise: whatever
 is stopped at whatever moment, a generation has a manifest only when it is whole, and a process
-that another one has replaced changes nothing any more.
+that another one has replaced changes nothing that is there.
 What must not live here: what a manifest says (`manifest.py`), or when to save (`checkpoint.py`).
 """
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -26,8 +27,8 @@ MANIFEST = "manifest.json"
 
 # A second generation of the same step is `step-00000120.1`: it exists when a run returned to a
 # step from elsewhere, or when fp16 skipped every window between a checkpoint and the end of its
-# epoch.
-_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+# epoch. In an object store the name has the writer's token too: `step-00000120-0f3a91c2d4e5`.
+_NAME = re.compile(r"step-\d{8,}(?:-[0-9a-f]{12})?(?:\.\d+)?")
 _QUARANTINE = "quarantine"
 _OWN = ".writing-"
 _NEW, _GONE, _DAMAGED = "new-", "gone-", "damaged-"
@@ -53,6 +54,10 @@ class Files(Protocol):
 
     def names(self) -> list[str]:
         """Return the names of what may be generations; only a manifest that verifies tells."""
+        ...
+
+    def unused(self, step: int) -> str:
+        """Return a name for a new generation of a step."""
         ...
 
     def damaged(self) -> list[str]:
@@ -120,6 +125,9 @@ class LocalFiles:
         if not self._root.is_dir():
             return []
         return sorted(path.name for path in self._root.iterdir() if _NAME.fullmatch(path.name))
+
+    def unused(self, step: int) -> str:
+        return _unused(f"step-{step:08d}", self.names())
 
     def damaged(self) -> list[str]:
         room = self._root / _QUARANTINE
@@ -240,8 +248,11 @@ class ObjectFiles:
     """Generations below a prefix of an object store: nothing is renamed, and nothing is synced.
 
     An object is whole or not there, so the manifest, written last and removed first, is what
-    commits. A writer signs `writer` and looks again before each manifest; a replaced writer that
-    is stopped between this look and its write gets one generation in, which is not the newest.
+    commits. A writer signs `writer` and looks again before each manifest. No two writers share
+    a name: one that is replaced between this look and its write gets one generation of its own
+    in, and changes nobody's. That one is whole, because the next writer leaves alone what its
+    predecessor has uploaded, and the newest at most until the next writer has saved twice. If two
+    have replaced it by then, its state is gone, and it is set aside as damaged.
 
     Args:
         system: An `fsspec.AbstractFileSystem`.
@@ -250,7 +261,7 @@ class ObjectFiles:
 
     def __init__(self, system: Any, root: Path) -> None:
         self._system, self._root = system, root
-        self._token = uuid.uuid4().hex.encode()
+        self._token = uuid.uuid4().hex[:12]
 
     def at(self, directory: Path) -> ObjectFiles:
         return ObjectFiles(self._system, directory)
@@ -260,6 +271,9 @@ class ObjectFiles:
 
     def names(self) -> list[str]:
         return sorted(name for name in self._list(self._root) if _NAME.fullmatch(name))
+
+    def unused(self, step: int) -> str:
+        return _unused(f"step-{step:08d}-{self._token}", self.names())
 
     def damaged(self) -> list[str]:
         room = self._list(self._root / _QUARANTINE)
@@ -274,8 +288,11 @@ class ObjectFiles:
 
     def open(self) -> None:
         self._system.makedirs(str(self._root), exist_ok=True)
-        self._system.pipe_file(self._key("writer"), self._token)
+        before = self._signature()
+        self._system.pipe_file(self._key("writer"), self._token.encode())
         for name in self.names():
+            if before is not None and f"-{before}" in name:
+                continue  # its manifest may be on its way
             if not self._system.exists(self._key(name, MANIFEST)):
                 self._system.rm(self._key(name), recursive=True)
 
@@ -291,7 +308,8 @@ class ObjectFiles:
         self._check_fence()
         if self._system.exists(self._key(name, MANIFEST)):
             self._system.rm_file(self._key(name, MANIFEST))
-        self._system.rm(self._key(name), recursive=True)
+        with contextlib.suppress(FileNotFoundError):  # a replaced writer was at it, too
+            self._system.rm(self._key(name), recursive=True)
 
     def quarantine(self, name: str) -> None:
         self._check_fence()
@@ -306,17 +324,19 @@ class ObjectFiles:
         self.remove(name)
 
     def close(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            if self._system.cat_file(self._key("writer")) == self._token:
-                self._system.rm_file(self._key("writer"))
+        if self._signature() == self._token:
+            self._system.rm_file(self._key("writer"))
 
     def _check_fence(self) -> None:
+        if self._signature() != self._token:
+            raise fenced(self._root)
+
+    def _signature(self) -> str | None:
+        """The token of the last writer that has not closed."""
         try:
-            if self._system.cat_file(self._key("writer")) == self._token:
-                return
+            return bytes(self._system.cat_file(self._key("writer"))).decode()
         except FileNotFoundError:
-            pass
-        raise fenced(self._root)
+            return None
 
     def _key(self, *names: str) -> str:
         return str(self._root.joinpath(*names))
@@ -336,6 +356,12 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
         _sync(path.parent)
+
+
+def _unused(name: str, names: Collection[str]) -> str:
+    """Return `name`, or with the first revision behind it that is not taken."""
+    revisions = (f"{name}.{revision}" for revision in itertools.count(1))
+    return next(one for one in itertools.chain([name], revisions) if one not in names)
 
 
 def fenced(place: Path) -> Fenced:

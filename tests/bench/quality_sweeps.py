@@ -136,7 +136,13 @@ class Ours:
         )
         assert spec.concurrency is not None
         self.searcher = LedgerSearcher(
-            self._ledger, spec, paths, self.scheduler, concurrency=spec.concurrency, threads=1
+            self._ledger,
+            spec,
+            paths,
+            self.scheduler,
+            fence=lambda: None,
+            concurrency=spec.concurrency,
+            threads=1,
         )
 
     def trial(self, config: dict[str, Any]) -> tuple[int, Params]:

@@ -1,9 +1,9 @@
-"""Rows 22, 24 and 31: trials that fail, each by its kind, and workers that die again and again."""
+"""Rows 22, 23, 24 and 31: trials that fail, each by its kind, steps that are skipped, and workers
+that die again and again.
+"""
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,10 +200,19 @@ def _optuna_states(sandbox: Sandbox) -> list[TrialState]:
 _ONE = SERIAL.replace("trials: 4", "trials: 1")
 
 
+_WARMUP = 3
+_RAMPED = _ONE.replace(
+    "precision: fp16", f"precision: fp16, schedule: {{name: linear, warmup: {_WARMUP}, final: 0}}"
+)
+
+
 @pytest.mark.chaos
 @pytest.mark.fault(23, "a gradient that overflows in each epoch, and the power goes off after it")
 def test_row_23_overflow(tmp_path: Path) -> None:
-    spec = _ONE.replace("probe_task:", "troubled_task:")
+    """The schedule is that of the steps that were taken: up to the peak, then towards 0 at step
+    15, which is not reached.
+    """
+    spec = _RAMPED.replace("probe_task:", "troubled_task:")
     sandboxes = [Sandbox(tmp_path / name, spec) for name in ("reference", "sweep")]
     try:
         for sandbox in sandboxes:
@@ -214,7 +223,12 @@ def test_row_23_overflow(tmp_path: Path) -> None:
         (trial,) = reference.trials
         skipped = 3  # one window of each epoch
         assert (trial["epoch"], trial["step"]) == (3, STEPS - skipped)
-        assert reference.history(0)["num_skipped_steps", STEPS - skipped] == skipped
+        history, peak = reference.history(0), trial["params"]["train.optimizer.lr"]
+        assert history["num_skipped_steps", STEPS - skipped] == skipped
+        up = [(step + 1) / (_WARMUP + 1) for step in range(_WARMUP)]
+        down = [(STEPS - step) / (STEPS - _WARMUP) for step in range(_WARMUP, STEPS - skipped)]
+        rates = [history["train/lr", step + 1] for step in range(STEPS - skipped)]
+        assert rates == pytest.approx([peak * factor for factor in up + down])
         driver, _ = sandboxes[1].run_to("backward", 17)
         driver.power_off()
         assert_all(sandboxes[1], reference, sandboxes[1].go_on())
@@ -225,21 +239,23 @@ def test_row_23_overflow(tmp_path: Path) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.fault(31, "a worker that dies at the same step every time: given up, and said so")
-@pytest.mark.parametrize("troubled", [_ONE], indirect=True, ids=["one trial"])
+@pytest.mark.parametrize(
+    "troubled", [f"{_ONE}failures: {{max_retries: 2}}\n"], indirect=True, ids=["one trial"]
+)
 def test_row_31_lost_at_the_same_step(troubled: Sandbox) -> None:
+    """Without progress a trial is lost twice before it counts, and here twice more as allowed;
+    the next time is one too many.
+    """
     poison = _trouble(troubled, "poison")
-    started = time.monotonic()
     ended = troubled.run().wait()
-    assert_ended(
-        ended, 3, r"^stopped: the trial failed: lost: its process ended \d times in a row "
-    )
+    reason = "lost: its process ended 5 times in a row without a new checkpoint"
+    assert_ended(ended, 3, f"^stopped: the trial failed: {reason}")
     assert ended.last_line == "sweep resume chaos -s trials=2"
     (trial,) = troubled.cli.json("trials", "chaos")
     assert trial["state"] == "failed"
-    assert re.fullmatch(
-        r"lost: its process ended \d times in a row without a new checkpoint", trial["reason"]
-    )
-    assert 3 <= trial["attempts"] <= 7, f"{trial['attempts']} in {time.monotonic() - started} s"
+    assert trial["reason"] == reason
+    # Five that count, one or two that came further, and one that only heard that it is over.
+    assert 5 <= trial["attempts"] <= 8
     assert read_outcome(troubled).runs[0][0].tags["failure.kind"] == "lost"
     assert_no_residue(troubled)
     poison.unlink()
@@ -252,7 +268,7 @@ def test_row_31_lost_at_the_same_step_beside_others(
 ) -> None:
     _trouble(troubled, "poison-1")
     ended = troubled.run().wait()
-    assert_ended(ended, 0, r"^trial 1 failed.*: lost: its process ended \d times in a row ")
+    assert_ended(ended, 0, r"^trial 1 failed.*: lost: its process ended 3 times in a row ")
     found = assert_all(troubled, references.of(PARALLEL), only=(0, 2, 3))
     assert [t["state"] for t in found.trials] == ["complete", "failed", "complete", "complete"]
     assert found.trials[1]["attempts"] >= 3
@@ -276,10 +292,18 @@ def test_row_31_lost_but_further_each_time(troubled: Sandbox) -> None:
 @pytest.mark.fault(24, "out of memory: failed by policy")
 @pytest.mark.parametrize("troubled", [_ONE], indirect=True, ids=["one trial"])
 def test_row_24_out_of_memory_fails(troubled: Sandbox) -> None:
+    """The error is raised by the task, as torch raises it; no memory is exhausted."""
     _trouble(troubled, "greedy")
     ended = troubled.run().wait()
     assert_ended(ended, 3, "^stopped: the trial failed: oom: the memory of the")
     assert ended.last_line == "sweep resume chaos -s trials=2"
+    found = read_outcome(troubled)
+    (trial,) = found.trials
+    assert (trial["state"], trial["attempts"]) == ("failed", 1), (
+        "failed by policy, not tried again"
+    )
+    (run,) = found.runs[0]
+    assert (run.status, run.tags["failure.kind"]) == ("FAILED", "oom")
     assert_no_residue(troubled)
 
 

@@ -30,6 +30,9 @@ from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _GRACE = 30.0
 _AT_ONCE = 2.0
+_SHORT_GRACE, _SLACK = 3.0, 1.0
+"""Seconds that row 10 gives a driver, and what a busy machine may take beyond them to start the
+threads and processes that end it."""
 _EARLY = re.compile(r"interrupted before anything was started")
 
 _SLOW_SAVE = '''
@@ -153,6 +156,9 @@ def test_row_09_sigterm(sandbox: Sandbox, references: References) -> None:
 @pytest.mark.chaos
 @pytest.mark.fault(10, "SIGTERM with 3 s of grace, while a state takes longer to be saved")
 def test_row_10_grace_shorter_than_a_save(tmp_path: Path) -> None:
+    """Measured is the time from the signal to the end of the driver's process, while the save
+    that has begun never ends by itself.
+    """
     spec = SERIAL.replace("probe_task:", "slow_task:").replace("trials: 4", "trials: 1")
     sandboxes = [Sandbox(tmp_path / name, spec) for name in ("reference", "sweep")]
     try:
@@ -161,7 +167,7 @@ def test_row_10_grace_shorter_than_a_save(tmp_path: Path) -> None:
         assert sandboxes[0].run().wait().code == 0
         sandbox, reference = sandboxes[1], read_outcome(sandboxes[0])
         place = sandbox.probe.hold("forward", 2 * MICRO_BATCHES * INTERVAL)
-        driver = sandbox.run("--grace", "3s")
+        driver = sandbox.run("--grace", f"{_SHORT_GRACE:g}s")
         driver.until_held(place)
         driver.until(lambda: _newest(sandbox) == INTERVAL)
         slow, saves = sandbox.probe.directory / "slow", sandbox.probe.directory / "saves"
@@ -172,7 +178,7 @@ def test_row_10_grace_shorter_than_a_save(tmp_path: Path) -> None:
         started = time.monotonic()
         driver.send(signal.SIGTERM)
         ended = driver.wait(20)
-        assert time.monotonic() - started < 3.0 + _AT_ONCE
+        assert time.monotonic() - started < _SHORT_GRACE + _SLACK
         assert_says_how_to_go_on(ended, 143)
         assert _newest(sandbox) == INTERVAL
         assert_no_residue(sandbox)

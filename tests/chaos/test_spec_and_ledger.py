@@ -8,6 +8,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -87,7 +88,9 @@ def test_row_15_newest_revision_damaged(references: References, interrupted: Tem
 def test_row_16_ledger_damaged(references: References, interrupted: Template) -> None:
     sandbox = interrupted.fresh()
     path = sandbox.paths.ledger
-    completed = [t for t in Ledger.open(path).trials() if t.finished]
+    completed = [t.number for t in Ledger.open(path).trials() if t.finished]
+    assert completed == [0, 1]
+    before = _kept(sandbox, completed)
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], bytes(4096) + whole[4096:], b""):
         path.write_bytes(damaged)
@@ -95,9 +98,21 @@ def test_row_16_ledger_damaged(references: References, interrupted: Template) ->
             sandbox.resume().wait(), 2, rf"{path.name} is not a readable ledger: .*backup"
         )
         assert path.read_bytes() == damaged
+        assert _kept(sandbox, completed) == before
     path.write_bytes(whole)
-    assert [t for t in Ledger.open(path).trials() if t.finished] == completed
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+def _kept(sandbox: Sandbox, numbers: list[int]) -> dict[Path, bytes]:
+    """The curves and every file of the checkpoints of some trials."""
+    found = {}
+    for number in numbers:
+        directory = sandbox.paths.trial(number)
+        saved = [path for path in directory.glob("checkpoints/**/*") if path.is_file()]
+        assert saved
+        for path in [directory / "metrics.jsonl", *saved]:
+            found[path] = path.read_bytes()
+    return found
 
 
 @pytest.mark.chaos

@@ -132,6 +132,26 @@ def test_row_12_storage_that_becomes_read_only_never_holds_what_is_reported_as_s
 
 
 @pytest.mark.chaos
+@pytest.mark.fault(12, "all of the sweep's directory becomes read-only in the middle")
+def test_row_12_whole_sweep_that_becomes_read_only_stays_as_it_was(
+    storage: Faults, sandbox: Sandbox, references: References
+) -> None:
+    driver = _run_to_before_a_save(sandbox)
+    printed = driver.text
+    storage.fail(errno.EROFS, match=f"{sandbox.paths.name}/*")
+    before = _files(sandbox)
+    sandbox.probe.let_go(f"backward-{_BEFORE_A_SAVE}")
+    ended = driver.wait()
+    assert_says_how_to_go_on(ended, 3, rf"^stopped: .*{re.escape(str(sandbox.paths.directory))}")
+    assert _files(sandbox) == before
+    since = ended.text.removeprefix(printed)
+    assert not re.search(r"^(?!stopped: ).*\bsaved\b", since, re.MULTILINE), since
+    assert not re.search(rf"trial {_TRIAL} (epoch|complete|pruned)", since), since
+    storage.clear()
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+
+
+@pytest.mark.chaos
 @pytest.mark.fault(13, "a flipped bit, a cut, a page of zeros in the newest checkpoint")
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "zeroed"])
 def test_row_13_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
@@ -192,6 +212,20 @@ def _generations(sandbox: Sandbox) -> dict[str, str]:
     """The digest of every file of every generation, by its path."""
     files = sandbox.paths.directory.glob("trials/*/checkpoints/step-*/*")
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _files(sandbox: Sandbox) -> dict[str, str]:
+    """The digest of every file of the sweep: ledger, outbox, curves, checkpoints, logs.
+
+    Not of what SQLite shares between processes, which is memory: a mapped file without content
+    that lasts.
+    """
+    files = [path for path in sandbox.paths.directory.rglob("*") if path.is_file()]
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if not path.name.endswith(".db-shm")
+    }
 
 
 def _told(sandbox: Sandbox) -> list[tuple[str | None, str | None]]:

@@ -95,7 +95,7 @@ class Driver:
                     finished=True,
                 )
         self.searcher = LedgerSearcher(
-            self.ledger, spec, paths, self.scheduler, concurrency=1, threads=1
+            self.ledger, spec, paths, self.scheduler, fence=lambda: None, concurrency=1, threads=1
         )
 
     def run(self) -> None:

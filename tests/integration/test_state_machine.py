@@ -271,14 +271,14 @@ class Driver:
                     number=trial.number, finished=True,
                 )  # fmt: skip
         self.searcher = LedgerSearcher(
-            self.ledger, spec, paths, self._scheduler, concurrency=2, threads=1
+            self.ledger, spec, paths, self._scheduler, fence=lambda: None, concurrency=2, threads=1
         )
         view: Any = SimpleNamespace(
             started=lambda *_: None, reported=lambda *_: None, ended=lambda *_: None
         )
         self._book = Bookkeeper(
             spec, paths, self.ledger, self.recorder, view,
-            on_step=lambda: None, on_end=lambda _: None,
+            fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
         )  # fmt: skip
 
     def suggest(self) -> None:

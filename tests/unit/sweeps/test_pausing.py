@@ -41,7 +41,7 @@ class Driver:
         self.paths, self.recorder = paths, recorder
         self.ledger = Ledger.open(paths.ledger)
         self.searcher = LedgerSearcher(
-            self.ledger, spec, paths, FIFOScheduler(), concurrency=1, threads=1
+            self.ledger, spec, paths, FIFOScheduler(), fence=lambda: None, concurrency=1, threads=1
         )
         self.seen: list[tuple[str, int]] = []
         view: Any = SimpleNamespace(
@@ -53,7 +53,7 @@ class Driver:
         )
         self.book = Bookkeeper(
             spec, paths, self.ledger, recorder, view,
-            on_step=lambda: None, on_end=lambda _: None,
+            fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
         )  # fmt: skip
         self.turn = 0
 

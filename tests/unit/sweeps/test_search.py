@@ -4,6 +4,7 @@ restarted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ray.tune.search import Searcher
 
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
+from sweeps.lock import LockLost, SweepLock
 from sweeps.proposals import Proposer
 from sweeps.schedulers import make_scheduler
 from sweeps.search import LedgerSearcher
@@ -38,7 +40,9 @@ def _loss(params: dict[str, Any]) -> float:
 class Driver:
     """Asks and tells like a serial sweep does."""
 
-    def __init__(self, path: Path, spec: SweepSpec) -> None:
+    def __init__(
+        self, path: Path, spec: SweepSpec, fence: Callable[[], None] = lambda: None
+    ) -> None:
         self.ledger = (
             Ledger.open(path) if path.exists() else Ledger.create(path, mode="min", sweep_id="s")
         )
@@ -47,6 +51,7 @@ class Driver:
             spec,
             SweepPaths(path.parent, "quad"),
             make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode),
+            fence=fence,
             concurrency=1,
             threads=1,
         )
@@ -181,3 +186,15 @@ def test_while_a_stop_holds_nothing_is_handed_out_and_the_live_are_waited_for(
     driver.searcher.on_trial_complete("a")
     assert driver.ask("b") == Searcher.FINISHED
     assert len(driver.ledger.trials()) == 1
+
+
+def test_driver_whose_lock_was_taken_over_adds_no_trial(tmp_path: Path, spec: SweepSpec) -> None:
+    lock = SweepLock(tmp_path / "lock")
+    lock.acquire()
+    driver = Driver(tmp_path / "ledger.db", spec, lock.check)
+    driver.tell("t0", driver.ask("t0"))
+    (tmp_path / "lock").unlink()
+    with pytest.raises(LockLost):
+        driver.ask("t1")
+    assert [trial.number for trial in driver.ledger.trials()] == [0]
+    lock.release()

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 
 import pytest
 import torch
 
+from tests.chaos.cases import SEED
 from trainable.checkpoint import CheckpointStore, Pointer
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, Fenced, StorageError
@@ -77,9 +77,9 @@ def _flip(path, bit):
     path.write_bytes(content)
 
 
-def _damages(content, num_flips, seed):
+def _damages(content, num_flips):
     """Contents with one flipped bit, cut at 64 lengths, and with each page zeroed."""
-    chance = random.Random(seed)
+    chance = random.Random(SEED)
     for bit in chance.sample(range(8 * len(content)), num_flips):
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -101,11 +101,10 @@ def test_row_13_every_bit_flip_cut_and_zeroed_page_is_detected(tmp_path, name, n
     path = tmp_path / "checkpoints" / "step-00000002" / name
     content = path.read_bytes()
     assert len(content) < 4096 * 8
-    seed = int(os.environ.get("CHAOS_SEED", random.randrange(10**6)))
-    for what, damaged in _damages(content, num_flips, seed):
+    for what, damaged in _damages(content, num_flips):
         path.write_bytes(damaged)
         newest = CheckpointStore(tmp_path).newest()
-        assert newest.step == 1, f"{what} of CHAOS_SEED={seed} was not detected"
+        assert newest.step == 1, f"{what} of CHAOS_SEED={SEED} was not detected"
     path.write_bytes(content)
     assert CheckpointStore(tmp_path).newest().step == 2
 
@@ -190,6 +189,16 @@ def test_intervals_within_an_epoch(tmp_path, every, saved):
         store.offer(dict, step=step, epoch=0)
         store.wait()
     assert _steps(store) == saved
+
+
+@pytest.mark.seeds("S16")
+def test_interval_of_epochs_counts_their_ends(tmp_path):
+    store = _store(tmp_path, every="2 epochs", keep=9)
+    for epoch in range(1, 8):
+        for step, boundary in ((2 * epoch - 1, False), (2 * epoch, True)):
+            store.offer(dict, step=step, epoch=epoch if boundary else epoch - 1, boundary=boundary)
+            store.wait()
+    assert [generation.epoch for generation in store.generations()] == [2, 4, 6]
 
 
 @pytest.mark.seeds("S16")

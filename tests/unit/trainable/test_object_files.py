@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import fsspec
 import pytest
 import torch
@@ -10,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import Fenced
-from trainable.files import MANIFEST, STATE, ObjectFiles
+from trainable.files import STATE, ObjectFiles
 
 
 class Killed(BaseException):
@@ -18,7 +20,9 @@ class Killed(BaseException):
 
 
 class Bucket(MemoryFileSystem):
-    """A store in memory without a rename, that dies at a request of choice."""
+    """A store in memory without a rename, that dies at a request of choice, or waits there while
+    something else happens.
+    """
 
     protocol = "bucket"
     cachable = False
@@ -29,10 +33,14 @@ class Bucket(MemoryFileSystem):
         super().__init__()
         self.store, self.pseudo_dirs = {}, [""]
         self.num_requests, self.die_at = 0, -1
+        self.wait_at, self.meanwhile = -1, None
 
     def _request(self):
         if self.num_requests == self.die_at:
             raise Killed
+        if self.num_requests == self.wait_at:
+            self.wait_at = -1
+            self.meanwhile()
         self.num_requests += 1
 
     def mv(self, *_, **__):
@@ -66,10 +74,15 @@ def _reader(bucket, tmp_path):
     return CheckpointStore(tmp_path, files=ObjectFiles(bucket, tmp_path))
 
 
-def _save(store, step, value=None):
-    state = {"step": step, "weights": torch.arange(4.0) + step}
+def _save(store, step, value=None, *, whose=0.0):
+    state = {"step": step, "weights": torch.arange(4.0) + step, "whose": whose}
     store.offer(lambda: state, step=step, epoch=step, boundary=True, value=value)
     store.wait()
+    return store.pointer
+
+
+def _steps(bucket, tmp_path):
+    return [g.step for g in _reader(bucket, tmp_path).generations()]
 
 
 def test_fsspec_is_the_interface():
@@ -85,7 +98,7 @@ def test_kill_at_every_request_leaves_the_newest_whole_generation(tmp_path, dama
         for step, value in ((1, 0.1), (2, 0.2), (3, 0.3)):
             _save(store, step, value)
         if damaged:
-            bucket.pipe_file(str(tmp_path / "step-00000003" / STATE), b"x" * 1000)
+            bucket.pipe_file(f"{store.pointer.path}/{STATE}", b"x" * 1000)
         committed = [2 if damaged else 3]
         bucket.num_requests, bucket.die_at = 0, die_at
         try:
@@ -107,7 +120,7 @@ def test_kill_at_every_request_leaves_the_newest_whole_generation(tmp_path, dama
             break
         die_at += 1
     assert die_at > 10
-    assert [g.step for g in _reader(bucket, tmp_path).generations()] == [1, 4, 5]
+    assert _steps(bucket, tmp_path) == [1, 4, 5]
     quarantine = bucket.find(str(tmp_path / "quarantine"))
     assert len(quarantine) == (2 if damaged else 0)
     assert not bucket.exists(str(tmp_path / "writer"))
@@ -131,7 +144,68 @@ def test_writer_that_was_replaced_is_told_and_commits_nothing(tmp_path):
     with pytest.raises(Fenced, match="another process has taken over"):
         _save(stale, 2)
     _save(successor, 3)
-    assert [g.step for g in _reader(bucket, tmp_path).generations()] == [1, 3]
+    assert _steps(bucket, tmp_path) == [1, 3]
     stale.close()
     assert bucket.exists(str(tmp_path / "writer"))
-    assert not bucket.exists(str(tmp_path / "step-00000002" / MANIFEST))
+
+
+def _stale_writer(bucket, tmp_path, wait_at: int, meanwhile: Callable[[], None]):
+    """A writer that stands still at a request of its second save: 0 uploads the state, 1 writes
+    the manifest.
+    """
+    stale = _store(bucket, tmp_path)
+    _save(stale, 1)
+    bucket.num_requests, bucket.wait_at, bucket.meanwhile = 0, wait_at, meanwhile
+    return stale
+
+
+def test_upload_of_a_writer_that_was_replaced_changes_no_committed_generation(tmp_path):
+    bucket, told = Bucket(), []
+
+    def replace() -> None:
+        told.append(_save(_store(bucket, tmp_path), 2, whose=1.0))
+
+    stale = _stale_writer(bucket, tmp_path, 0, replace)
+    with pytest.raises(Fenced):
+        _save(stale, 2)
+    again = _store(bucket, tmp_path)
+    assert again.load(told[0])["whose"] == again.resume()["whose"] == 1.0
+    assert (again.set_aside, _steps(bucket, tmp_path)) == ([], [1, 2])
+    assert len(bucket.find(str(tmp_path))) == 5, "two generations and the writer's signature"
+
+
+def test_late_manifest_of_a_writer_that_was_replaced_belongs_to_its_own_state(tmp_path):
+    bucket, told = Bucket(), []
+
+    def replace() -> None:
+        successor = _store(bucket, tmp_path)
+        told.extend(_save(successor, step, whose=1.0) for step in (2, 3))
+
+    late = _save(_stale_writer(bucket, tmp_path, 1, replace), 2)
+    again = _store(bucket, tmp_path)
+    assert [again.load(pointer)["whose"] for pointer in [late, *told]] == [0.0, 1.0, 1.0]
+    assert again.resume()["step"] == 3, "the newest is the successor's"
+    assert again.set_aside == []
+
+
+def test_late_manifest_of_a_writer_that_was_replaced_twice_is_set_aside(tmp_path):
+    bucket, told = Bucket(), []
+
+    def replace() -> None:
+        _store(bucket, tmp_path)
+        told.append(_save(_store(bucket, tmp_path), 2, whose=1.0))
+
+    _save(_stale_writer(bucket, tmp_path, 1, replace), 2)
+    again = _store(bucket, tmp_path)
+    assert again.load(told[0])["whose"] == again.resume()["whose"] == 1.0
+    assert len(again.set_aside) == 1
+
+
+def test_generation_that_a_replaced_writer_removed_may_be_removed_again(tmp_path):
+    bucket = Bucket()
+    store = _store(bucket, tmp_path)
+    first = _save(store, 1)
+    bucket.rm(first.path, recursive=True)
+    for step in (2, 3, 4):
+        _save(store, step)
+    assert _steps(bucket, tmp_path) == [3, 4]
