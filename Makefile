@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# What takes long comes first: at the end there is something short left for whoever is done.
+SUITE := tests/integration tests/gpu tests/contract tests/golden tests/unit
 
 .PHONY: help env demo test unit check format chaos seeds bench gpu picture clean
 
@@ -25,7 +27,7 @@ demo: $(READY)  ## Run the digits sweep to its end and say how to look at it
 	 else $(BIN)/sweep run sweeps/examples/digits.yaml; fi
 
 test: $(READY)  ## Run the tests, two files at a time, and then the fault matrix's slice
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/chaos
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SUITE)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/chaos
 
 unit: $(READY)  ## Run the quick tests only
