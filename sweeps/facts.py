@@ -130,7 +130,7 @@ def _judged(
 
     def ends(number: int) -> bool:
         last = max(reports[number], default=0)
-        # The last epoch ends a trial by itself; one whose checkpoint was lost is trained again.
+        # The last epoch ends a trial by itself; one that was not saved there is trained again.
         return number in stopped and last < epochs and last <= saved_epoch(paths.trial(number))
 
     return [replace(t, stopped=ends(number)) for number, t in zip(reports, trials, strict=True)]

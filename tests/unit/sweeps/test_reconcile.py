@@ -190,6 +190,14 @@ class Sweep:
         space = {"train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True)}
         return ask(self.ledger, space, RandomSampler(seed=1)).number
 
+    def ask_after_better_ones(self) -> int:
+        for value in (0.1, 0.2):
+            number = self.ask()
+            for epoch in (1, 2, 3, 4):
+                self.ledger.report(number, epoch=epoch, step=2 * epoch, value=value)
+            self.ledger.finish(number, "complete")
+        return self.ask()
+
     def train(self, number: int, values: list[float]) -> Path:
         """Append an epoch of two steps for each value, and commit the state of the last one."""
         for epoch, value in enumerate(values, 1):
@@ -254,12 +262,7 @@ def test_a_last_epoch_without_a_sound_checkpoint_is_trained_again(sweep: Sweep) 
 def test_a_trial_that_the_scheduler_would_have_stopped_is_not_handed_out_again(
     sweep: Sweep,
 ) -> None:
-    for value in (0.1, 0.2):
-        number = sweep.ask()
-        for epoch in (1, 2, 3, 4):
-            sweep.ledger.report(number, epoch=epoch, step=2 * epoch, value=value)
-        sweep.ledger.finish(number, "complete")
-    number = sweep.ask()
+    number = sweep.ask_after_better_ones()
     sweep.train(number, [0.9])
     sweep.apply()
     assert sweep.ledger.trial(number).state == "pruned"
@@ -268,12 +271,7 @@ def test_a_trial_that_the_scheduler_would_have_stopped_is_not_handed_out_again(
 
 
 def test_a_verdict_waits_for_the_checkpoint_of_the_report_that_it_is_on(sweep: Sweep) -> None:
-    for value in (0.1, 0.2):
-        number = sweep.ask()
-        for epoch in (1, 2, 3, 4):
-            sweep.ledger.report(number, epoch=epoch, step=2 * epoch, value=value)
-        sweep.ledger.finish(number, "complete")
-    number = sweep.ask()
+    number = sweep.ask_after_better_ones()
     checkpoint = sweep.train(number, [0.9])
     shutil.rmtree(checkpoint)
     sweep.apply()
