@@ -22,6 +22,7 @@ from sweeps.revisions import read_spec
 from sweeps.spec import SweepSpec
 from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox
+from trainable.startup import without_collection
 
 _REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 """What a storage answers that is full or read-only."""
@@ -62,8 +63,9 @@ def attempt(
         with leaving(), err.status("loading the task") as spinner:
             inspection = Inspection(spec, ways)
 
-            from sweeps.live import LiveTable, PlainLines
-            from sweeps.run import run_sweep  # imports Ray while the child imports torch
+            with without_collection():
+                from sweeps.live import LiveTable, PlainLines
+                from sweeps.run import run_sweep  # imports Ray while the child imports torch
 
             facts = inspection.facts()
             ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)

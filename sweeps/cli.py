@@ -6,6 +6,7 @@ ray nor mlflow. What must not live here: anything that a Python caller could not
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -332,7 +333,10 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
 
 def main() -> None:
     """The entry point of the `sweep` command."""
-    app()
+    try:
+        app()
+    finally:
+        gc.freeze()  # the interpreter's last look at all that was imported takes a second
 
 
 def _load(

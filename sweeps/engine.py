@@ -34,6 +34,8 @@ _SETTINGS = {
     # trials that ask for no GPU see none, instead of all training on the first one
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     "RAY_AIR_NEW_OUTPUT": "0",  # what is printed is the view's
+    # none of those that Ray starts in advance is ever used: trials bring their own environment
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a task's relative paths mean what they meant to the user
     # the recorder records; CSV, JSON and TensorBoard copies only cost
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",

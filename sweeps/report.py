@@ -27,6 +27,7 @@ from sweeps.report_basis import basis
 from sweeps.report_figures import Figure, NotEnough, SweepData, figures
 from sweeps.report_page import Section, escape, page, table
 from sweeps.results import STATES, SweepView, format_number, format_result
+from trainable.startup import without_collection
 
 _LEADERS = 10
 _NO_VALUE = "<p class=missing>No trial has a value yet.</p>"
@@ -187,4 +188,5 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with without_collection():
+        main(sys.argv[1:])

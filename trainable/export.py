@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError
+from trainable.startup import without_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -121,7 +122,8 @@ def _model_of(state: dict[str, Any], generation: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        export_weights(Path(sys.argv[1]), Path(sys.argv[2]))
-    except CheckpointError as error:
-        sys.exit(str(error))
+    with without_collection():
+        try:
+            export_weights(Path(sys.argv[1]), Path(sys.argv[2]))
+        except CheckpointError as error:
+            sys.exit(str(error))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
+from trainable.startup import without_collection
 
 if TYPE_CHECKING:
     from trainable.data import Plan
@@ -83,6 +84,8 @@ def _main() -> None:
     # What a user's module prints, or a library below it, must not end up among the answers.
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
+        with without_collection():
+            import trainable.build  # noqa: F401  torch comes with it
         first, *others = sys.stdin
         answer = _answer(first)
         # at once: whatever happens in a rehearsal, this much is known

@@ -15,18 +15,21 @@ import contextlib
 import io
 import json
 import os
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from ray import tune
-from ray.tune.result import DONE, SHOULD_CHECKPOINT
-
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError, OutOfMemory, TrainingError
 from trainable.files import make_directory
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
+from trainable.startup import without_collection
+
+with without_collection():
+    from ray import tune
+    from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 OBJECTIVE = "objective"
 """The result key that carries the value of the trial's (first) metric, whatever it is called."""
@@ -71,9 +74,13 @@ class TuneTrial(tune.Trainable):
         self._resolved: dict[str, str] = {}
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
+            if "torch" not in sys.modules:
+                with without_collection():
+                    import torch._dynamo  # which the first optimizer of a process would import
+
+                    import trainable.build  # noqa: F401  seconds that only workers pay
             import torch
 
-            import trainable.build  # noqa: F401  seconds that only workers pay
             from trainable.switches import Switches
 
             # once in a process, all of whose trials have as many; the others are set with the run
