@@ -122,9 +122,9 @@ class LocalFiles:
         return self._root / name
 
     def names(self) -> list[str]:
-        if not self._root.is_dir():
-            return []
-        return sorted(path.name for path in self._root.iterdir() if _NAME.fullmatch(path.name))
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(filter(_NAME.fullmatch, os.listdir(self._root)))
+        return []
 
     def unused(self, step: int) -> str:
         return _unused(f"step-{step:08d}", self.names())

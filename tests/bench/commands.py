@@ -14,6 +14,22 @@ from tests.bench.table import Goal, Result, Sample, interleave, size
 _SWEEP = Path(sys.executable).with_name("sweep")
 _TRIALS, _EPOCHS, _STEPS = 1000, 10, 1000
 _SMOKE_TRIALS, _LEADERS = 20, 5
+_METRICS = (
+    "train/loss",
+    "train/lr",
+    "train/grad_norm",
+    "train/clip_fraction",
+    "train/samples_per_second",
+    "memory/process_mb",
+    "val/loss",
+    "val/accuracy",
+    "epoch",
+)
+_TAGS = (
+    *(f"gradsweep.{name}" for name in ("attempts", "code", "command", "data", "device", "role")),
+    *(f"gradsweep.{name}" for name in ("precision", "sweep_id", "trial")),
+    *("best_epoch", "best_step", "figures", "stopped_by", "mlflow.parentRunId"),
+)
 _ROWS = {"status": "P11", "trials": "P10", "compare": "P10"}
 
 _SPEC = """
@@ -60,14 +76,15 @@ def looking(repeats: int) -> list[Result]:
 
 def against_mlflow(repeats: int) -> list[Result]:
     """What `sweep trials` and `sweep compare` print against `mlflow.search_runs` on the same runs,
-    without what either imports: all of them, and for `compare` the leaders alone, too.
+    without what either imports: all of them, and for `compare` the leaders alone, too. The runs
+    carry what the recorder gives each trial: that many parameters, tags and metrics.
     """
     import json
 
     import mlflow
     from mlflow.entities import Metric, Param
 
-    from sweeps.compare import compare
+    from sweeps.compare import compare, resolved
     from sweeps.layout import SweepPaths
     from sweeps.results import SweepView
 
@@ -79,12 +96,21 @@ def against_mlflow(repeats: int) -> list[Result]:
         mlflow.set_tracking_uri(uri)
         client = mlflow.MlflowClient(uri)
         experiment = client.create_experiment("large", (root / "artifacts").as_uri())
-        for trial in SweepView(paths).trials():
-            run = client.create_run(experiment, tags={"gradsweep.trial": str(trial["number"])})
-            points = [Metric("train/loss", 1 / s, s, s) for s in range(1, _STEPS)]
-            points.append(Metric("best/val/loss", trial["value"], _STEPS, _STEPS))
-            params = [Param(key, str(value)) for key, value in trial["params"].items()]
-            client.log_batch(run.info.run_id, points, params)
+        view = SweepView(paths)
+        for record in view.records:
+            tags = {tag: f"{tag} of {record.number}" for tag in _TAGS}
+            run = client.create_run(experiment, tags=tags)
+            points = [
+                Metric(name, 1 / step, step, step)
+                for name in _METRICS
+                for step in range(1, _STEPS + 1, len(_METRICS))
+            ]
+            points.append(Metric("best/val/loss", record.value, _STEPS, _STEPS))
+            searched = {f"space.{key}": value for key, value in record.params.items()}
+            values = searched | resolved(view, record)
+            params = [Param(key, str(value)) for key, value in values.items()]
+            client.log_batch(run.info.run_id, points[:_STEPS], params)
+            client.log_batch(run.info.run_id, points[_STEPS:])
 
         def listed() -> float:
             started = time.perf_counter()
@@ -98,15 +124,15 @@ def against_mlflow(repeats: int) -> list[Result]:
             assert printed.count('"number"') == _LEADERS
             return time.perf_counter() - started
 
-        def searched(count: int, order: list[str] | None = None) -> float:
+        def found(count: int, order: list[str] | None = None) -> float:
             started = time.perf_counter()
-            found = mlflow.search_runs([experiment], max_results=count, order_by=order)
-            assert len(found) == count
+            runs = mlflow.search_runs([experiment], max_results=count, order_by=order)
+            assert len(runs) == count
             return time.perf_counter() - started
 
-        peers: dict[str, Sample] = {"mlflow.search_runs": lambda: searched(trials)}
+        peers: dict[str, Sample] = {"mlflow.search_runs": lambda: found(trials)}
         best = ["metrics.`best/val/loss` ASC"]
-        leaders: dict[str, Sample] = {"the same, leaders alone": lambda: searched(_LEADERS, best)}
+        leaders: dict[str, Sample] = {"the same, leaders alone": lambda: found(_LEADERS, best)}
         results = []
         for row, ours, against in (
             (f"P10 all of {trials} trials", listed, peers),
