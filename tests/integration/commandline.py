@@ -35,7 +35,7 @@ search: {sampler: tpe, startup_trials: 2}
 early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
 """
 TINY = re.sub("early_stopping: .*", "early_stopping: {scheduler: none}", SMALL)
-TINY = TINY.replace("trials: 4", "trials: 2").replace("epochs: 4", "epochs: 1")
+TINY = TINY.replace("trials: 4", "trials: 2\nconcurrency: 1").replace("epochs: 4", "epochs: 1")
 
 
 class CommandLine:

@@ -41,7 +41,7 @@ def test_the_starter_runs_as_it_is(cli: CommandLine) -> None:
     assert printed.splitlines()[-1] == "run it with: cd mine && sweep run sweep.yaml"
     inside = CommandLine(cli.directory / "mine")
     assert "is valid" in inside.ok("check", "sweep.yaml")
-    inside.ok("run", "sweep.yaml", "-s", "trials=2", "-s", "budget.epochs=2")
+    inside.ok("run", "sweep.yaml", "-s", "trials=1", "-s", "budget.epochs=2")
     assert inside.json("status", "my_sweep")["state"] == "finished"
     assert [sweep["name"] for sweep in inside.json("list")] == ["my_sweep"]
     again = cli("init", "mine")

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
@@ -77,6 +78,7 @@ def _assert_whole(cli: CommandLine, before: list[dict[str, Any]]) -> None:
             ), key
 
 
+@pytest.mark.chaos  # row 7 shows the same of every byte; this is what a user sees of it
 def test_ctrl_c_saves_drains_and_says_how_to_go_on(cli: CommandLine) -> None:
     driver, token, before = _interrupt(cli, signal.SIGINT)
     printed, _ = driver.communicate(timeout=60)
@@ -104,6 +106,7 @@ def test_ctrl_c_saves_drains_and_says_how_to_go_on(cli: CommandLine) -> None:
     _assert_whole(cli, before)
 
 
+@pytest.mark.chaos
 def test_sigterm_drains_with_its_own_exit_code_and_a_second_driver_is_refused(
     cli: CommandLine,
 ) -> None:

@@ -65,6 +65,7 @@ task: {name: "somewhere.else_:Mine"}
 metric: val/accuracy
 mode: max
 trials: 6
+concurrency: 1
 budget: {epochs: 3}
 space:
   train.optimizer.lr: {loguniform: [1.0e-3, 1.0e-1]}

@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Any
 
+import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -51,6 +52,7 @@ def _told(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: trial[key] for key in SAME} for trial in trials]
 
 
+@pytest.mark.chaos  # how they are promoted after a death is in test_search_resume, too
 def test_a_sweep_of_pausing_trials_killed_in_a_promotion_promotes_the_same(
     cli: CommandLine,
 ) -> None:

@@ -58,6 +58,7 @@ task: {{name: kinds_task:Kinds, kind: healthy}}
 metric: val/loss
 mode: min
 trials: 4
+concurrency: 1
 seed: 7
 budget: {{epochs: 3}}
 space:
