@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -336,7 +337,8 @@ def main() -> None:
     try:
         app()
     finally:
-        gc.freeze()  # the interpreter's last look at all that was imported takes a second
+        if "torch" not in sys.modules:  # the bindings of which complain of what is left
+            gc.freeze()  # the interpreter's last look at all that was imported takes a second
 
 
 def _load(

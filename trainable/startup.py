@@ -1,4 +1,4 @@
-"""Starting a process, and ending it: what costs seconds before and after the first line of work.
+"""Starting a process: what costs seconds before its first line of work.
 
 What must not live here: what is imported.
 """
@@ -15,12 +15,10 @@ def without_collection() -> Iterator[None]:
     """Import large packages, or run a short program, without the garbage collector.
 
     It looks through everything that was imported again and again: a fifth of the time that torch
-    and Ray take, and once more when the interpreter ends. What is there when the context closes is
-    left alone from then on (`gc.freeze`), so no run, whose memory is to come back, may be open.
+    and Ray take.
     """
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
         gc.enable()
