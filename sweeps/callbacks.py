@@ -36,7 +36,6 @@ from sweeps.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.checkpoint import CheckpointStore
-from trainable.config import TrialConfig
 from trainable.files import make_directory
 from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
@@ -183,7 +182,8 @@ class Bookkeeper(Callback):
             return
         attempt = self._ledger.start(number)
         tags = {"gradsweep.attempts": str(attempt)}
-        resolved = TrialConfig.model_validate(trial.config["config"])
+        # Of halved micro-batches a tag tells: they are no change of what the trial was asked for.
+        resolved = self._spec.trial_config(number, params)
         self._recorder.start(
             number,
             trial_parameters(resolved, params),
