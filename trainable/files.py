@@ -134,10 +134,11 @@ class LocalFiles:
         return sorted(f"{_QUARANTINE}/{path.name}" for path in room.glob("*"))
 
     def read(self, name: str, file: str) -> bytes:
-        return (self._root / name / file).read_bytes()
+        with open(os.path.join(self._root, name, file), "rb") as content:
+            return content.read()
 
     def length(self, name: str, file: str) -> int:
-        return (self._root / name / file).stat().st_size
+        return os.path.getsize(os.path.join(self._root, name, file))
 
     def open(self) -> None:
         make_directory(self._root)
