@@ -1,10 +1,13 @@
-"""What every test shares: the tables at a session's end, and no environment left over from another
-test.
+"""What every test shares: one Ray per session, a sweep's directory, and no environment left over
+from another test.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import uuid
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,3 +43,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "integration" in item.path.parts:
             item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(scope="session")
+def ray_on_two_cores() -> Iterator[None]:
+    """A real local Ray with a logical GPU, shared by all tests that need one in this process."""
+    from sweeps import engine
+    from sweeps.resources import Gpu, Machine
+
+    before, token = dict(os.environ), uuid.uuid4().hex  # two sessions must not end each other's
+    engine.configure(token)
+    machine = Machine("test", cpus=4, memory=2**30, gpus=(Gpu("logical", 2**30),))
+    engine.start(token, machine, concurrency=4)
+    yield
+    engine.stop(token)
+    os.environ.clear()
+    os.environ.update(before)
