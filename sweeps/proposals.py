@@ -4,7 +4,8 @@ A sampler is asked at a desk: a study in memory that shows it the trials so far 
 search space as it is, and on top of them a draft that no ledger knows. A draft that violates a
 constraint is thrown away and another one drawn; only what is trained reaches the ledger, in one
 piece. So a space may be edited between two drivers, and a driver may die at any moment. What must
-not live here: building samplers (`samplers`), storing (`ledger`).
+not live here: building samplers (`samplers`), storing (`ledger`), and how trials of different
+lengths compare (`rung_view`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sweeps.halving import make_ladder
 from sweeps.ledger import Ledger
 from sweeps.parameters import flatten
 from sweeps.proposal import Proposal
+from sweeps.rung_view import at_one_rung, compared_at
 from sweeps.samplers import Samplers
 from sweeps.search_values import LEARN_NOTHING
 from sweeps.space import Distribution
@@ -55,6 +57,8 @@ class Proposer:
         self._ladder = make_ladder(
             spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0]
         )
+        self._compared_at = compared_at(spec.early_stopping, spec.budget.epochs)
+        self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[int, FrozenTrial] = {}  # what has ended does not change any more
 
     def propose(self, number: int, stored: Mapping[str, Any] | None = None) -> Proposal:
@@ -91,7 +95,7 @@ class Proposer:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a point as the sampler suggests it, and the notes that it made."""
         sampler = self._samplers.of(number, attempt)
-        desk = _Desk(shown, len(self._warm) + number)
+        desk = _Desk(self._as_they_compare(sampler, shown), len(self._warm) + number)
         study = optuna.create_study(
             storage=desk, directions=self._ledger.directions, sampler=sampler
         )
@@ -114,6 +118,23 @@ class Proposer:
             return desk.draft.params[key]
 
         return self._space.point(value), dict(desk.draft.system_attrs)
+
+    def _as_they_compare(
+        self, sampler: BaseSampler, shown: list[FrozenTrial]
+    ) -> list[FrozenTrial]:
+        """Return trials as they were at one rung, to a sampler that would mix the values of all.
+
+        NSGA-II and CMA-ES keep notes of who was complete. Trials of earlier sweeps bring one value
+        each, of their own last epoch, and would not compare.
+        """
+        if not self._compared_at or self._warm or not isinstance(sampler, TPESampler):
+            return shown
+        return at_one_rung(
+            shown,
+            self._compared_at,
+            enough=max(1, self._spec.search.startup_trials),
+            minimize=self._ledger.minimize,
+        )
 
     def _is_joint(self, sampler: BaseSampler, key: str, distribution: BaseDistribution) -> bool:
         """Whether a parameter may be suggested together with others. Samplers but TPE take it that
@@ -141,7 +162,9 @@ class Proposer:
         if trial.number in self._shown:
             return self._shown[trial.number]
         shown = trial
-        params = self._space.restated(self._values(trial))
+        if trial.number not in self._points:
+            self._points[trial.number] = self._space.restated(self._values(trial))
+        params = self._points[trial.number]
         distributions = {key: self._distributions[key] for key in params or ()}
         digest = trial.system_attrs.get(SPACE, self._digest)
         if (trial.params, trial.distributions, digest) != (params, distributions, self._digest):

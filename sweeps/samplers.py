@@ -67,6 +67,7 @@ class Samplers:
     def __init__(self, spec: SweepSpec, warm: Sequence[FrozenTrial] = ()) -> None:
         self._warm = warm
         self._search = spec.search
+        self._sampler = _short(spec.search.sampler)
         self._seed = spec.seed
         self._trials = spec.trials
         self._space = spec.search_space()
@@ -84,7 +85,7 @@ class Samplers:
         with warnings.catch_warnings():
             # Their interface may change, which the pinned version bounds.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            if self._search.sampler == "grid":
+            if self._sampler == "grid":
                 return self._of_grid(number - len(self._search.try_first), seed)
             return self._build(number, seed)
 
@@ -116,7 +117,7 @@ class Samplers:
         search = self._search
         given: dict[str, Any] = {"seed": seed, "n_startup_trials": search.startup_trials}
         own: dict[str, Any] = {}
-        match search.sampler:
+        match self._sampler:
             case "tpe" if self._space.conditional and search.arguments.get("multivariate", True):
                 given["group"] = True  # what exists together is modelled together
             case "gp":
@@ -131,7 +132,7 @@ class Samplers:
                 given["seed"] = derive_seed(self._seed, "sampler") % _SEEDS
                 unconditional = self._space.unconditional().items()
                 own = {"number": number, "space": {k: d.to_optuna() for k, d in unconditional}}
-        kind = _CLASSES.get(search.sampler) or _load(search.sampler)
+        kind = _CLASSES.get(self._sampler) or _load(self._sampler)
         taken = inspect.signature(kind).parameters
         given = {key: value for key, value in given.items() if key in taken}
         try:
@@ -189,6 +190,16 @@ _CLASSES: dict[str, type[BaseSampler]] = {
     "random": optuna.samplers.RandomSampler,
     "qmc": _NumberedSequence,
 }
+
+
+_NAMES = {optuna.samplers.QMCSampler: "qmc"} | {kind: name for name, kind in _CLASSES.items()}
+
+
+def _short(sampler: str) -> str:
+    """Return the name of a sampler that has one, also where it was written as `module:Class`: it
+    is the same one then. Of Optuna's QMC sampler each trial would have the first point.
+    """
+    return _NAMES.get(_load(sampler), sampler) if ":" in sampler else sampler
 
 
 class _GridPoint(BaseSampler):

@@ -182,6 +182,6 @@ class LedgerSearcher(Searcher):
 
     def _told(self) -> tuple[dict[int, dict[int, float]], set[int]]:
         """What all trials have reported, and which of them have no end."""
-        trials = self._ledger.trials()
-        unfinished = {trial.number for trial in trials if not trial.finished}
-        return {trial.number: trial.reports for trial in trials}, unfinished
+        trials = self._ledger.frozen_trials()  # a record of each of thousands would take long
+        unfinished = {trial.number for trial in trials if not trial.state.is_finished()}
+        return {trial.number: trial.intermediate_values for trial in trials}, unfinished

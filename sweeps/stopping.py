@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sweeps.ledger_view import TrialSummary, best_report
+from sweeps.sections import StopConfig
 from sweeps.spec import SweepSpec
 from sweeps.tags import BY_THE_SWEEP
 
@@ -44,9 +45,16 @@ def fired(spec: SweepSpec, trials: Sequence[TrialSummary], seconds: float) -> Fi
         trials: All that there are.
         seconds: How long its trials have been run, by all drivers together.
     """
+    if not _watches(spec):
+        return None
     if len(trials) >= spec.trials and all(t.finished and not _cut_short(t) for t in trials):
         return None
     return _target(spec, trials) or _plateau(spec, trials) or _time(spec, seconds)
+
+
+def _watches(spec: SweepSpec) -> bool:
+    """Whether anything may end the sweep early."""
+    return spec.stop != StopConfig()
 
 
 def _cut_short(trial: TrialSummary) -> bool:
@@ -130,7 +138,8 @@ class Stops:
 
     def trial_ended(self) -> None:
         """Note that a trial has come to its end."""
-        self._trials = self._ledger.trials()
+        if _watches(self._spec):  # to read thousands at each one's end takes long
+            self._trials = self._ledger.trials()
 
     def keep(self) -> None:
         """Write the sweep's time down."""

@@ -14,20 +14,24 @@ from tests.bench import quality_digits
 from tests.bench.quality_problems import METRIC, PROBLEMS, Problem
 from tests.bench.quality_sweeps import Params
 
-ASHA = {"scheduler": "asha", "grace_epochs": 1, "reduction": 3}
+ASHA: dict[str, Any] = {"scheduler": "asha", "grace_epochs": 1, "reduction": 3}
 SAMPLERS: dict[str, dict[str, Any]] = {
     "random": {"search": {"sampler": "random"}},
     "tpe": {"search": {"sampler": "tpe"}},
     "gp": {"search": {"sampler": "gp"}},
 }
-OURS, STOCK, RANDOM = "asha + tpe", "stock: asha + optuna", "random"
+OURS, STOCK, RANDOM = "asha_promote + tpe", "stock: asha + optuna", "random"
 """What is compared by the goals."""
 PEERS = (STOCK, "tpe", RANDOM)
 SEARCHES: dict[str, dict[str, Any]] = {
     RANDOM: {"search": {"sampler": "random"}},
     "tpe": {"search": {"sampler": "tpe"}},
     "asha + random": {"search": {"sampler": "random"}, "early_stopping": ASHA},
-    OURS: {"search": {"sampler": "tpe"}, "early_stopping": ASHA},
+    "asha + tpe": {"search": {"sampler": "tpe"}, "early_stopping": ASHA},
+    OURS: {
+        "search": {"sampler": "tpe"},
+        "early_stopping": {**ASHA, "scheduler": "asha_promote"},
+    },
 }
 STOCKS: dict[str, tuple[int, int] | None] = {
     "stock: optuna": None,

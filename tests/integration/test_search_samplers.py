@@ -136,7 +136,9 @@ def test_startup_trials_have_ended_with_a_result_before_the_model_suggests(
     assert not is_random(), "four are complete, and tpe has seen one more"
 
 
-@pytest.mark.parametrize("name", ["TPESampler", "NSGAIIISampler", "BruteForceSampler"])
+@pytest.mark.parametrize(
+    "name", ["TPESampler", "NSGAIIISampler", "BruteForceSampler", "QMCSampler", "CmaEsSampler"]
+)
 def test_any_sampler_of_optuna_can_be_named(tmp_path: Path, name: str) -> None:
     more = ["search.arguments={multivariate: false}"] if name == "TPESampler" else []
     if name == "BruteForceSampler":

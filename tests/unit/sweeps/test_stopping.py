@@ -171,6 +171,18 @@ def test_a_stop_is_noticed_at_the_end_of_a_trial(tmp_path: Path) -> None:
     assert found.key == "stop.value"
 
 
+def test_without_a_stop_no_trial_is_read_however_many_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver would read all of them at each one's end."""
+    sweep = MadeSweep(tmp_path)
+    stops = Stops(sweep.spec, sweep.ledger)
+    sweep.add("complete", 0.5)
+    monkeypatch.delattr(Ledger, "trials")
+    stops.trial_ended()
+    assert stops.look() is None
+
+
 def test_a_stopped_sweep_is_finished_until_its_spec_lets_it_go_on(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     sweep.add("complete", 0.5)
