@@ -164,7 +164,7 @@ def _train(config: TrialConfig, directory: Path) -> None:
 TASKS = [
     pytest.param(
         lambda _: examine(_config(train={"schedule": {"warmup": 5}})),
-        "warmup is 5 steps of 5 steps in all; it must be shorter than the run; lower schedule.warmup or raise budget.epochs",
+        "warmup is 5 steps of 5 steps in all; it must be shorter than the run; lower train.schedule.warmup or raise budget.epochs",
         id="26 warmup as long as the run",
     ),
     pytest.param(

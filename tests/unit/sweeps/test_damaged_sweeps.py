@@ -1,0 +1,97 @@
+"""A sweep's directory with any of its files damaged: each command works or says what is wrong.
+
+Nothing here goes on with such a sweep: its task is nowhere to be found, so that a resume is refused
+before anything is started, if the damage does not refuse it first.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sweeps.cli import app
+
+ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
+FILES = sorted(str(path.relative_to(ASSET)) for path in ASSET.rglob("*") if path.is_file())
+COMMANDS = [
+    ["list"],
+    ["status", "chaos"],
+    ["trials", "chaos"],
+    ["show", "chaos", "0"],
+    ["best", "chaos"],
+    ["compare", "chaos"],
+    ["stop", "chaos", "--now"],
+    ["resume", "chaos"],
+]
+
+
+def _empty(path: Path, _draw: random.Random) -> None:
+    path.write_bytes(b"")
+
+
+def _remove(path: Path, _draw: random.Random) -> None:
+    path.unlink()
+
+
+def _cut(path: Path, draw: random.Random) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: draw.randrange(1, len(content))])
+
+
+def _flip(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def _scribble(path: Path, draw: random.Random) -> None:
+    path.write_bytes(draw.randbytes(200))
+
+
+def _replace_by_a_directory(path: Path, _draw: random.Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = [_empty, _remove, _cut, _flip, _scribble, _replace_by_a_directory]
+
+
+def _files(directory: Path) -> dict[Path, bytes]:
+    # SQLite's own files come and go beside a database that is looked at.
+    return {
+        path: path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and not path.name.endswith(("-shm", "-wal", "-journal"))
+    }
+
+
+def _check_commands(root: Path) -> None:
+    before = _files(root)
+    for command in COMMANDS:
+        done = CliRunner().invoke(app, [*command, "--root", str(root)])
+        what = f"{command}: {done.exit_code} {done.exception!r}\n{done.output}"
+        assert done.exception is None or isinstance(done.exception, SystemExit), what
+        assert done.exit_code in ({2} if command[0] in ("stop", "resume") else {0, 2, 3}), what
+        assert bool(done.stdout) == (done.exit_code == 0), what
+        assert (done.exit_code == 0) or done.stderr.strip(), what
+        assert "Traceback" not in done.output, what
+    assert _files(root) == before
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__[1:])
+@pytest.mark.parametrize("file", FILES)
+def test_each_command_works_or_says_what_is_damaged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    damage: Callable[[Path, random.Random], None],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ASSET, tmp_path / "runs/chaos")
+    damage(tmp_path / "runs/chaos" / file, random.Random(f"{file} {damage.__name__}"))
+    _check_commands(tmp_path / "runs")
