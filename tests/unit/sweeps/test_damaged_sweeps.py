@@ -1,7 +1,7 @@
 """A sweep's directory with any of its files damaged: each command works or says what is wrong.
 
-Nothing here goes on with such a sweep: its task is nowhere to be found, so that a resume is refused
-before anything is started, if the damage does not refuse it first.
+Nothing here goes on with such a sweep: its task is nowhere to be found, so that a resume is
+refused before anything is started, if the damage does not refuse it first.
 """
 
 from __future__ import annotations

@@ -88,7 +88,11 @@ def test_looking_at_an_older_sweep_shows_it_and_changes_nothing(paths: SweepPath
 
 def test_an_older_sweep_is_put_right_and_given_its_format(paths: SweepPaths) -> None:
     assert read_spec(paths.spec).format is None
-    spec, ledger, recorder = read_spec(paths.spec).spec, Ledger.open(paths.ledger), MemoryRecorder()
+    spec, ledger, recorder = (
+        read_spec(paths.spec).spec,
+        Ledger.open(paths.ledger),
+        MemoryRecorder(),
+    )
     assert [trial.state for trial in ledger.trials()] == [
         "complete", "pruned", "running"
     ]  # fmt: skip
@@ -112,9 +116,7 @@ def test_an_older_sweep_is_given_its_format_beside_a_change(paths: SweepPaths) -
 
 
 @pytest.mark.parametrize("command", OF_A_SWEEP, ids=" ".join)
-def test_a_newer_sweep_is_refused_by_every_command(
-    newer: SweepPaths, command: list[str]
-) -> None:
+def test_a_newer_sweep_is_refused_by_every_command(newer: SweepPaths, command: list[str]) -> None:
     before = _files(newer.root.parent)
     done = CliRunner().invoke(app, [*command, "chaos", *MORE.get(command[0], [])])
     assert (done.exit_code, done.stdout) == (2, "")
