@@ -31,13 +31,14 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
     from sweeps.layout import LedgerError, list_sweeps, resolve_root
     from sweeps.results import SweepView
     from sweeps.revisions import RevisionError
+    from sweeps.spec import SpecError
 
     with input_errors():
         found = []
         for paths in list_sweeps(resolve_root(root)):
             try:
                 found.append(SweepView(paths).status())
-            except (RevisionError, LedgerError) as error:
+            except (RevisionError, SpecError, LedgerError, OSError) as error:
                 # the others are shown nevertheless
                 display.sentence(err, str(error), style="yellow")
     show_found(found, as_json, lambda: display.sweeps(found, resolve_root(root)))

@@ -6,6 +6,7 @@ refused before anything is started, if the damage does not refuse it first.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from tests.unit.sweeps.made_sweep import MadeSweep
 
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
 FILES = sorted(str(path.relative_to(ASSET)) for path in ASSET.rglob("*") if path.is_file())
@@ -95,3 +97,15 @@ def test_each_command_works_or_says_what_is_damaged(
     shutil.copytree(ASSET, tmp_path / "runs/chaos")
     damage(tmp_path / "runs/chaos" / file, random.Random(f"{file} {damage.__name__}"))
     _check_commands(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("file", ["sweep.yaml", "ledger.db", "outbox/outbox.db"])
+def test_a_list_names_the_damaged_sweep_and_shows_the_others(tmp_path: Path, file: str) -> None:
+    shutil.copytree(ASSET, tmp_path / "chaos")
+    (tmp_path / "chaos" / file).write_bytes(b"no such thing")
+    MadeSweep(tmp_path, "small")
+    done = CliRunner().invoke(app, ["list", "--json", "--root", str(tmp_path)])
+    assert done.exit_code == 0
+    assert [sweep["name"] for sweep in json.loads(done.stdout)] == ["small"]
+    assert str(tmp_path / "chaos" / file) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
