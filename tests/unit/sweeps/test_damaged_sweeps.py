@@ -16,7 +16,14 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from sweeps.layout import SweepPaths
+from sweeps.revisions import read_spec
+from sweeps.sync import tell_who_is_interrupted
 from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.outbox_status import read_outbox
+from trainable.history import read_rows
+
+Damage = Callable[[Path, random.Random], None]
 
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
 FILES = sorted(str(path.relative_to(ASSET)) for path in ASSET.rglob("*") if path.is_file())
@@ -60,7 +67,8 @@ def _replace_by_a_directory(path: Path, _draw: random.Random) -> None:
     path.mkdir()
 
 
-DAMAGES = [_empty, _remove, _cut, _flip, _scribble, _replace_by_a_directory]
+RARER = [_cut, _scribble, _replace_by_a_directory]
+DAMAGES = [_empty, _remove, _flip, *(pytest.param(one, marks=pytest.mark.chaos) for one in RARER)]
 
 
 def _files(directory: Path) -> dict[Path, bytes]:
@@ -85,21 +93,34 @@ def _check_commands(root: Path) -> None:
     assert _files(root) == before
 
 
+def _check_damaged(directory: Path, file: str, damage: Damage, seed: str) -> None:
+    root = directory / "runs"
+    shutil.copytree(ASSET, root / "chaos")
+    damage(root / "chaos" / file, random.Random(seed))
+    _check_commands(root)
+    shutil.rmtree(root)
+
+
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__[1:])
 @pytest.mark.parametrize("file", FILES)
 def test_each_command_works_or_says_what_is_damaged(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    file: str,
-    damage: Callable[[Path, random.Random], None],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, damage: Damage
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ASSET, tmp_path / "runs/chaos")
-    damage(tmp_path / "runs/chaos" / file, random.Random(f"{file} {damage.__name__}"))
-    _check_commands(tmp_path / "runs")
+    _check_damaged(tmp_path, file, damage, f"{file} {damage.__name__}")
 
 
-@pytest.mark.parametrize("file", ["sweep.yaml", "ledger.db", "outbox/outbox.db"])
+@pytest.mark.chaos
+@pytest.mark.parametrize("file", FILES)
+def test_each_command_works_or_says_what_is_damaged_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(20):
+        _check_damaged(tmp_path, file, (_cut, _flip)[number % 2], f"{file} {number}")
+
+
+@pytest.mark.parametrize("file", ["sweep.yaml", "ledger.db"])
 def test_a_list_names_the_damaged_sweep_and_shows_the_others(tmp_path: Path, file: str) -> None:
     shutil.copytree(ASSET, tmp_path / "chaos")
     (tmp_path / "chaos" / file).write_bytes(b"no such thing")
@@ -109,3 +130,30 @@ def test_a_list_names_the_damaged_sweep_and_shows_the_others(tmp_path: Path, fil
     assert [sweep["name"] for sweep in json.loads(done.stdout)] == ["small"]
     assert str(tmp_path / "chaos" / file) in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_damaged_outbox_keeps_nobody_from_looking(tmp_path: Path) -> None:
+    shutil.copytree(ASSET, tmp_path / "chaos")
+    outbox = tmp_path / "chaos/outbox/outbox.db"
+    outbox.write_bytes(b"no such thing")
+    done = CliRunner().invoke(app, ["status", "chaos", "--json", "--root", str(tmp_path)])
+    assert (done.exit_code, json.loads(done.stdout)["trials"]["complete"]) == (0, 1)
+    assert done.stderr == (
+        f"the outbox {outbox} is damaged (file is not a database); the trials' own files and the "
+        "server know what was in it; a resume sets it aside and delivers what the server lacks\n"
+    )
+
+
+def test_a_damaged_outbox_is_set_aside_and_filled_again(tmp_path: Path) -> None:
+    shutil.copytree(ASSET, tmp_path / "chaos")
+    paths = SweepPaths(tmp_path, "chaos")
+    (paths.outbox / "outbox.db").write_bytes(b"no such thing")
+    spec = read_spec(paths.spec).spec
+    tell_who_is_interrupted(paths, spec)
+    known = read_outbox(paths.outbox)
+    assert known.damage is None
+    assert known.told == {0: "FINISHED", 1: "KILLED"}
+    for number, steps in ((0, 15), (1, 5)):
+        rows = read_rows(paths.trial(number))
+        assert len(rows) == steps
+        assert not known.lacks(number, rows)
