@@ -142,6 +142,12 @@ def best(
 
     if pickled and register is None:
         fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
+    if register is not None and (not register.strip() or set(register) & set("/:")):
+        fail(
+            f"--register is '{register}'; the name of a model in the registry is not empty and "
+            "holds neither '/' nor ':'; choose another",
+            code=WRONG_INPUT,
+        )
     with input_errors():
         view = view_of(name, root)
         if export is not None:

@@ -161,6 +161,11 @@ COMMANDS = [
         id="a flag that needs another",
     ),
     pytest.param(
+        ["best", "made", "--register", "a/b"],
+        "--register is 'a/b'; the name of a model in the registry is not empty and holds neither '/' nor ':'; choose another",
+        id="a model's name that the registry refuses",
+    ),
+    pytest.param(
         ["best", "made", "--export", "runs"],
         "runs is not empty; an export overwrites nothing; name a new directory",
         id="an export over something",
