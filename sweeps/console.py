@@ -54,14 +54,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 
 def view_of(name: str, root: Path | None) -> SweepView:
-    """Return a sweep as it is now; what of its spec is damaged is said."""
+    """Return a sweep as it is now; what of its spec or its outbox is damaged is said."""
     from sweeps import display
     from sweeps.layout import SweepPaths, resolve_root
     from sweeps.results import SweepView
 
     view = SweepView(SweepPaths(resolve_root(root), name))
-    if view.damage:
-        display.sentence(err, view.damage, style="yellow")
+    for damage in filter(None, (view.damage, view.delivered.damage)):
+        display.sentence(err, damage, style="yellow")
     return view
 
 

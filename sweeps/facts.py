@@ -25,10 +25,6 @@ Judge = Callable[[Mapping[int, Mapping[int, float]], Set[int]], frozenset[int]]
 """Says which unfinished trials the scheduler stops at their last report, given all reports."""
 
 
-class StoreError(ValueError):
-    """A trial's curve on disk cannot be read."""
-
-
 def gather(
     paths: SweepPaths,
     spec: SweepSpec,
@@ -49,7 +45,7 @@ def gather(
         stop: Why the whole sweep is over before all of its trials are; None: it is not.
 
     Raises:
-        StoreError: A curve cannot be read.
+        CurveDamaged: A curve cannot be read.
         OutboxError: The outbox cannot be read.
     """
     delivered = read_outbox(paths.outbox)
@@ -75,7 +71,7 @@ def trial_facts(
     """Read the facts of one trial.
 
     Raises:
-        StoreError: Its curve cannot be read.
+        CurveDamaged: Its curve cannot be read.
     """
     number, told = record.number, delivered.told.get(record.number)
     directory = paths.trial(number)
@@ -83,7 +79,7 @@ def trial_facts(
     if record.finished and told not in (None, "RUNNING"):
         # Both know its end, and rows are queued before it.
         return TrialFacts(record, told=told, left_open=left_open)
-    rows = _read(directory)
+    rows = read_rows(directory)
     curve = _curve(rows, spec)
     if not record.finished:
         # A worker stores a row before the checkpoint that has it; if it was killed between, the
@@ -155,14 +151,3 @@ def _curve(rows: Sequence[Row], spec: SweepSpec) -> tuple[Report, ...]:
         for row in rows
         if row.metrics.keys() >= {"epoch", *spec.metrics}
     )
-
-
-def _read(directory: Path) -> list[Row]:
-    try:
-        return read_rows(directory)
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"{directory / 'metrics.jsonl'} is damaged ({type(error).__name__}: {error}); a curve "
-            "is one JSON object a line; restore the file from a backup, or cut it before the "
-            "damaged line"
-        ) from error

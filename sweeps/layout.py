@@ -20,6 +20,10 @@ from pathlib import Path
 from sweeps.spec import check_name
 from tracking.address import is_database
 
+FORMAT = 1
+"""The form of all these files together. It grows when an earlier release would misread one of
+them. Written into each revision of `sweep.yaml`, which every command reads before any other file;
+a sweep without it is of format 1, from before there was a number."""
 ROOT_VARIABLE = "SWEEP_ROOT"
 TRIAL_CONFIG = "config.yaml"
 """In a trial's directory: its resolved configuration."""

@@ -133,10 +133,10 @@ class SweepLock:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """The holder written in a lock file; None when it was released or never held."""
+    """The holder written in a lock file; None when it was released, never held, or is damaged."""
     try:
         return Holder(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+    except (FileNotFoundError, ValueError, TypeError):
         return None
 
 

@@ -31,13 +31,14 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
     from sweeps.layout import LedgerError, list_sweeps, resolve_root
     from sweeps.results import SweepView
     from sweeps.revisions import RevisionError
+    from sweeps.spec import SpecError
 
     with input_errors():
         found = []
         for paths in list_sweeps(resolve_root(root)):
             try:
                 found.append(SweepView(paths).status())
-            except (RevisionError, LedgerError) as error:
+            except (RevisionError, SpecError, LedgerError, OSError) as error:
                 # the others are shown nevertheless
                 display.sentence(err, str(error), style="yellow")
     show_found(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
@@ -141,6 +142,12 @@ def best(
 
     if pickled and register is None:
         fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
+    if register is not None and (not register.strip() or set(register) & set("/:")):
+        fail(
+            f"--register is '{register}'; the name of a model in the registry is not empty and "
+            "holds neither '/' nor ':'; choose another",
+            code=WRONG_INPUT,
+        )
     with input_errors():
         view = view_of(name, root)
         if export is not None:

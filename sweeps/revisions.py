@@ -1,16 +1,17 @@
 """A sweep's own spec file: each revision a YAML document that carries its own digest.
 
-    # revision 1, 2026-11-20T16:08:46Z
+    # format 1, revision 1, 2026-11-20T16:08:46Z
     version: 1
     ...
     # sha256 0f3c...
     ---
-    # revision 2, 2026-11-20T17:20:11Z: trials: 4 -> 8
+    # format 1, revision 2, 2026-11-20T17:20:11Z: trials: 4 -> 8
     ...
 
 The newest revision whose digest verifies is the spec. Nothing that was written is ever written
 again: a revision is appended where a resume changes the spec. The file's appearance is what makes
-a sweep exist. What must not live here: what the keys mean (`spec`).
+a sweep exist, and the format is that of the whole directory (`layout`). What must not live here:
+what the keys mean (`spec`).
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sweeps.layout import FORMAT
 from sweeps.parameters import flatten
 from sweeps.scalars import write_flow
 from sweeps.spec import SweepSpec, parse_spec
 
 _BREAK = re.compile(rb"^---\n", re.MULTILINE)
+_FORMAT = re.compile(r"# format (\d+), revision ")
 _SEAL = re.compile(rb"^# sha256 ([0-9a-f]{64})\n", re.MULTILINE)
 
 
 class RevisionError(ValueError):
-    """No revision of a sweep's spec can be read."""
+    """No revision of a sweep's spec can be read, or a newer release wrote the sweep."""
 
 
 class Revision(NamedTuple):
@@ -43,13 +46,16 @@ class Revision(NamedTuple):
     """Counts from 1."""
     damage: str | None
     """A sentence about later revisions that cannot be used; None when there are none."""
+    format: int | None
+    """The directory's; None where it was written before there was a number, which is format 1."""
 
 
 def read_spec(path: Path) -> Revision:
     """Return the newest revision of a sweep's spec that verifies.
 
     Raises:
-        RevisionError: The file cannot be read, or no revision in it verifies.
+        RevisionError: The file cannot be read, no revision in it verifies, or the directory is of
+            a newer format.
         SpecError: The revision is of a version that this program does not know.
     """
     try:
@@ -62,6 +68,7 @@ def read_spec(path: Path) -> Revision:
     for number in range(len(documents), 0, -1):
         text, rest = _unsealed(documents[number - 1])
         if text is not None:
+            format = _format(text, path)
             damage = None
             if rest or number < len(documents):
                 damage = (
@@ -69,7 +76,7 @@ def read_spec(path: Path) -> Revision:
                     f"short or edited; revision {number} holds; give later changes again with "
                     "-s KEY=VALUE"
                 )
-            return Revision(parse_spec(text, str(path)), number, damage)
+            return Revision(parse_spec(text, str(path)), number, damage, format)
     raise RevisionError(
         f"{path} holds no revision of the spec that is whole: damaged, cut short or edited; "
         "each carries its sha256, and changes are given with `sweep resume NAME -s KEY=VALUE`; "
@@ -89,7 +96,8 @@ def read_revisions(path: Path) -> list[SweepSpec]:
 
 
 def write_spec(path: Path, spec: SweepSpec) -> None:
-    """Make `spec` the newest revision; a spec that already is leaves the file as it is.
+    """Make `spec` the newest revision; a spec that already is leaves the file as it is, unless
+    the directory lacks its format, which a revision without changes then gives it.
 
     Atomic: at any moment the file is the old one or the new one, also after a power loss.
 
@@ -102,14 +110,16 @@ def write_spec(path: Path, spec: SweepSpec) -> None:
     before, what = b"", ""
     if path.exists():
         newest = read_spec(path)
-        if newest.spec == spec:
+        if newest.spec == spec and newest.format is not None:
             return
         before = path.read_bytes()
         before += (b"" if before.endswith(b"\n") else b"\n") + b"---\n"
-        what = f": {describe_changes(newest.spec, spec)}"
+        if changed := describe_changes(newest.spec, spec):
+            what = f": {changed}"
     number = len(_BREAK.findall(before)) + 1
     time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    text = f"# revision {number}, {time}{what}\n{spec.to_yaml()}".encode()
+    head = f"# format {FORMAT}, revision {number}, {time}{what}"
+    text = f"{head}\n{spec.to_yaml()}".encode()
     seal = f"# sha256 {hashlib.sha256(text).hexdigest()}\n".encode()
     with aside.open("wb") as file:
         file.write(before + text + seal)
@@ -146,6 +156,23 @@ def _leaves(spec: SweepSpec) -> dict[str, Any]:
 
 def _written(leaves: Mapping[str, Any], key: str) -> str:
     return write_flow(leaves[key]) if key in leaves else "nothing"
+
+
+def _format(text: str, path: Path) -> int | None:
+    """Return the format that a revision says its sweep has; see `Revision`.
+
+    Raises:
+        RevisionError: It is newer than this release.
+    """
+    found = _FORMAT.match(text)
+    if found is None:
+        return None
+    if (number := int(found[1])) > FORMAT:
+        raise RevisionError(
+            f"{path} says that the sweep is of format {number}; this release reads formats up to "
+            f"{FORMAT} and leaves the sweep as it is; upgrade gradsweep"
+        )
+    return number
 
 
 def _unsealed(document: bytes) -> tuple[str | None, bytes]:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tracking.outbox import SWEEP
@@ -37,6 +37,8 @@ class Delivered:
 
     experiment_tags: frozenset[str] = frozenset()
     """The names of those that the experiment was given last."""
+    damage: str | None = None
+    """A sentence about a file that holds nothing which can be read; None when it is sound."""
 
     def lacks(self, trial: int, rows: Iterable[Row]) -> bool:
         """Whether some of a trial's rows were never queued."""
@@ -47,10 +49,11 @@ _EMPTY = Delivered(0, 0, None, None, {})
 
 
 def read_outbox(directory: Path) -> Delivered:
-    """Read an outbox that another process may be using. A missing one is empty.
+    """Read an outbox that another process may be using. A missing one is empty, and so is a
+    damaged one: its next writer sets it aside.
 
     Raises:
-        OutboxError: The file cannot be read.
+        OutboxError: The file cannot be opened.
     """
     path = directory / FILE_NAME
     if not path.exists():
@@ -80,8 +83,18 @@ def read_outbox(directory: Path) -> Delivered:
                 },
                 experiment_tags=frozenset(json.loads(read_meta(db, "experiment_tags") or "[]")),
             )
-    except sqlite3.Error as error:
-        raise OutboxError(f"cannot read the outbox {path}: {error}") from error
+    except sqlite3.OperationalError as error:
+        raise OutboxError(
+            f"cannot read the outbox {path}: {error}; it is a file of the sweep's, which must be "
+            "yours to read and write; correct its permissions"
+        ) from error
+    # a flipped bit may surface in the database, or in what was read of it
+    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+        return replace(
+            _EMPTY,
+            damage=f"the outbox {path} is damaged ({error}); the trials' own files and the server "
+            "know what was in it; a resume sets it aside and delivers what the server lacks",
+        )
 
 
 def pending(directory: Path) -> int:

@@ -21,6 +21,10 @@ FILE_NAME = "metrics.jsonl"
 RESUMED = "resumed.json"
 
 
+class CurveDamaged(ValueError):
+    """A run's curve on disk, or where it was interrupted, cannot be read."""
+
+
 class Row(NamedTuple):
     """What was logged at one step.
 
@@ -41,13 +45,16 @@ def read_rows(directory: Path) -> list[Row]:
     A last line without its end (the writer was killed) is left out. Lines of the same step are one
     row: that happens when all windows between a checkpoint and the end of its epoch were skipped
     by the fp16 scaler.
+
+    Raises:
+        CurveDamaged: A line is no row.
     """
     path = directory / FILE_NAME
     if not path.exists():
         return []
     rows: list[Row] = []
     for line in _complete_lines(path):
-        row = _parse(line)
+        row = _parse(line, path)
         if rows and rows[-1].step == row.step:
             rows[-1] = Row(row.step, row.timestamp_ms, rows[-1].metrics | row.metrics)
         else:
@@ -56,10 +63,20 @@ def read_rows(directory: Path) -> list[Row]:
 
 
 def read_resumptions(directory: Path) -> list[int]:
-    """Read after which steps the run in `directory` was interrupted and went on, ascending."""
+    """Read after which steps the run in `directory` was interrupted and went on, ascending.
+
+    Raises:
+        CurveDamaged: The file is no list of steps.
+    """
     path = directory / RESUMED
-    steps: list[int] = json.loads(path.read_bytes()) if path.exists() else []
-    return steps
+    try:
+        steps: list[int] = json.loads(path.read_bytes()) if path.exists() else []
+        return [int(step) for step in steps]
+    except (ValueError, TypeError) as error:
+        raise CurveDamaged(
+            f"{path} is damaged ({type(error).__name__}: {error}); it is the list of steps after "
+            "which the run went on, for its pictures; restore it from a backup, or remove it"
+        ) from error
 
 
 class History:
@@ -77,6 +94,7 @@ class History:
 
     Raises:
         Fenced: Another process has taken over.
+        CurveDamaged: A line that would stay is no row.
     """
 
     def __init__(
@@ -123,7 +141,7 @@ def _up_to(path: Path, step: int) -> bytes:
     keep: list[bytes] = []
     if step > 0 and path.exists():
         for line in _complete_lines(path):
-            if _parse(line).step > step:
+            if _parse(line, path).step > step:
                 break
             keep.append(line)
     return b"".join(keep)
@@ -134,9 +152,15 @@ def _format(row: Row) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
-def _parse(line: bytes) -> Row:
-    record = json.loads(line)
-    return Row(record["step"], record["time"], record["metrics"])
+def _parse(line: bytes, path: Path) -> Row:
+    try:
+        record = json.loads(line)
+        return Row(record["step"], record["time"], record["metrics"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CurveDamaged(
+            f"{path} is damaged ({type(error).__name__}: {error}); a curve is one JSON object a "
+            "line; restore the file from a backup, or cut it before the damaged line"
+        ) from error
 
 
 def _complete_lines(path: Path) -> Iterator[bytes]:

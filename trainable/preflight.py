@@ -96,13 +96,18 @@ def _main() -> None:
 
 
 def _answer(config: str) -> dict[str, Any]:
+    wanted = TrialConfig.model_validate_json(config)
     try:
-        return examine(TrialConfig.model_validate_json(config))
+        return examine(wanted)
     except TrainingError as error:
         return {"refused": str(error)}
     # a user's task may raise anything while it builds its model or data
     except Exception as error:
-        return {"refused": f"{type(error).__name__}: {error}"}
+        return {
+            "refused": f"task '{wanted.task.name}' could not be built ({type(error).__name__}: "
+            f"{error}); its model and its data are built once before anything is created; correct "
+            "the task or its arguments"
+        }
 
 
 def _rehearse(config: str) -> dict[str, int | str]:

@@ -1,10 +1,11 @@
-"""Wrong input at the command line: a clear message, exit code 2, no traceback, nothing created."""
+"""Wrong input in the real command: a clear message, exit code 2, no traceback, nothing created.
+
+All kinds of it are in `tests/unit`, most of them through the same command line without a process.
+"""
 
 from __future__ import annotations
 
-import pytest
-
-from tests.integration.commandline import SMALL, CommandLine
+from tests.integration.commandline import CommandLine
 
 WRONG = """\
 name: wrong
@@ -45,35 +46,3 @@ def test_all_errors_of_a_spec_at_once(cli: CommandLine) -> None:
     )
     for command in ("check", "run", "train"):
         _assert_refused(cli, message, command, "wrong.yaml")
-
-
-def test_an_ask_that_cannot_be_met_fails_instead_of_waiting(cli: CommandLine) -> None:
-    cli.write("small.yaml", SMALL)
-    done = cli("run", "small.yaml", "-s", "resources.cpu=4096")
-    assert done.returncode == 2
-    assert done.stderr.startswith("resources.cpu: 4096 CPUs are more than any node has; ")
-    assert not cli.root.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["resum", "small"], "No such command 'resum'. Did you mean 'resume'?"),
-        (["run", "small.yaml", "--nam", "x"], "No such option: --nam"),
-        (["run"], "Missing argument"),
-        (["status", "nosuch"], "there is no sweep 'nosuch' below"),
-        (["resume", "nosuch"], "there are no sweeps there yet"),
-        (["run", "nofile.yaml"], "nofile.yaml: there is no such file"),
-        (["run", "small.yaml", "--name", "../x"], "holds a path separator"),
-        (["run", "small.yaml", "-s", "trials"], "there is no '='"),
-        (["show", "small", "x"], "valid integer"),
-        (["best", "small", "--pickle"], "says how to register; add --register MODEL"),
-    ],
-)
-def test_wrong_words(cli: CommandLine, arguments: list[str], said: str) -> None:
-    cli.write("small.yaml", SMALL)
-    done = cli(*arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not cli.root.exists()

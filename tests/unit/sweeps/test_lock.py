@@ -84,6 +84,17 @@ def test_release_leaves_no_holder(path: Path) -> None:
     again.release()
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b'{"host": "\xff"}', b'{"a": 1}'])
+def test_a_damaged_lock_names_nobody_and_can_be_taken(path: Path, content: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    assert read_holder(path) is None
+    lock = SweepLock(path)
+    holder = lock.acquire()
+    assert (lock.previous, read_holder(path)) == (None, holder)
+    lock.release()
+
+
 def test_a_lock_that_never_was_is_not_held(path: Path) -> None:
     assert not is_held(path)
     assert read_holder(path) is None

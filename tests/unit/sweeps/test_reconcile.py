@@ -14,7 +14,7 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
 from sweeps.corrections import StrangerInTheWay, apply
-from sweeps.facts import StoreError, gather
+from sweeps.facts import gather
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
 from sweeps.reconcile import (
@@ -43,7 +43,7 @@ from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.files import LocalFiles
-from trainable.history import Row
+from trainable.history import CurveDamaged, Row
 from trainable.manifest import STATE
 
 SPEC = """
@@ -387,7 +387,7 @@ def test_a_damaged_curve_is_named(sweep: Sweep) -> None:
     sweep.train(number, [0.4])
     curve = sweep.paths.trial(number) / "metrics.jsonl"
     curve.write_bytes(curve.read_bytes().replace(b'"step"', b"\xffstep", 1))
-    with pytest.raises(StoreError, match=r"0000/metrics\.jsonl is damaged .* restore the file"):
+    with pytest.raises(CurveDamaged, match=r"0000/metrics\.jsonl is damaged .* restore the file"):
         sweep.corrections()
 
 

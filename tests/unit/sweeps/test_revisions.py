@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sweeps.layout import FORMAT
 from sweeps.revisions import (
     RevisionError,
     describe_changes,
@@ -53,11 +54,11 @@ def test_a_change_is_appended_with_what_and_when(
     assert after.startswith(before)
     line = after[len(before) :].decode().splitlines()[1]
     assert re.fullmatch(
-        r"# revision 2, \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: trials: 4 -> 8, "
+        r"# format 1, revision 2, \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: trials: 4 -> 8, "
         r"train\.batch_size: 64 -> 32",
         line,
     )
-    assert read_spec(path) == (second, 2, None)
+    assert read_spec(path) == (second, 2, None, FORMAT)
     assert read_revisions(path) == [first, second]
     assert [entry.name for entry in path.parent.iterdir()] == ["sweep.yaml"]
 
@@ -81,7 +82,7 @@ def test_a_driver_that_died_while_it_wrote_leaves_the_old_file(
     write_spec(path, first)
     aside = path.with_name(".sweep.yaml.tmp")
     aside.write_bytes(b"half")
-    assert read_spec(path) == (first, 1, None)
+    assert read_spec(path) == (first, 1, None, FORMAT)
     write_spec(path, second)
     assert read_spec(path).spec == second
     assert not aside.exists()
@@ -133,7 +134,7 @@ def test_a_revision_follows_a_damaged_one(path: Path, first: SweepSpec, second: 
     path.write_bytes(path.read_bytes()[:-30])
     third = with_overrides(first, ["trials=6"])
     write_spec(path, third)
-    assert read_spec(path) == (third, 3, None)
+    assert read_spec(path) == (third, 3, None, FORMAT)
 
 
 def test_an_edit_by_hand_is_told_how_to_change_a_sweep(path: Path, first: SweepSpec) -> None:

@@ -5,15 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.spec import SpecError, parse_spec
+from tests.unit.sweeps.refused import HEAD, refusal
 
-HEAD = """\
-name: digits
-task: digits
-metric: val/loss
-mode: min
-trials: 24
-"""
 OPT = """\
 space:
   train.optimizer.name: {choice: [sgd, adamw]}
@@ -351,6 +344,4 @@ CASES = [
 
 @pytest.mark.parametrize(("text", "messages"), CASES)
 def test_a_search_that_is_wrong_is_told_so(text: str, messages: list[str]) -> None:
-    with pytest.raises(SpecError) as caught:
-        parse_spec(HEAD + text, "s.yaml", environ={})
-    assert str(caught.value).split("\n") == messages
+    assert refusal(HEAD + text) == messages

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,9 +124,7 @@ def _check_round_trip(spec: SweepSpec) -> None:
     assert again.to_yaml() == text
 
 
-@settings(max_examples=150, deadline=None)
-@given(mutated())
-def test_a_mutated_spec_is_valid_or_refused_in_form(data: dict[str, Any]) -> None:
+def _check_mutated(data: dict[str, Any]) -> None:
     try:
         spec = parse_spec(write_flow(data), "s.yaml", environ={})
     except SpecError as error:
@@ -133,6 +132,20 @@ def test_a_mutated_spec_is_valid_or_refused_in_form(data: dict[str, Any]) -> Non
     else:
         _check_round_trip(spec)
         spec.trial_config(0, {})
+
+
+@settings(max_examples=150, deadline=None)
+@given(mutated())
+def test_a_mutated_spec_is_valid_or_refused_in_form(data: dict[str, Any]) -> None:
+    _check_mutated(data)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+@settings(max_examples=10_000, deadline=None)
+@given(mutated())
+def test_ten_thousand_mutated_specs_are_valid_or_refused_in_form(data: dict[str, Any]) -> None:
+    _check_mutated(data)
 
 
 @settings(max_examples=60, deadline=None)

@@ -177,12 +177,15 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_is_moved_aside(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "outbox.db").write_bytes(content)
+    before = read_outbox(tmp_path)
+    assert (before.pending, before.damage is None) == (0, False)
     outbox = Outbox(tmp_path)
     assert outbox.moved_aside is not None
     assert outbox.moved_aside.read_bytes() == content
     outbox.append_rows(0, [row(1, a=1.0)])
     outbox.close()
-    assert pending(tmp_path) == 1
+    after = read_outbox(tmp_path)
+    assert (after.pending, after.damage) == (1, None)
 
 
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:

@@ -1,0 +1,164 @@
+"""A sweep's format: an older one opens and is given its number, a newer one is left as it is.
+
+`tests/assets/format-1` holds a sweep from before there was a number, as a real driver left it that
+was killed: pictures, logs and the older checkpoints are taken out, names of the machine replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sweeps.cli import app
+from sweeps.corrections import apply
+from sweeps.doctor import sweeps_off
+from sweeps.facts import gather
+from sweeps.layout import FORMAT, SweepPaths
+from sweeps.ledger import Ledger
+from sweeps.reconcile import Interrupted, reconcile
+from sweeps.revisions import read_spec, write_spec
+from sweeps.spec import with_overrides
+from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.recorder import MemoryRecorder
+
+ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
+NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor"}
+MORE = {"show": ["0"], "stop": ["--now"], "best": ["--export", "out"]}
+OF_A_SWEEP = [
+    [command.name or command.callback.__name__]
+    for command in app.registered_commands
+    if command.callback is not None
+    and (command.name or command.callback.__name__) not in NO_SWEEP_NEEDED
+]
+NEWER = f"{{path}} says that the sweep is of format {FORMAT + 1}; this release reads formats up to {FORMAT} and leaves the sweep as it is; upgrade gradsweep"  # noqa: E501  compared whole
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepPaths:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ASSET, tmp_path / "runs/chaos")
+    return SweepPaths(tmp_path / "runs", "chaos")
+
+
+@pytest.fixture
+def newer(paths: SweepPaths) -> SweepPaths:
+    """The sweep, once a later release has gone on with it and said things unknown to this one."""
+    text = f"# format {FORMAT + 1}, revision 2, 2030-01-01T00:00:00Z\nunheard: [of\n".encode()
+    seal = f"# sha256 {hashlib.sha256(text).hexdigest()}\n".encode()
+    paths.spec.write_bytes(paths.spec.read_bytes() + b"---\n" + text + seal)
+    return paths
+
+
+def _files(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def _shown(*arguments: str) -> object:
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_looking_at_an_older_sweep_shows_it_and_changes_nothing(paths: SweepPaths) -> None:
+    before = _files(paths.root)
+    status = _shown("status", "chaos")
+    assert isinstance(status, dict)
+    assert status["state"] == "interrupted"
+    assert status["trials"] == {
+        "waiting": 2, "running": 0, "complete": 1, "pruned": 1, "failed": 0
+    }  # fmt: skip
+    assert status["best"]["number"] == 0
+    assert _shown("list") == [status]
+    trials = _shown("trials", "chaos")
+    assert isinstance(trials, list)
+    assert [trial["step"] for trial in trials] == [15, 5, 0]
+    assert [trial["checkpoint"] is not None for trial in trials] == [True, True, False]
+    shown = _shown("show", "chaos", "1")
+    assert isinstance(shown, dict)
+    assert (shown["state"], list(shown["reports"])) == ("pruned", ["1"])
+    assert _shown("best", "chaos") == trials[0]
+    assert _shown("compare", "chaos")
+    assert _files(paths.root) == before
+
+
+def test_an_older_sweep_is_put_right_and_given_its_format(paths: SweepPaths) -> None:
+    assert read_spec(paths.spec).format is None
+    spec, ledger, recorder = (
+        read_spec(paths.spec).spec,
+        Ledger.open(paths.ledger),
+        MemoryRecorder(),
+    )
+    assert [trial.state for trial in ledger.trials()] == [
+        "complete", "pruned", "running"
+    ]  # fmt: skip
+    write_spec(paths.spec, spec)  # as who goes on with it does
+    found = read_spec(paths.spec)
+    assert (found.spec, found.number, found.format, found.damage) == (spec, 2, FORMAT, None)
+    corrections = reconcile(gather(paths, spec, ledger.trials(), live=False))
+    assert corrections == [Interrupted(2)]
+    apply(corrections, paths, spec, ledger, recorder, warn=pytest.fail)
+    assert recorder.runs[2].status == "KILLED"
+    before = paths.spec.stat()
+    write_spec(paths.spec, spec)
+    assert paths.spec.stat() == before
+
+
+def test_an_older_sweep_is_given_its_format_beside_a_change(paths: SweepPaths) -> None:
+    write_spec(paths.spec, with_overrides(read_spec(paths.spec).spec, ["trials=6"]))
+    head = paths.spec.read_text().split("---\n")[1].splitlines()[0]
+    assert head.startswith(f"# format {FORMAT}, revision 2, ")
+    assert head.endswith("Z: trials: 4 -> 6")
+
+
+@pytest.mark.parametrize("command", OF_A_SWEEP, ids=" ".join)
+def test_a_newer_sweep_is_refused_by_every_command(newer: SweepPaths, command: list[str]) -> None:
+    before = _files(newer.root.parent)
+    done = CliRunner().invoke(app, [*command, "chaos", *MORE.get(command[0], [])])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == NEWER.format(path=newer.spec) + "\n"
+    assert _files(newer.root.parent) == before
+
+
+def test_a_newer_sweep_teaches_a_new_one_nothing(newer: SweepPaths) -> None:
+    before = _files(newer.root)
+    Path("s.yaml").write_text(
+        "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
+        "search: {warm_start: [chaos]}\n"
+    )
+    done = CliRunner().invoke(app, ["run", "s.yaml"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == NEWER.format(path=newer.spec) + "\n"
+    assert _files(newer.root) == before
+
+
+def test_a_list_names_a_newer_sweep_and_shows_the_others(newer: SweepPaths) -> None:
+    MadeSweep(newer.root, "small")
+    done = CliRunner().invoke(app, ["list", "--json"])
+    assert done.exit_code == 0
+    assert [sweep["name"] for sweep in json.loads(done.stdout)] == ["small"]
+    assert done.stderr == NEWER.format(path=newer.spec) + "\n"
+
+
+def test_a_list_names_a_spec_of_a_newer_version(newer: SweepPaths) -> None:
+    text = (
+        f"# format {FORMAT}, revision 3, 2030-01-01T00:00:00Z\nversion: 2\nunheard: 3\n".encode()
+    )
+    seal = f"# sha256 {hashlib.sha256(text).hexdigest()}\n".encode()
+    newer.spec.write_bytes(newer.spec.read_bytes() + b"---\n" + text + seal)
+    done = CliRunner().invoke(app, ["list", "--json"])
+    assert (done.exit_code, done.stdout) == (0, "[]\n")
+    assert done.stderr == (
+        f"{newer.spec}:2:10: version: version 2 is newer than this program; supported: 1; "
+        "upgrade gradsweep\n"
+    )
+
+
+def test_the_doctor_names_a_newer_sweep(newer: SweepPaths) -> None:
+    (finding,) = sweeps_off(newer.root)
+    assert (finding.level, finding.what) == ("fail", "chaos")
+    assert finding.detail == NEWER.format(path=newer.spec)
