@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
+from trainable.masking import mask
 from trainable.startup import without_collection
 
 if TYPE_CHECKING:
@@ -99,10 +100,10 @@ def _answer(config: str) -> dict[str, Any]:
     try:
         return examine(TrialConfig.model_validate_json(config))
     except TrainingError as error:
-        return {"refused": str(error)}
+        return {"refused": mask(str(error))}
     # a user's task may raise anything while it builds its model or data
     except Exception as error:
-        return {"refused": f"{type(error).__name__}: {error}"}
+        return {"refused": mask(f"{type(error).__name__}: {error}")}
 
 
 def _rehearse(config: str) -> dict[str, int | str]:
