@@ -138,11 +138,14 @@ def best(
     from sweeps import display, display_front
     from sweeps.places import check_place
     from sweeps.results import NoBest, NoVersion, register_best
+    from sweeps.spec import check_name
 
     if pickled and register is None:
         fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
     with input_errors():
         view = view_of(name, root)
+        if register is not None:
+            check_name(register, model=True)
         if export is not None:
             check_place(export, "--export")
         try:
