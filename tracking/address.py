@@ -8,7 +8,12 @@ from __future__ import annotations
 _DATABASES = frozenset({"sqlite", "postgresql", "mysql", "mssql"})
 
 
-_OF_SERVERS = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+_OF_SERVERS = (
+    "MLFLOW_TRACKING_URI",  # may hold them
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
 _OF_POSTGRES = ("PGPASSWORD", "PGPASSFILE")
 
 
