@@ -46,11 +46,6 @@ _SETTINGS = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 
-# Of all settings the one that Ray reads when it is imported, which whoever imports this module is
-# about to do. Without it Ray takes 127.0.0.1 for the machine's own address, and all of its servers
-# listen to every network.
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-
 _alive: dict[str, IO[str]] = {}
 """What says that this driver lives, by token, while its Ray runs."""
 
@@ -136,7 +131,7 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
             runtime_env={"env_vars": withheld} if withheld else None,
             # One level below ours: Ray lets everybody write to its own.
             _temp_dir=str(scratch_directory(token) / "ray"),
-            _node_ip_address="127.0.0.1",
+            _node_ip_address="127.0.0.1",  # see `sweeps/__init__.py`
         )
     return True
 
