@@ -38,6 +38,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -82,6 +83,8 @@ class Mine(Task):
         seen = {name: value for name, value in os.environ.items() if "TRACKING_" in name}
         seen["knows its own"] = bool(os.environ["STORE_PASSWORD"])
         Path(f"seen-{os.getpid()}.json").write_text(json.dumps(seen))
+        while "ray" in sys.modules and not Path("looked-around").exists():
+            time.sleep(0.1)
         return Net()
 
     def build_data(self):
@@ -142,11 +145,13 @@ def ran(module_cli: CommandLine) -> Ran:
         os.umask(before)
     watcher = Watcher(driver.pid, module_cli.root / "mine" / "lock", CANARY)
     watcher.start()
-    wait_until(lambda: watcher.ray or driver.poll() is not None)
+    # The task was looked at before the run, and a trial waits to be looked at.
+    wait_until(lambda: len(list(module_cli.directory.glob("seen-*.json"))) > 1 and watcher.ray)
     known = ("token", SECRETS["RAY_AUTH_TOKEN"]), ("token", "guessed"), ("disabled", "")
     with ThreadPoolExecutor() as beside:
         answers = list(beside.map(lambda it: ask_ray(watcher.ray, *it), known))
-    printed, _ = driver.communicate(timeout=300)
+    (module_cli.directory / "looked-around").touch()
+    printed, _ = driver.communicate(timeout=200)
     watcher.stop()
     assert driver.returncode == 0, printed
     return Ran(watcher, printed, answers)
