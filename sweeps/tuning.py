@@ -106,7 +106,9 @@ def tune_trials(
         on_end=note_end,
     )
     # Tune hands these to its workers in what Ray logs and in command lines; they inherit them.
-    ENV_VARS_TO_PROPAGATE.difference_update(list(filter(is_secret, ENV_VARS_TO_PROPAGATE)))
+    ENV_VARS_TO_PROPAGATE.difference_update(
+        [one for one in ENV_VARS_TO_PROPAGATE if is_secret(one)]
+    )
     tuner = tune.Tuner(
         tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
         tune_config=tune.TuneConfig(
