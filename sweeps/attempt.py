@@ -62,6 +62,15 @@ def attempt(
     try:
         with leaving(), err.status("loading the task") as spinner:
             inspection = Inspection(spec, ways)
+            if not offline:  # asked while the child imports torch: who is refused hears it soon
+                from tracking.probe import TrackingUnusable, probe
+
+                uri, _ = tracking_place(spec.tracking.uri, paths.root)
+                try:
+                    probe(uri, known=_is_known(paths, spec, new=new))
+                except TrackingUnusable:
+                    inspection.give_up()
+                    raise
 
             with without_collection():
                 from sweeps.live import LiveTable, PlainLines
@@ -69,12 +78,6 @@ def attempt(
 
             facts = inspection.facts()
             ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
-            if not offline:
-                from tracking.probe import probe
-
-                spinner.update("asking the tracking server")
-                uri, _ = tracking_place(spec.tracking.uri, paths.root)
-                probe(uri, known=_is_known(paths, spec, new=new))
 
             def make_view(finished: int) -> LiveTable | PlainLines:
                 spinner.stop()

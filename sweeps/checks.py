@@ -33,6 +33,7 @@ from sweeps.search_checks import search_faults
 from sweeps.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
 from sweeps.space import Choice, Distribution
 from trainable.config import BudgetConfig, TrainConfig
+from trainable.masking import is_secret
 
 LONGEST_VALUE = 6000  # characters that the tracking store takes for a parameter
 _ONE_METRIC_SAMPLERS = {"cmaes"}
@@ -61,9 +62,13 @@ def cross_faults(
     """
     yield from _objective_faults(data)
     yield from _early_stopping_faults(data)
-    task = data.get("task")
+    task, search = data.get("task"), data.get("search")
     if isinstance(task, dict):
         yield from _argument_faults(task)
+    yield from _secret_faults(task, ("task",))
+    yield from _secret_faults(data.get("space"), ("space",))
+    if isinstance(search, dict):
+        yield from _secret_faults(search.get("arguments"), ("search", "arguments"))
     train = data.get("train")
     for key, distribution in space.items():
         yield from _space_faults(
@@ -169,18 +174,36 @@ def _argument_faults(task: Mapping[str, Any]) -> Iterator[Fault]:
                 f"{LONGEST_VALUE}; keep data in a file and name the file",
             )
         for path, value in _scalars(argument, ("task", key)):
-            if isinstance(value, str) and CREDENTIALS.search(value):
-                yield Fault(
-                    path,
-                    "the address holds credentials; a spec is stored and tracked in "
-                    "clear; let the task read them from the environment",
-                )
             if isinstance(value, float) and not math.isfinite(value):
                 yield Fault(
                     path,
                     f"{write_flow(value)} is not finite; numbers in a spec are "
                     "finite; write a number, or null",
                 )
+
+
+def _secret_faults(value: object, path: KeyPath) -> Iterator[Fault]:
+    """Refuse secrets where keys are the user's own."""
+    rule = "a spec is stored and tracked in clear; let the task read"
+    if isinstance(value, str) and CREDENTIALS.search(value):
+        yield Fault(path, f"the address holds credentials; {rule} them from the environment")
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
+        name = str(key).rpartition(".")[2]
+        if is_secret(name) and not isinstance(inner, bool | None):
+            yield Fault(
+                (*path, key),
+                f"{name} looks like a secret; {rule} it from the environment, or give it another "
+                "name",
+                at_key=True,
+            )
+        else:
+            yield from _secret_faults(inner, (*path, key))
 
 
 def _scalars(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:

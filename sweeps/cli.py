@@ -92,6 +92,8 @@ def check(file: File, settings: Overrides = None) -> None:
 
     with input_errors():
         spec = _load(file, settings)
+        for module in spec.modules:  # said before it happens
+            display.sentence(out, f"imports {module}, whose code runs", style="")
         check_sampler(spec)
         machine = Machine.probe()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
@@ -334,6 +336,7 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
 
 def main() -> None:
     """The entry point of the `sweep` command."""
+    os.umask(os.umask(0o077) | 0o002)  # the user's, but nothing that everybody may write to
     try:
         app()
     finally:

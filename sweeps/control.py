@@ -2,8 +2,9 @@
 end one trial.
 
 A wish is an empty file below the sweep's `control/` whose name begins with the driver's token: the
-driver that it was meant for sees it, and no later one ever does. The commands wait until what they
-asked for has happened, and say so. What must not live here: how a driver fulfils a wish (`run`).
+driver that it was meant for sees it, and no later one ever does. The directory is the driver's,
+and only its user may enter it. The commands wait until what they asked for has happened, and say
+so. What must not live here: how a driver fulfils a wish (`run`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from sweeps.lock import Holder, is_held, read_holder
 from sweeps.results import SweepView, format_number
 
 _DRAIN, _NOW, _STOP = "drain", "now", "stop-"
+_BEGIN_SECONDS = 5.0
+"""How long a driver may take from its lock to its `control/`."""
 _LOOK_EVERY = 0.2
 """Seconds between two looks at whether a wish has been fulfilled."""
 _NOW_SECONDS = 10.0
@@ -34,12 +37,16 @@ class Wishes:
     """The driver's side: what is asked of it.
 
     Args:
-        paths: The sweep.
+        paths: The sweep, whose `control/` is gone; it is made anew.
         token: The driver's; wishes for another one are not seen.
+
+    Raises:
+        FileExistsError: Another user's `control/` is in the way.
     """
 
     def __init__(self, paths: SweepPaths, token: str) -> None:
         self._directory = paths.control
+        paths.control.mkdir(mode=0o700)
         self._prefix = f"{token}-"
         self.drain = False
         self.now = False
@@ -63,7 +70,7 @@ def order(paths: SweepPaths, numbers: Iterable[int] | None = None) -> None:
     """Tell trials to checkpoint at their next step and end: all of them, or the given ones for
     good.
     """
-    paths.control.mkdir(exist_ok=True)
+    paths.control.mkdir(mode=0o700, exist_ok=True)
     for file in [paths.drain] if numbers is None else map(paths.stop, numbers):
         file.touch()
 
@@ -186,7 +193,7 @@ def _holder(paths: SweepPaths) -> Holder:
 
 
 def _ask(paths: SweepPaths, holder: Holder, wish: Literal["drain", "now"] | str) -> None:
-    paths.control.mkdir(exist_ok=True)
+    _wait(paths.control.is_dir, _BEGIN_SECONDS)
     (paths.control / f"{holder.token}-{wish}").touch()
 
 

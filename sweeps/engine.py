@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
@@ -56,6 +57,9 @@ def configure(token: str) -> None:
         token: The driver's token, by which its processes are found again.
     """
     os.environ.update(_SETTINGS)
+    # Ray takes orders from who knows this; its own would lie in a file that others may read. One
+    # for the process, because Ray keeps the first that it has seen.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     mark_children(token)
     # A user's task module lies where the command was typed; workers inherit the path.
     path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -64,7 +68,12 @@ def configure(token: str) -> None:
 
 @contextmanager
 def running(
-    token: str, machine: Machine, *, concurrency: int, interruption: Interruption
+    token: str,
+    machine: Machine,
+    *,
+    concurrency: int,
+    interruption: Interruption,
+    withhold: Iterable[str] = (),
 ) -> Iterator[None]:
     """A local Ray for as long as the context is open; none when a signal comes while it starts.
 
@@ -73,7 +82,7 @@ def running(
     ours = True
     try:
         try:
-            ours = start(token, machine, concurrency=concurrency)
+            ours = start(token, machine, concurrency=concurrency, withhold=withhold)
         except SystemExit:  # Ray's own answer to SIGTERM while it starts
             interruption.drain(signal.SIGTERM)
         interruption.reinstall()
@@ -85,7 +94,7 @@ def running(
             stop(token)
 
 
-def start(token: str, machine: Machine, *, concurrency: int) -> bool:
+def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[str] = ()) -> bool:
     """Start a local Ray, unless this process has one already.
 
     Args:
@@ -93,6 +102,7 @@ def start(token: str, machine: Machine, *, concurrency: int) -> bool:
         machine: What Ray may use.
         concurrency: How many trials may wait for an actor at once; Tune's own default starts them
             one by one.
+        withhold: Environment variables that workers get empty.
 
     Returns:
         Whether it was started here, and so is ours to stop.
@@ -108,6 +118,7 @@ def start(token: str, machine: Machine, *, concurrency: int) -> bool:
     if ray.is_initialized():
         return False
     _alive[token] = claim_scratch(token)
+    withheld = {name: "" for name in withhold if name in os.environ}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         ray.init(
@@ -117,8 +128,10 @@ def start(token: str, machine: Machine, *, concurrency: int) -> bool:
             log_to_driver=False,
             logging_level=logging.ERROR,
             object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=str(scratch_directory(token)),
-            _node_ip_address="127.0.0.1",  # nobody else's machine may reach it
+            runtime_env={"env_vars": withheld} if withheld else None,
+            # One level below ours: Ray lets everybody write to its own.
+            _temp_dir=str(scratch_directory(token) / "ray"),
+            _node_ip_address="127.0.0.1",  # see `sweeps/__init__.py`
         )
     return True
 

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 import uuid
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import IO
 
 from trainable.files import make_directory
+
+_TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class SweepLock:
         """
         make_directory(self._path.parent)
         while True:
-            file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  the lock lives as long as the file is open
+            # For as long as the file is open, the lock is held; nobody else writes to it.
+            file = open(self._path, "a+", encoding="utf-8", opener=_for_its_owner)  # noqa: SIM115
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -97,7 +101,9 @@ class SweepLock:
             if self.is_ours():
                 break
             file.close()  # removed between opening and locking it: this is nobody's lock
-        self.previous = read_holder(self._path)
+        # Processes end by a previous holder's token: another user's file names none of ours.
+        if os.fstat(file.fileno()).st_uid == os.geteuid():
+            self.previous = read_holder(self._path)
         holder = Holder(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
         file.truncate(0)
         file.write(json.dumps(asdict(holder)))
@@ -132,12 +138,18 @@ class SweepLock:
             self._file = None
 
 
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o644)
+
+
 def read_holder(path: Path) -> Holder | None:
     """The holder written in a lock file; None when it was released, never held, or is damaged."""
     try:
-        return Holder(**json.loads(path.read_text(encoding="utf-8")))
+        holder = Holder(**json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
         return None
+    # A shorter token would mean the processes of many drivers, an empty one all of a user's.
+    return holder if _TOKEN.fullmatch(str(holder.token)) else None
 
 
 def _read_live_holder(path: Path) -> Holder | None:

@@ -139,16 +139,13 @@ def best(
     from sweeps import display, display_front
     from sweeps.places import check_place
     from sweeps.results import NoBest, NoVersion, register_best
+    from sweeps.spec import check_name
 
     if pickled and register is None:
         fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
-    if register is not None and (not register.strip() or set(register) & set("/:")):
-        fail(
-            f"--register is '{register}'; the name of a model in the registry is not empty and "
-            "holds neither '/' nor ':'; choose another",
-            code=WRONG_INPUT,
-        )
     with input_errors():
+        if register is not None:
+            check_name(register, model=True)
         view = view_of(name, root)
         if export is not None:
             check_place(export, "--export")

@@ -34,7 +34,7 @@ _ALIVE = "driver"
 
 
 def scratch_directory(token: str) -> Path:
-    """The directory for the temporary files of a driver's Ray.
+    """The directory for the temporary files of a driver's Ray; nobody else may enter it.
 
     It lies in /tmp whatever TMPDIR says: Ray's sockets below it must stay within the 107
     characters of a Unix socket's address.
@@ -57,7 +57,7 @@ def claim_scratch(token: str) -> IO[str]:
     # lock is held this driver may be taken for dead and its directory be removed: then once more.
     aside = _PLACE / f".{_PREFIX}{token}"
     while True:
-        aside.mkdir(exist_ok=True)
+        aside.mkdir(mode=0o700, exist_ok=True)  # Ray lets everybody write to what it makes below
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
             alive = stack.enter_context(open(aside / _ALIVE, "w", encoding="utf-8"))
             fcntl.flock(alive, fcntl.LOCK_EX)
@@ -71,6 +71,8 @@ def dead_drivers() -> Iterator[str]:
     dead and left something behind.
     """
     for directory in sorted(_PLACE.glob(f"{_PREFIX}{'[0-9a-f]' * _DIGITS}")):
+        if not _is_ours(directory):
+            continue
         with contextlib.suppress(OSError):  # not ours, gone meanwhile, or its driver lives
             with open(directory / _ALIVE, "r+", encoding="utf-8") as alive:
                 fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,12 +84,24 @@ def _remove_unfinished() -> Iterator[str]:
     as `dead_drivers` does.
     """
     for aside in sorted(_PLACE.glob(f".{_PREFIX}{'[0-9a-f]' * _TOKEN_DIGITS}")):
+        if not _is_ours(aside):
+            continue
         with contextlib.suppress(OSError):  # as above
             # Made here when the driver died before it did.
             with open(aside / _ALIVE, "a", encoding="utf-8") as alive:
                 fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(aside)
             yield aside.name.removeprefix(f".{_PREFIX}")[:_DIGITS]
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether this user made it: its name says whose processes are to end, and everybody may make
+    directories there.
+    """
+    try:
+        return directory.lstat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 def clean_up_after_the_dead(*known: str) -> tuple[int, int]:

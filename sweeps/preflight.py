@@ -19,6 +19,7 @@ from importlib.machinery import PathFinder
 from sweeps.resources import Plan, StepMemory
 from sweeps.results import format_bytes
 from sweeps.spec import SpecError, SweepSpec
+from tracking.address import credentials
 from trainable.config import TrialConfig
 
 
@@ -86,7 +87,10 @@ class Inspection:
         self._task = spec.task.name
         _check_module(self._task)
         path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {} if plan.gpu else {"CUDA_VISIBLE_DEVICES": ""}  # as its trials see it
+        # As its trials see it: their GPUs, and nothing that opens the tracking store.
+        environment = dict.fromkeys(credentials(spec.tracking.uri or ""), "")
+        if not plan.gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         self._child = subprocess.Popen(
             [sys.executable, "-m", "trainable.preflight"],
             stdin=subprocess.PIPE,

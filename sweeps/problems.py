@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from trainable.masking import mask_assigned
+
 KeyPath = tuple[str | int, ...]
 
 _USERINFO = re.compile(r"(?<=://)[^\s'\"]*@")
@@ -80,7 +82,7 @@ class Refused(ValueError):
 
 
 class Problem:
-    """One line of a `SpecError`. Credentials inside URLs are replaced by `***`.
+    """One line of a `SpecError`, without secrets.
 
     Args:
         where: `file:line:column`, `-s KEY=VALUE`, or what else the value came from.
@@ -110,8 +112,10 @@ class SpecError(ValueError):
 
 
 def redact(text: str) -> str:
-    """Replace the user and password inside every URL of `text` by `***`."""
-    return _USERINFO.sub("***@", text)
+    """Replace the user and password inside every URL of `text`, and the value of every secret that
+    is named there.
+    """
+    return mask_assigned(_USERINFO.sub("***@", text))
 
 
 def printable(text: str) -> str:

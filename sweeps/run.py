@@ -16,7 +16,7 @@ from sweeps.callbacks import View
 from sweeps.conclusion import conclude
 from sweeps.control import Wishes
 from sweeps.departure import listen, remove_scratch
-from sweeps.layout import SweepExists, SweepPaths
+from sweeps.layout import SweepExists, SweepPaths, tracking_place
 from sweeps.lock import SweepLock
 from sweeps.opening import open_sweep
 from sweeps.origin import Origin
@@ -26,6 +26,7 @@ from sweeps.resources import Machine, Plan
 from sweeps.results import Outcome
 from sweeps.spec import SweepSpec
 from sweeps.tuning import tune_trials
+from tracking.address import credentials
 
 ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
@@ -101,6 +102,7 @@ def run_sweep(
                             machine,
                             concurrency=plan.concurrency,
                             interruption=interruption,
+                            withhold=credentials(tracking_place(spec.tracking.uri, paths.root)[0]),
                         ):
                             if not interruption.requested:
                                 with make_view(finished) as view:

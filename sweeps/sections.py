@@ -45,14 +45,18 @@ class InvalidName(Refused):
     """A sweep's name cannot become a directory."""
 
 
-def check_name(name: str) -> str:
+def check_name(name: str, *, model: bool = False) -> str:
     """Return a sweep's name when it may become a directory; the only way from names to paths.
+
+    Args:
+        model: It is a registered model's name, which MLflow makes paths and addresses of.
 
     Raises:
         InvalidName: With value, rule and remedy.
     """
     visible = shown(name)
-    rule = "a name becomes a directory"
+    rule = "a model's name is part of addresses" if model else "a name becomes a directory"
+    remedy = "use letters, digits, '-' and '_'"
     if not name:
         raise InvalidName(f"the name is empty; {rule}; write for example digits")
     if len(name.encode(errors="replace")) > _LONGEST_NAME:
@@ -61,20 +65,20 @@ def check_name(name: str) -> str:
             f"{_LONGEST_NAME} bytes; choose a shorter one"
         )
     if any(unicodedata.category(c).startswith("C") for c in name):
-        raise InvalidName(
-            f"{visible} holds a control character; {rule}; use letters, digits, '-' and '_'"
-        )
+        raise InvalidName(f"{visible} holds a control character; {rule}; {remedy}")
     if "/" in name or "\\" in name:
-        raise InvalidName(
-            f"{visible} holds a path separator; {rule} of that name below the root; "
-            "use --root to choose another place"
-        )
+        if not model:
+            remedy = "use --root to choose another place"
+            rule = f"{rule} of that name below the root"
+        raise InvalidName(f"{visible} holds a path separator; {rule}; {remedy}")
+    if model and ":" in name:
+        raise InvalidName(f"{visible} holds a ':'; {rule}; {remedy}")
     if name[0] in ".-" or ".." in name or name != name.strip():
         raise InvalidName(
             f"{visible} begins with '.', '-' or a blank, ends with a blank, or holds "
-            f"'..'; {rule}; use letters, digits, '-' and '_'"
+            f"'..'; {rule}; {remedy}"
         )
-    if name.lower() in _RESERVED_NAMES:
+    if name.lower() in _RESERVED_NAMES and not model:
         raise InvalidName(
             f"{visible} is where the embedded tracking store lives; {rule} beside it; "
             "choose another name"

@@ -30,6 +30,7 @@ from ruamel.yaml.reader import ReaderError
 from sweeps.document import AFTER_THE_FILE, Document, Place
 from sweeps.problems import Fault, KeyPath, Problem, SpecError, dotted
 from sweeps.scalars import LEADING_ZERO, NULL, cut, quoted, resolve
+from trainable.masking import is_secret
 
 MAX_BYTES = 1024 * 1024
 MAX_VALUES = 10_000
@@ -37,7 +38,6 @@ MAX_DEPTH = 32
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_NAME = re.compile(r".*_(PASSWORD|TOKEN|KEY|SECRET)", re.IGNORECASE)
 
 
 def read(path: Path, environ: Mapping[str, str]) -> Document:
@@ -381,7 +381,7 @@ class _Builder:
                 f"${{{cut(name)}}} names no variable; a name is letters, digits and '_'; "
                 f"write $${{ for the characters ${{"
             )
-        elif _SECRET_NAME.fullmatch(name):
+        elif is_secret(name):
             fault = (
                 f"${{{cut(name)}}} looks like a secret; a spec is stored and tracked in "
                 f"clear; let the task read {cut(name)} from the environment"

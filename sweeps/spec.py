@@ -168,6 +168,14 @@ class SweepSpec(Section):
         return (self.mode,) if isinstance(self.mode, str) else self.mode
 
     @property
+    def modules(self) -> list[str]:
+        """The modules of others that a run of it imports, whose code then runs; nothing else in a
+        spec is code.
+        """
+        named = [name for name in (self.task.name, self.search.sampler) if ":" in name]
+        return sorted({name.partition(":")[0] for name in named})
+
+    @property
     def aim(self) -> str:
         """Metrics and modes in words: `min of val/loss and max of val/accuracy`."""
         each = zip(self.modes, self.metrics, strict=True)

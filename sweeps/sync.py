@@ -54,7 +54,7 @@ def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
         if lock.previous is not None:
             end_orphans(lock.previous.token)
         tell_who_is_interrupted(paths, view.spec)
-        _draw_what_is_missing(paths, view.spec)
+        draw_what_is_missing(paths, view.spec)
         before = read_outbox(paths.outbox)
         if before.pending:
             probe(uri, known=view.spec.tracking.uri is None)
@@ -92,14 +92,21 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     recorder.close(0.0)
 
 
-def _draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> None:
-    """Draw the trials whose pictures the sweep's end did not wait for, and queue these."""
+def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> None:
+    """Draw the trials whose pictures the sweep's end did not wait for, and queue these; the best
+    trial's for the sweep's own run, too. The caller holds the lock.
+    """
     ledger = LedgerView(paths.ledger)
     if not (trials := undrawn(paths, ledger.trials)):
         return
     recorder = _queue(paths, spec, ledger.sweep_id)
     with Gallery(spec, paths, trials, recorder) as gallery:
         gallery.finish()
+    best = ledger.best() if len(spec.metrics) == 1 else None
+    # At its end the sweep put the best trial's on its own run, if they were drawn by then.
+    if best in trials and best is not None and ledger.concluded == len(ledger.trials):
+        for picture in gallery.pictures(best.number):
+            recorder.artifact(None, picture, f"figures/{picture.name}")
     recorder.close(0.0)
 
 

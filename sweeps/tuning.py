@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ray import tune
 from ray.tune import TuneError
+from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 
 from sweeps import control
 from sweeps.callbacks import Bookkeeper, View
@@ -25,6 +26,7 @@ from sweeps.schedulers import replay
 from sweeps.search import LedgerSearcher
 from sweeps.stopping import Stops
 from sweeps.tags import BY_THE_SWEEP, BY_THE_USER
+from trainable.masking import is_secret
 from trainable.ray_adapter import TuneTrial
 
 
@@ -102,6 +104,10 @@ def tune_trials(
         fence=lock.check,
         on_step=look_around,
         on_end=note_end,
+    )
+    # Tune hands these to its workers in what Ray logs and in command lines; they inherit them.
+    ENV_VARS_TO_PROPAGATE.difference_update(
+        [one for one in ENV_VARS_TO_PROPAGATE if is_secret(one)]
     )
     tuner = tune.Tuner(
         tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),

@@ -8,6 +8,15 @@ from __future__ import annotations
 _DATABASES = frozenset({"sqlite", "postgresql", "mysql", "mssql"})
 
 
+_OF_SERVERS = (
+    "MLFLOW_TRACKING_URI",  # may hold them
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
+_OF_POSTGRES = ("PGPASSWORD", "PGPASSFILE")
+
+
 def is_server(uri: str) -> bool:
     """Whether it is a server's, whose pages open in a browser as they are."""
     return uri.startswith(("http://", "https://"))
@@ -17,3 +26,8 @@ def is_database(uri: str) -> bool:
     """Whether it is a database's: it holds no files, so whoever records says where they lie."""
     scheme, separator, _ = uri.partition(":")
     return bool(separator) and scheme.partition("+")[0] in _DATABASES
+
+
+def credentials(uri: str) -> tuple[str, ...]:
+    """The environment variables that let a process write to the store at an address."""
+    return _OF_SERVERS + (_OF_POSTGRES if uri.startswith("postgresql") else ())

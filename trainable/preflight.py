@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
+from trainable.masking import mask
 from trainable.startup import without_collection
 
 if TYPE_CHECKING:
@@ -100,13 +101,15 @@ def _answer(config: str) -> dict[str, Any]:
     try:
         return examine(wanted)
     except TrainingError as error:
-        return {"refused": str(error)}
+        return {"refused": mask(str(error))}
     # a user's task may raise anything while it builds its model or data
     except Exception as error:
         return {
-            "refused": f"task '{wanted.task.name}' could not be built ({type(error).__name__}: "
-            f"{error}); its model and its data are built once before anything is created; correct "
-            "the task or its arguments"
+            "refused": mask(
+                f"task '{wanted.task.name}' could not be built ({type(error).__name__}: {error}); "
+                "its model and its data are built once before anything is created; correct the "
+                "task or its arguments"
+            )
         }
 
 

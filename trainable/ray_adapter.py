@@ -24,6 +24,7 @@ from typing import Any, Literal
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError, OutOfMemory, TrainingError
 from trainable.files import make_directory
+from trainable.masking import MaskedLog, mask
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 from trainable.startup import without_collection
 
@@ -61,7 +62,7 @@ class TuneTrial(tune.Trainable):
         """
         self._directory = Path(config["directory"])
         make_directory(self._directory)
-        self._log = open(self._directory / "trial.log", "a", encoding="utf-8")  # noqa: SIM115  closed in cleanup
+        self._log = MaskedLog(self._directory / "trial.log")
         self._trainer: Any = None
         self._events: Iterator[Any] = iter(())
         self._checkpoint: Any = None
@@ -250,10 +251,10 @@ class TuneTrial(tune.Trainable):
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._failure = {
                 "kind": kind,
-                "reason": f"{kind}: {error}"
-                if kind != "error"
-                else f"{type(error).__name__}: {error}",
-                "traceback": traceback.format_exc(),
+                "reason": mask(
+                    f"{kind}: {error}" if kind != "error" else f"{type(error).__name__}: {error}"
+                ),
+                "traceback": mask(traceback.format_exc()),
                 "place": f"{where.filename}:{where.lineno}",
             }
             print(self._failure["traceback"], file=self._log, flush=True)

@@ -7,6 +7,7 @@ import math
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -266,20 +267,48 @@ sys.exit(recorder.close(60))
     assert [path for path in work.rglob("*") if path.is_file()] == []
 
 
-def test_the_user_interface_starts_and_leaves_no_process(store: Store) -> None:
+def _refusal(url: str, body: object = None, **headers: str) -> int:
+    """The status with which a server refuses a request."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        url, data, headers={"Content-Type": "application/json", **headers}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    with refused.value:
+        return refused.value.code
+
+
+def test_the_user_interface_is_this_machines_runs_nothing_and_leaves_no_process(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import psutil
 
+    off = {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    for name, value in off.items():  # whatever the user's own programs are given
+        monkeypatch.setenv(name, {"true": "false", "false": "true"}[value])
+    connect(store.uri).create_experiment("shown")
     with start_server(store.uri, store.artifacts) as server:
         with urllib.request.urlopen(
             f"{server.url}/api/2.0/mlflow/experiments/search?max_results=10"
         ) as answer:
             names = {experiment["name"] for experiment in json.load(answer)["experiments"]}
-        assert "digits" in names
+        assert "shown" in names
         family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         assert {
             c.laddr.ip for p in family for c in p.net_connections() if c.status == "LISTEN"
         } == {"127.0.0.1"}
         assert not any(store.uri in " ".join(process.cmdline()) for process in family)
+        environments = [process.environ() for process in family]
+        assert all(off.items() <= environment.items() for environment in environments)
+        assert not any("mlflow.server.jobs" in " ".join(p.cmdline()) for p in family)
+        search = f"{server.url}/api/2.0/mlflow/experiments/search"
+        assert _refusal(f"{search}?max_results=1", Host="evil.example") == 403
+        assert _refusal(search, {"max_results": 1}, Origin="http://evil.example") == 403
     assert not any(process.is_running() and process.status() != "zombie" for process in family)
 
 

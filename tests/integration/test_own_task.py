@@ -1,15 +1,47 @@
-"""A task from a package outside the project: one that works, and the ways in which one fails."""
+"""A task from a package outside the project: one that works, and the ways in which one fails.
+
+It knows secrets, and says them where it can; its sweep runs under secrets of its own.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
-from tests.integration.commandline import CommandLine
+from tests.integration.commandline import CommandLine, wait_until
+from tests.integration.watching import Watcher, ask_ray
 
+CANARY = "canary-7f3a"
+SECRETS = {
+    name: f"{CANARY}-{name.lower()}"
+    for name in (
+        "MLFLOW_TRACKING_USERNAME",
+        "MLFLOW_TRACKING_PASSWORD",
+        "MLFLOW_TRACKING_TOKEN",
+        "STORE_PASSWORD",
+        "HUB_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "RAY_AUTH_TOKEN",
+    )
+} | {"MLFLOW_TRACKING_URI": f"http://ada:{CANARY}-in-an-address@127.0.0.1:1"}
+UMASK = 0o004
+"""Others may not read, but may write: nobody wants that."""
 TASK = '''
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -48,6 +80,11 @@ class Mine(Task):
         self.behaviour = behaviour
 
     def build_model(self):
+        seen = {name: value for name, value in os.environ.items() if "TRACKING_" in name}
+        seen["knows its own"] = bool(os.environ["STORE_PASSWORD"])
+        Path(f"seen-{os.getpid()}.json").write_text(json.dumps(seen))
+        while "ray" in sys.modules and not Path("looked-around").exists():
+            time.sleep(0.1)
         return Net()
 
     def build_data(self):
@@ -55,9 +92,20 @@ class Mine(Task):
 
     def loss(self, model, batch):
         if self.behaviour == "raises":
-            raise ValueError("out of cheese")
+            self.log_in(os.environ["STORE_PASSWORD"], os.environ["HUB_TOKEN"])
         loss, weight = super().loss(model, batch)
         return (loss * float("nan"), weight) if self.behaviour == "diverges" else (loss, weight)
+
+    def log_in(self, password, token):
+        print("as ada with", password)
+        print(f"and {token}", file=sys.stderr)
+        logging.getLogger("store").error("refused %s", password)
+        warnings.warn(f"{token} is old")
+        try:
+            known = password.partition("-store")[0]
+            raise ConnectionError(f"s3://ada:{known}@store: {password}; hub_key={known}")
+        except ConnectionError as error:
+            raise ValueError("out of cheese") from error
 '''
 SPEC = """
 name: mine
@@ -75,14 +123,45 @@ train: {batch_size: 32}
 """
 
 
+@dataclass
+class Ran:
+    """A sweep of that task, run to its end, and what was seen of it meanwhile."""
+
+    watcher: Watcher
+    printed: str
+    answers: list[str]
+    """What Ray said to somebody who knows its token, and to two who do not."""
+
+
 @pytest.fixture(scope="module")
-def trials(module_cli: CommandLine) -> list[dict[str, Any]]:
-    """A sweep of that task, run to its end."""
+def ran(module_cli: CommandLine) -> Ran:
     (module_cli.directory / "somewhere").mkdir()
     module_cli.write("somewhere/else_.py", TASK)
     module_cli.write("mine.yaml", SPEC)
-    done = module_cli("run", "mine.yaml")
-    assert done.returncode == 0, done.stdout + done.stderr
+    module_cli.environment |= SECRETS
+    before = os.umask(UMASK)
+    try:
+        driver = module_cli.start("run", "mine.yaml")
+    finally:
+        os.umask(before)
+    watcher = Watcher(driver.pid, module_cli.root / "mine" / "lock", CANARY)
+    watcher.start()
+    # The task was looked at before the run, and a trial waits to be looked at.
+    wait_until(lambda: len(list(module_cli.directory.glob("seen-*.json"))) > 1 and watcher.ray)
+    known = ("token", SECRETS["RAY_AUTH_TOKEN"]), ("token", "guessed"), ("disabled", "")
+    with ThreadPoolExecutor() as beside:
+        answers = list(beside.map(lambda it: ask_ray(watcher.ray, *it), known))
+    (module_cli.directory / "looked-around").touch()
+    printed, _ = driver.communicate(timeout=200)
+    watcher.stop()
+    assert driver.returncode == 0, printed
+    return Ran(watcher, printed, answers)
+
+
+@pytest.fixture(scope="module")
+def trials(module_cli: CommandLine, ran: Ran) -> list[dict[str, Any]]:
+    """Its trials."""
+    del ran
     found: list[dict[str, Any]] = module_cli.json("trials", "mine")
     assert {trial["params"]["task.behaviour"] for trial in found} == {
         "works",
@@ -185,3 +264,64 @@ def test_a_task_that_cannot_be_loaded_is_refused_before_anything_exists(
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert not (module_cli.root / "wrong").exists()
+
+
+def _holding(directory: Path, text: str) -> list[str]:
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    assert len(files) > 50
+    return [str(path) for path in files if text.encode() in path.read_bytes()]
+
+
+def test_secrets_are_written_nowhere(module_cli: CommandLine, ran: Ran, trials: object) -> None:
+    """Searched is every byte of sweep, tracking store, artifacts, outbox and trials' logs, and
+    while it ran Ray's own files and the processes' command lines.
+    """
+    del trials
+    assert _holding(module_cli.directory, CANARY) == []
+    assert _holding(module_cli.directory, "as ada with [hidden]") != []
+    assert CANARY not in ran.printed
+    assert ran.watcher.leaks == set()
+    assert ran.watcher.num_files > 5
+    assert not any(CANARY in command for command in ran.watcher.command_lines)
+    assert any("raylet" in command for command in ran.watcher.command_lines)
+
+
+@pytest.mark.parametrize(
+    "option", [f"task.api_key={CANARY}", f"tracking.uri=http://ada:{CANARY}@127.0.0.1:1"]
+)
+def test_a_secret_in_a_spec_is_refused_and_not_repeated(
+    module_cli: CommandLine, ran: Ran, option: str
+) -> None:
+    del ran
+    done = module_cli("run", "mine.yaml", "--name", "told", "-s", option)
+    assert done.returncode == 2
+    assert "a spec is stored and tracked in clear" in done.stderr
+    assert CANARY not in done.stdout + done.stderr
+    assert not (module_cli.root / "told").exists()
+
+
+def test_trials_hold_no_credentials_of_the_tracking_store(
+    module_cli: CommandLine, trials: object
+) -> None:
+    del trials
+    seen = [path.read_text() for path in module_cli.directory.glob("seen-*.json")]
+    assert len(seen) >= 2  # the look at the task before the run, and the trials' processes
+    nothing = {name: "" for name in SECRETS if name.startswith("MLFLOW_")}
+    for one in map(json.loads, seen):
+        assert {name: one[name] for name in nothing} == nothing
+        assert one["knows its own"]
+
+
+def test_nobody_else_can_talk_to_ray(ran: Ran) -> None:
+    assert ran.answers == ["answered", "AuthenticationError", "AuthenticationError"]
+    assert ran.watcher.listening == {"127.0.0.1"}
+    assert ran.watcher.open_to == {0}
+
+
+def test_files_follow_the_umask_and_nobody_else_may_write_to_them(
+    module_cli: CommandLine, trials: object
+) -> None:
+    del trials
+    paths = [module_cli.root / "mlflow.db", *(module_cli.root / "mine").rglob("*")]
+    wrong = [str(path) for path in paths if path.stat().st_mode & (UMASK | 0o002)]
+    assert (len(paths) > 30, wrong) == (True, [])

@@ -12,6 +12,7 @@ from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
 from sweeps.pictures import Gallery
 from sweeps.spec import parse_spec
+from sweeps.sync import draw_what_is_missing
 from tests.asking import ask
 from tests.curves import append_rows
 from tracking.recorder import MemoryRecorder
@@ -116,3 +117,27 @@ def test_a_process_that_cannot_draw_tells_why(
         gallery.finish(timeout=60)
     for number in numbers:
         assert sweep.tag(number) == "missing: the process that draws ended with no Matplotlib here"
+
+
+class _Queue(MemoryRecorder):
+    def close(self, timeout: float) -> None:
+        del timeout
+
+
+@pytest.mark.parametrize("concluded", [True, False])
+def test_late_pictures_of_the_best_trial_are_the_sweeps_own_too(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, concluded: bool
+) -> None:
+    best, other = sweep.add(), sweep.add()
+    if concluded:
+        sweep.ledger.conclude()
+    queue = _Queue()
+    monkeypatch.setattr("sweeps.sync._queue", lambda *_: queue)
+    draw_what_is_missing(sweep.paths, sweep.spec)
+    for number in (best, other):
+        assert sorted(queue.runs[number].artifacts) == NAMES
+    own = queue.runs[None].artifacts
+    assert own == (queue.runs[best].artifacts if concluded else {})
+    queue.runs[None].artifacts.clear()
+    draw_what_is_missing(sweep.paths, sweep.spec)
+    assert not own

@@ -74,7 +74,7 @@ def test_a_database_that_does_not_listen_ends_the_run_before_anything_exists(
 
 def assert_refused(cli: CommandLine, uri: str, cause: str) -> None:
     """One line has the address, the cause and the remedy, and the exit code is 2; nothing is made,
-    and asking takes less than five seconds.
+    asking takes less than five seconds, and the task, which takes longer, is not waited for.
     """
     started = time.monotonic()
     with pytest.raises(TrackingUnusable):
@@ -82,8 +82,9 @@ def assert_refused(cli: CommandLine, uri: str, cause: str) -> None:
     assert time.monotonic() - started < 5
 
     cli.write("tiny.yaml", TINY)
+    cli.write("slow.py", "import time\ntime.sleep(600)\n")
     cli.environment["PGPASSWORD"] = os.environ["PGPASSWORD"]
-    done = cli("run", "tiny.yaml", "--tracking-uri", uri)
+    done = cli("run", "tiny.yaml", "--tracking-uri", uri, "-s", "task=slow:Task")
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"tracking.uri: {redact(uri)} cannot be opened (")

@@ -162,7 +162,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["best", "made", "--register", "a/b"],
-        "--register is 'a/b'; the name of a model in the registry is not empty and holds neither '/' nor ':'; choose another",
+        "the name 'a/b' holds a path separator; a model's name is part of addresses; use letters, digits, '-' and '_'",
         id="a model's name that the registry refuses",
     ),
     pytest.param(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -139,8 +141,12 @@ def test_what_an_earlier_driver_was_asked_is_not_seen(
     control.stop_trial(paths, 1, seconds=0.0, say=_silent)
     driver.wishes.look()
     assert (driver.wishes.drain, driver.wishes.now, driver.wishes.trials) == (True, True, {1})
+    asked = [file.name for file in paths.control.iterdir()]
     driver.lock.release()
+    shutil.rmtree(paths.control)  # as every driver does when it begins
     later = Driver(paths)
+    for name in asked:  # by somebody who saw the earlier driver
+        (paths.control / name).touch()
     later.wishes.look()
     assert (later.wishes.drain, later.wishes.now, later.wishes.trials) == (False, False, set())
     later.lock.release()
@@ -158,3 +164,18 @@ def test_what_cannot_be_stopped_is_said(paths: SweepPaths) -> None:
     with pytest.raises(UnknownTrial, match="has no trial 2; its trials are 0 to 1"):
         control.stop_trial(paths, 2, seconds=1, say=_silent)
     assert not paths.control.exists()
+
+
+def test_nobody_else_may_ask(paths: SweepPaths) -> None:
+    before = os.umask(0)
+    try:
+        control.Wishes(paths, "token")
+        assert paths.control.stat().st_mode & 0o077 == 0
+        with pytest.raises(FileExistsError):  # another's, which could not be removed
+            control.Wishes(paths, "token")
+        control.order(paths)
+        shutil.rmtree(paths.control)
+        control.order(paths)
+        assert paths.control.stat().st_mode & 0o077 == 0
+    finally:
+        os.umask(before)

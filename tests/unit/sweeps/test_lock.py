@@ -212,3 +212,44 @@ def test_a_driver_on_another_host_is_refused_and_named_until_it_is_dead(path: Pa
         assert (holder.host, holder.pid) == ("gpu-2", third.pid)
         third.communicate()
     assert not is_held(path)
+
+
+@pytest.mark.parametrize(
+    "token", ["", "0123", "../../home/ada", 7, None, "x" * 32], ids=lambda token: f"{token!r}"
+)
+def test_a_token_that_is_none_names_no_holder(path: Path, token: object) -> None:
+    """Processes end by it: an empty one would mean all that are this user's."""
+    path.parent.mkdir()
+    path.write_text(json.dumps({"host": "a", "pid": 1, "started": 0.0, "token": token}))
+    assert read_holder(path) is None
+    lock = SweepLock(path)
+    lock.acquire()
+    assert lock.previous is None
+    lock.release()
+
+
+def test_a_lock_that_another_user_wrote_names_nobody_whose_processes_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.parent.mkdir()
+    told = {"host": "a", "pid": 1, "started": 0.0, "token": "0123456789abcdef" * 2}
+    path.write_text(json.dumps(told))
+    owner = path.stat().st_uid
+    for user, believed in ((owner + 1, None), (owner, told["token"])):
+        path.write_text(json.dumps(told))
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        lock = SweepLock(path)
+        lock.acquire()
+        assert (lock.previous and lock.previous.token) == believed
+        lock.release()
+
+
+def test_only_its_owner_writes_to_a_lock(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        lock = SweepLock(path)
+        lock.acquire()
+        assert path.stat().st_mode & 0o777 == 0o644
+        lock.release()
+    finally:
+        os.umask(before)

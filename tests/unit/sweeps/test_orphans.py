@@ -194,3 +194,29 @@ def test_a_driver_that_was_taken_for_dead_makes_its_directory_again(
         assert cleaned == [(1, 0)]
         assert list(place.iterdir()) == [scratch_directory(token)]
         assert clean_up_after_the_dead() == (0, 0)
+
+
+def test_what_another_user_made_ends_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody may make a directory there that has a living driver's token in its name."""
+    token = uuid.uuid4().hex
+    with _start(_SLEEP, token) as worker:
+        for name in (f"gradsweep-{token[:12]}", f".gradsweep-{token}"):
+            (place / name).mkdir()
+            (place / name / "driver").touch()
+        me = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+        assert clean_up_after_the_dead() == (0, 0)
+        assert worker.poll() is None
+        assert len(list(place.iterdir())) == 2
+        monkeypatch.setattr(os, "geteuid", lambda: me)
+        assert clean_up_after_the_dead() == (1, 1)
+
+
+@pytest.mark.usefixtures("place")
+def test_nobody_else_may_enter_a_drivers_directory() -> None:
+    before, token = os.umask(0), uuid.uuid4().hex
+    try:
+        with claim_scratch(token):
+            assert scratch_directory(token).stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)

@@ -450,6 +450,13 @@ OVERRIDES = [
         id="59 credentials",
     ),
     pytest.param(
+        ["task.api_key=geheim"],
+        [
+            "-s task.api_key=[hidden]: task.api_key: api_key looks like a secret; a spec is stored and tracked in clear; let the task read it from the environment, or give it another name",
+        ],
+        id="59 secret",
+    ),
+    pytest.param(
         ["space.train.optimizer.lr={uniform: [1, 0]}"],
         [
             "-s space.train.optimizer.lr={uniform: [1, 0]}: space.train.optimizer.lr.uniform: low 1 is above high 0; low is below high; write [0, 1]",

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import os
 import random
 
 import pytest
@@ -15,7 +17,9 @@ from tests.chaos.cases import SEED
 from trainable.checkpoint import CheckpointStore, Pointer
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, Fenced, StorageError
+from trainable.export import export_weights
 from trainable.files import LocalFiles
+from trainable.manifest import format_manifest
 
 
 def _store(directory, *, every="1 epoch", keep=2, mode="min", files=None, clock=None):
@@ -238,3 +242,47 @@ def test_load_verifies_the_digest_and_refuses_objects(tmp_path):
     store.offer(lambda: {"x": Fenced}, step=2, epoch=2, final=True)
     with pytest.raises(CheckpointError, match="not plain data"):
         store.load(store.pointer)
+
+
+class _Planted:
+    """Unpickled, it makes a directory: what any code could do."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def _plant(generation, marker):
+    """Replace a state by a pickle that runs code, with a manifest that vouches for it."""
+    state = generation.path / "state.pt"
+    torch.save({"model": {"weight": torch.ones(2)}, "planted": _Planted(marker)}, state)
+    content = state.read_bytes()
+    vouched = dataclasses.replace(
+        generation, sha256=hashlib.sha256(content).hexdigest(), length=len(content)
+    )
+    (generation.path / "manifest.json").write_bytes(format_manifest(vouched))
+
+
+def test_a_planted_pickle_runs_no_code(tmp_path):
+    _save(_store(tmp_path), 1)
+    marker = tmp_path / "marker"
+    _plant(CheckpointStore(tmp_path).newest(), marker)
+    planted = CheckpointStore(tmp_path).newest()
+    with pytest.raises(CheckpointError, match="not plain data"):
+        CheckpointStore(tmp_path).load(planted)
+    with pytest.raises(CheckpointError, match="not plain data"):
+        export_weights(planted.path, tmp_path / "model.safetensors")
+    assert not marker.exists()
+    assert not (tmp_path / "model.safetensors").exists()
+    torch.load(planted.path / "state.pt", weights_only=False)  # where that is allowed, it does
+    assert marker.exists()
+
+
+def test_a_digest_is_compared_before_anything_is_parsed(tmp_path, monkeypatch):
+    pointer = _save(_store(tmp_path), 1)
+    _flip(tmp_path / "checkpoints" / "step-00000001" / "state.pt", 4000)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("parsed"))
+    with pytest.raises(CheckpointError, match="sha256"):
+        CheckpointStore(tmp_path).load(pointer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
+import os
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,16 @@ def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
     for epoch in context.remaining_epochs():
         total += epoch + 1
         yield {"val/loss": total / context.epochs}, {"total": total}
+
+
+def talkative_loop(config: Any, context: Any) -> Iterator[Any]:
+    """Says a secret of its own, and dies of it."""
+    del config, context
+    secret = os.environ["STORE_PASSWORD"]
+    print(f"logging in as ada with {secret}")
+    if True:
+        raise RuntimeError(f"postgresql://ada:{secret}@host and {secret} were refused")
+    yield
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +172,24 @@ def test_a_trial_that_fails_before_its_first_report_says_where_it_ran(tmp_path: 
     result = trial.step()
     trial.cleanup()
     assert (result["ending"], result["resolved"]) == ("failed", ON_THE_CPU)
+
+
+def test_secrets_are_in_no_reason_traceback_or_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORE_PASSWORD", "canary-1234")
+    trial = _trial(tmp_path, task="talkative_loop")
+    result = trial.step()
+    trial.cleanup()
+    failure = result["failure"]
+    assert failure["reason"] == (
+        "RuntimeError: postgresql://[hidden]@host and [hidden] were refused"
+    )
+    log = (tmp_path / "trial.log").read_text()
+    assert "logging in as ada with [hidden]\n" in log
+    assert failure["traceback"] in log
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert b"canary" not in b"".join([*written, json.dumps(result, default=repr).encode()])
 
 
 @pytest.mark.parametrize("task", ["Small", "own_loop"])

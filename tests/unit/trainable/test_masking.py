@@ -1,0 +1,61 @@
+"""What is hidden of what a user's code says, and what is left as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainable.masking import MaskedLog, is_secret, mask
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("cannot reach postgresql://ada:canary@db:5432/x", "cannot reach postgresql://[hidden]@db:5432/x"),
+        ("http://tok-canary@host/p@th", "http://[hidden]@host/p@th"),
+        ("API_KEY=canary was refused", "API_KEY=[hidden] was refused"),
+        ("{'hub_token': 'ca nary', 'n': 1}", "{'hub_token': [hidden], 'n': 1}"),
+        ('login(db_password="canary")', "login(db_password=[hidden])"),
+        ("password: canary", "password: [hidden]"),
+        ("said canary-in-env twice: canary-in-env", "said [hidden] twice: [hidden]"),
+        ("longer: canary-in-env-and-more.", "longer: [hidden]."),
+        ("KeyError: 'key'", "KeyError: 'key'"),
+        ("the key is 3, token 5 of 7", "the key is 3, token 5 of 7"),
+        ("short stays: abc", "short stays: abc"),
+    ],
+)  # fmt: skip
+def test_secrets_are_hidden_and_the_rest_is_kept(
+    monkeypatch: pytest.MonkeyPatch, text: str, shown: str
+) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "canary-in-env")
+    monkeypatch.setenv("HUB_TOKEN", "canary-in-env-and-more")
+    monkeypatch.setenv("SHORT_KEY", "abc")
+    assert mask(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("DB_PASSWORD", True),
+        ("password", True),
+        ("hub_token", True),
+        ("api-key", True),
+        ("AWS_SECRET_ACCESS_KEY", True),
+        ("client_secret", True),
+        ("key", False),
+        ("tokens", False),
+        ("monkey", False),
+        ("AWS_ACCESS_KEY_ID", False),
+    ],
+)
+def test_names_of_secrets(name: str, secret: bool) -> None:
+    assert is_secret(name) == secret
+
+
+def test_a_log_holds_what_is_printed_without_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "trial.log"
+    path.write_text("before\n")
+    with MaskedLog(path) as log:
+        print("epoch", 1, "von s3://u:canary@bucket ä", file=log)
+    assert path.read_text(encoding="utf-8") == "before\nepoch 1 von s3://[hidden]@bucket ä\n"

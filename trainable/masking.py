@@ -1,0 +1,59 @@
+"""What a user's code raises or prints, without secrets: it ends up in files that others read.
+
+What must not live here: what may stand in a spec (`sweeps`), and what tracking is told
+(`tracking`).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+
+HIDDEN = "[hidden]"
+
+_SHORTEST = 6
+"""Characters of a value that is looked for by itself: a shorter one would be found in words."""
+_NAME = r"(?:[\w.-]*[_-])?(?:password|secret)|[\w.-]*[_-](?:token|key)"
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
+_USERINFO = re.compile(r"(?<=://)[^\s/?#'\"]+@")
+_ASSIGNED = re.compile(
+    rf"(?<![\w.-])(?P<name>{_NAME})(?P<between>['\"]?\s*[=:]\s*)"
+    r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s&;,'\"()\[\]{}]+)",
+    re.IGNORECASE,
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable or an argument of that name holds a secret, as `DB_PASSWORD` does."""
+    return _SECRET_NAME.fullmatch(name) is not None
+
+
+def mask_assigned(text: str) -> str:
+    """Return `text` without the values that stand beside a secret's name: `API_KEY=X`."""
+    return _ASSIGNED.sub(rf"\g<name>\g<between>{HIDDEN}", text)
+
+
+def mask(text: str) -> str:
+    """Return `text` without secrets.
+
+    Hidden are the userinfo of URLs, what stands beside a secret's name, and, wherever they stand,
+    the values of this process' environment variables of such names.
+    """
+    values = {
+        value for name, value in os.environ.items() if len(value) >= _SHORTEST and is_secret(name)
+    }
+    for value in sorted(values, key=len, reverse=True):  # one may be the beginning of another
+        text = text.replace(value, HIDDEN)
+    return mask_assigned(_USERINFO.sub(f"{HIDDEN}@", text))
+
+
+class MaskedLog(io.TextIOWrapper):
+    """A text file in UTF-8 to which nothing is written but what `mask` leaves."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(open(path, "ab"), encoding="utf-8")  # noqa: SIM115  closed with it
+
+    def write(self, text: str) -> int:
+        super().write(mask(text))
+        return len(text)
