@@ -8,6 +8,7 @@ here: training state other than the model's.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,9 @@ def export_weights(generation: Path, target: Path) -> None:
         tensors[name] = value.clone() if storage in storages else value.contiguous()
         storages.add(storage)
     save_file(tensors, target, metadata=metadata)
+    mask = os.umask(0)
+    os.umask(mask)
+    target.chmod(0o666 & ~mask)  # safetensors lets its owner alone read it
 
 
 def load_model(config: TrialConfig, generation: Path) -> tuple[nn.Module, tuple[Tensor, ...]]:

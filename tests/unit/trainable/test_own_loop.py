@@ -422,6 +422,8 @@ def test_weights_are_exported_from_the_key_model(tmp_path):
     export_weights(CheckpointStore(tmp_path / "run").best().path, tmp_path / "w.safetensors")
     saved = CheckpointStore(tmp_path / "run").load(report.checkpoint)["loop"]["model"]
     assert torch.equal(load_file(tmp_path / "w.safetensors")["weight"], saved["weight"])
+    (tmp_path / "other").touch()  # who may read it is the umask's to say, as for any file
+    assert (tmp_path / "w.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_export_without_a_model_says_what_to_yield(tmp_path):
