@@ -24,7 +24,7 @@ PLACES = {
     "send and acknowledgement": "tracking.outbox:Outbox.delivered:3",
     "claim and send": "tracking.outbox:Outbox.claim:-3",
     "run created and remembered": "tracking.outbox:Outbox.adopt:2",
-    "trial created and its parameters": "optuna.storages:RDBStorage.set_trial_param:3",
+    "a trial in the ledger and its start": "sweeps.ledger:Ledger.add:-2",
 }
 """`module:Class.method:N`: killed before the N-th call; `-N`: after it."""
 # In the first trial: its third generation is that of its first epoch; its third report is its
