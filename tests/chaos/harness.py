@@ -13,8 +13,10 @@ What must not live here: how a sweep is started or killed (`sandbox.py`), and fa
 from __future__ import annotations
 
 import re
+import sqlite3
 import time
 from collections.abc import Callable, Collection
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -231,6 +233,10 @@ def _numbers(reference: Outcome, only: Collection[int] | None) -> list[int]:
 
 def _residue(sandbox: Sandbox) -> list[str]:
     paths = sandbox.paths
+    for journal in paths.root.glob("*.db-journal"):
+        # What was cut in the middle SQLite takes back when somebody opens the store.
+        with closing(sqlite3.connect(str(journal).removesuffix("-journal"))) as store:
+            store.execute("SELECT COUNT(*) FROM sqlite_master")
     looks: list[Callable[[], list[str]]] = [
         lambda: [f"process {p.pid} lives: {' '.join(p.cmdline())[:80]}" for p in _alive(sandbox)],
         lambda: [f"{d} exists" for d in map(scratch_directory, sandbox.tokens) if d.exists()],

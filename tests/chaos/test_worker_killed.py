@@ -13,6 +13,7 @@ from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES
 # In the computation of a gradient; between two micro-batches of a step; between two batches of an
 # evaluation. Each is counted from the previous death on.
 PLACES = (("backward", 9), ("forward", 26), ("validation", 4))
+_SAVING = "trials/*/checkpoints/.writing-*/new-*"
 MORE_PLACES = (
     *(("forward", 4), ("validation", 2), ("backward", 15), ("forward", 26)),
     *(("backward", 20), ("validation", 3)),
@@ -25,6 +26,8 @@ def _kill_workers(sandbox: Sandbox, places: tuple[tuple[str, int], ...]) -> Ende
     driver = sandbox.run()
     for following in [*places[1:], None]:
         worker = driver.until_held(place)
+        # How long a save takes beside the training is the disk's affair, and not counted here.
+        driver.until(lambda: not list(sandbox.paths.directory.glob(_SAVING)))
         os.kill(worker, signal.SIGKILL)
         sandbox.probe.let_go(place)
         place = sandbox.probe.further(*following) if following else ""
