@@ -13,7 +13,7 @@ import signal
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 from sweeps.interrupt import Interruption
 from sweeps.orphans import (
@@ -48,6 +48,10 @@ _SETTINGS = {
 
 _alive: dict[str, IO[str]] = {}
 """What says that this driver lives, by token, while its Ray runs."""
+
+
+class NoRay(OSError):
+    """Ray could not be started."""
 
 
 def configure(token: str) -> None:
@@ -106,6 +110,9 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
 
     Returns:
         Whether it was started here, and so is ours to stop.
+
+    Raises:
+        NoRay: It did not come up.
     """
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(concurrency)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -119,20 +126,27 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
         return False
     _alive[token] = claim_scratch(token)
     withheld = {name: "" for name in withhold if name in os.environ}
+    options: dict[str, Any] = {
+        "num_cpus": machine.cpus,
+        "num_gpus": len(machine.gpus),
+        "include_dashboard": False,
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "runtime_env": {"env_vars": withheld} if withheld else None,
+        # One level below ours: Ray lets everybody write to its own.
+        "_temp_dir": str(scratch_directory(token) / "ray"),
+        "_node_ip_address": "127.0.0.1",  # see `sweeps/__init__.py`
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        ray.init(
-            num_cpus=machine.cpus,
-            num_gpus=len(machine.gpus),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            runtime_env={"env_vars": withheld} if withheld else None,
-            # One level below ours: Ray lets everybody write to its own.
-            _temp_dir=str(scratch_directory(token) / "ray"),
-            _node_ip_address="127.0.0.1",  # see `sweeps/__init__.py`
-        )
+        try:
+            ray.init(**options)
+        except Exception as error:  # of no narrower kind, on a machine too busy for its patience
+            raise NoRay(
+                f"Ray could not be started: {error}; its processes must come up within 30 s, for "
+                "which the machine is short of memory or of time; free some, then resume"
+            ) from error
     return True
 
 

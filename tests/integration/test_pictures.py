@@ -97,7 +97,7 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
         assert [f"figures/{path.name}" for path in gallery.pictures(number)] == NAMES
         pictures = sweep.recorder.runs[number].artifacts
         assert all(content.startswith(b"\x89PNG") for content in pictures.values())
-    assert sweep.tag(broken).startswith("missing: JSONDecodeError")
+    assert sweep.tag(broken).startswith("missing: CurveDamaged")
 
     sweep.recorder.runs.clear()
     (sweep.paths.trial(broken) / "figures").mkdir()

@@ -162,7 +162,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["best", "made", "--register", "a/b"],
-        "the name 'a/b' holds a path separator; a model's name is part of addresses; use letters, digits, '-' and '_'",
+        "'a/b' holds a path separator; a model's name is part of addresses; use letters, digits, '-' and '_'",
         id="a model's name that the registry refuses",
     ),
     pytest.param(

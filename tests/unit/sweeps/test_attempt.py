@@ -6,16 +6,19 @@ import errno
 import io
 import os
 import sqlite3
+import uuid
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from sweeps import engine
 from sweeps.attempt import give_up
 from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.layout import LedgerBusy, LedgerError, SweepPaths
 from sweeps.ledger_file import refusal
 from sweeps.lock import LockLost
+from sweeps.resources import Machine
 from tracking.outbox_file import OutboxError
 
 
@@ -78,3 +81,23 @@ def test_what_another_process_holds(paths: SweepPaths) -> None:
     for error in (LedgerBusy(paths.ledger, 30.0), LockLost(paths.lock)):
         code, lines = _end(error, paths)
         assert (code, lines[0]) == (HELD, str(error))
+
+
+def test_a_ray_that_does_not_come_up_ends_the_attempt_with_a_sentence(
+    paths: SweepPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    paths.spec.touch()
+    token = uuid.uuid4().hex
+    with pytest.raises(engine.NoRay) as late:
+        engine.start(token, Machine("test", cpus=1, memory=2**30, gpus=()), concurrency=1)
+    engine.stop(token)
+    code, lines = _end(late.value, paths)
+    assert code == NO_SUCCESS
+    assert lines[0].startswith("stopped: Ray could not be started: The current node timed out")
+    assert lines[1].endswith(f"resume digits --root {paths.root}")
