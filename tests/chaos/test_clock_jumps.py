@@ -16,6 +16,7 @@ from trainable.history import read_rows
 HOUR = 3600
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(29, "the clock jumps by an hour between attempts and during them")
 def test_row_29_clock_jumps(
     sandbox: Sandbox, references: References, shim: Path, tmp_path: Path

@@ -51,6 +51,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(15, "the spec's file empty, truncated, with a flipped bit")
 def test_row_15_spec_damaged(references: References, interrupted: Template) -> None:
     sandbox = interrupted.fresh()
@@ -174,6 +175,7 @@ def test_row_26_data_changed(references: References, interrupted: Template) -> N
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(30, "code or configuration changed before a resume")
 def test_row_30_changed_before_resume(references: References, interrupted: Template) -> None:
     sandbox = interrupted.fresh()

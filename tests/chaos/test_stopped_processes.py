@@ -47,6 +47,7 @@ def test_row_28_stopped_for_seconds(sandbox: Sandbox, references: References) ->
     _stop_each_in_turn(sandbox, references, SHORT)
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(28, "a trial is stopped, its driver is killed, another one takes over")
 def test_row_28_stopped_trial_of_a_dead_driver(sandbox: Sandbox, references: References) -> None:
     driver, worker = sandbox.run_to("backward", 17)

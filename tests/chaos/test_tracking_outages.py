@@ -63,8 +63,9 @@ def foreign(service: Service) -> Iterator[Callable[[], bool]]:
     client.delete_run(run_id)
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(17, "the server is down in the middle of the sweep")
-@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("seconds", [2, 60])
 def test_row_17_down_in_the_middle(
     references: References,
     sandbox: Sandbox,
