@@ -2,10 +2,8 @@
 
 An append commits without waiting for the disk: it survives the death of the process. Before a
 metric record is sent it is marked in flight and that mark is synced, so after any crash, a power
-failure included, the queue knows which records may already be at the server. All that a trial has
-queued is marked at once: one wait for the disk serves several batches, and after a crash a few
-more records are compared with the server. What must not live here: anything about servers; see
-`tracking.delivery`.
+failure included, the queue knows which records may already be at the server. What must not live
+here: anything about servers; see `tracking.delivery`.
 """
 
 from __future__ import annotations
@@ -72,8 +70,6 @@ class Outbox:
         self._path = directory / FILE_NAME
         self._lock = threading.Lock()
         self._marks: dict[int, Marks] = {}
-        self._unsent: dict[int, set[int]] = {}
-        """By trial: records that this process marked in flight and has not handed out yet."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._owner = os.open(
@@ -208,36 +204,33 @@ class Outbox:
         limit = 1 if single else _MAX_RECORDS
         columns = "id, kind, payload, state, points"
         query = f"SELECT {columns} FROM records WHERE trial = ? ORDER BY id LIMIT ?"
-        unsent = self._unsent.setdefault(trial, set())
-
-        def is_uncertain(row: tuple[Any, ...]) -> bool:
-            return row[3] == _IN_FLIGHT and row[0] not in unsent
-
         with self._lock:
             rows = self._db.execute(query, (trial, limit)).fetchall()
             if not rows:
                 return None
-            kind, uncertain = rows[0][1], is_uncertain(rows[0])
+            kind, state = rows[0][1], rows[0][3]
             taken, num_points = [rows[0]], rows[0][4]
             for row in rows[1:]:
                 num_points += row[4]
                 if (
                     kind != "metrics"
-                    or (row[1], is_uncertain(row)) != (kind, uncertain)
+                    or (row[1], row[3]) != (kind, state)
                     or num_points > MAX_POINTS
                 ):
                     break
                 taken.append(row)
-            marked: list[int] = []
-            if kind == "metrics" and any(row[3] == _QUEUED for row in taken):
-                marked = self._mark(trial)
-        if marked:
+            mark = kind == "metrics" and state == _QUEUED
+            if mark:
+                with self._transaction() as db:
+                    db.execute(
+                        "UPDATE records SET state = ? WHERE trial = ? AND id BETWEEN ? AND ?",
+                        (_IN_FLIGHT, trial, taken[0][0], taken[-1][0]),
+                    )
+        if mark:
             self._sync()
-            unsent.update(marked)
         read = unpack if kind == "metrics" else json.loads
         records = [Record(id_, kind, read(payload)) for id_, _, payload, _, _ in taken]
-        unsent.difference_update(record.id for record in records)
-        return Batch(trial, records, uncertain)
+        return Batch(trial, records, uncertain=state == _IN_FLIGHT)
 
     def delivered(self, batch: Batch) -> None:
         """Remove records that the server acknowledged."""
@@ -287,7 +280,6 @@ class Outbox:
                     marks.raise_to(held)
                     _save_marks(db, trial, marks)
                     _doubt(db, trial)
-                    self._unsent.pop(trial, None)
             self._marks[trial] = marks
             self._runs[trial] = run_id
 
@@ -305,7 +297,6 @@ class Outbox:
                 _save_marks(db, trial, marks)
                 _doubt(db, trial)
             self._marks[trial] = marks
-            self._unsent.pop(trial, None)
             self._runs.pop(trial, None)
 
     @property
@@ -347,17 +338,6 @@ class Outbox:
                 raise
         except sqlite3.Error as error:
             raise self._error(error) from error
-
-    def _mark(self, trial: int) -> list[int]:
-        """Mark all metrics that a trial has queued as in flight; returns which they are."""
-        queued = "trial = ? AND kind = 'metrics' AND state = ?"
-        with self._transaction() as db:
-            found = db.execute(f"SELECT id FROM records WHERE {queued}", (trial, _QUEUED))
-            marked = [id_ for (id_,) in found]
-            db.execute(
-                f"UPDATE records SET state = ? WHERE {queued}", (_IN_FLIGHT, trial, _QUEUED)
-            )
-        return marked
 
     def _sync(self) -> None:
         """Wait until everything committed is on disk, without holding up appends meanwhile.

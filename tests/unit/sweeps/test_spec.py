@@ -20,16 +20,9 @@ from sweeps.spec import (
     parse_spec,
     with_overrides,
 )
+from tests.unit.sweeps.refused import HEAD
 from trainable.config import Interval, TaskConfig
 from trainable.seeding import derive_seed
-
-HEAD = """\
-name: digits
-task: digits
-metric: val/loss
-mode: min
-trials: 24
-"""
 
 
 def _parse(more: str = "", *overrides: str, **environ: str) -> SweepSpec:

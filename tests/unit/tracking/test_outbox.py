@@ -72,44 +72,6 @@ def test_what_was_claimed_is_uncertain_for_the_next_process(tmp_path: Path) -> N
     outbox.close()
 
 
-def test_one_sync_serves_all_that_a_trial_has_queued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", synced.append)
-    outbox = Outbox(tmp_path)
-    outbox.append_rows(0, [row(step, a=1.0) for step in range(3000)])
-    for _ in range(2):
-        batch = outbox.claim(0)
-        assert batch is not None
-        assert not batch.uncertain
-        outbox.delivered(batch)
-    assert len(synced) == 1
-    lost = outbox.claim(0)
-    again = outbox.claim(0)  # nobody knows what became of the first attempt
-    assert lost is not None
-    assert again is not None
-    assert (lost.uncertain, again.uncertain) == (False, True)
-    outbox.close()
-
-
-def test_what_was_marked_and_not_sent_is_uncertain_for_the_next_process(tmp_path: Path) -> None:
-    first = Outbox(tmp_path)
-    first.append_rows(0, [row(step, a=1.0) for step in range(2000)])
-    sent = first.claim(0)
-    assert sent is not None
-    first.delivered(sent)
-    first.append_rows(0, [row(2000, a=1.0)])  # after the mark
-    first.close()
-    second = Outbox(tmp_path)
-    sizes = []
-    while batch := second.claim(0):
-        sizes.append((sum(len(record.payload) for record in batch.records), batch.uncertain))
-        second.delivered(batch)
-    assert sizes == [(1000, True), (1, False)]
-    second.close()
-
-
 def test_marks_outlive_the_process_and_the_records(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     assert outbox.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2
