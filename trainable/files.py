@@ -17,6 +17,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -108,8 +109,11 @@ class LocalFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self.own = root / f"{_OWN}{uuid.uuid4().hex[:12]}"
+
+    @cached_property
+    def own(self) -> Path:
         """This writer's own room; gone once it is fenced or closed."""
+        return self._root / f"{_OWN}{uuid.uuid4().hex[:12]}"
 
     @classmethod
     def of(cls, run: Path) -> LocalFiles:
