@@ -59,7 +59,7 @@ class Cluster:
             said.write_text(password)
             entry = ["-A", "scram-sha-256", f"--pwfile={said}"]
         self._run("initdb", "-U", _USER, *entry, "-E", "UTF8", "--no-locale")
-        self._control("start")
+        self.start()
 
     @property
     def uri(self) -> str:
@@ -88,10 +88,18 @@ class Cluster:
                 time.sleep(0.02)
             self._control("restart", "-m", "immediate")
 
+    def stop(self) -> None:
+        """Stop it at once, as a crash does; what was committed is there when it starts again."""
+        self._control("stop", "-m", "immediate")
+
+    def start(self) -> None:
+        """Start it again."""
+        self._control("start")
+
     def close(self) -> None:
         """Stop it and remove its files."""
         if (self._data / "postmaster.pid").exists():
-            self._control("stop", "-m", "immediate")
+            self.stop()
         shutil.rmtree(self._directory)
 
     def __enter__(self) -> Cluster:

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.layout import LedgerError
 from sweeps.ledger import Ledger
-from sweeps.ledger_file import reading
+from sweeps.ledger_file import LedgerFile
 from sweeps.ledger_view import LedgerView, best_report
 
 SPACE: dict[str, BaseDistribution] = {
@@ -73,7 +73,7 @@ def test_it_equals_the_ledger(tmp_path: Path, seed: int, mode: Any) -> None:
     draw = random.Random(seed)
     ledger = Ledger.create(tmp_path / "ledger.db", mode=mode, sweep_id="s-1")
     trials = [_trial(draw, minimize=mode == "min") for _ in range(25)]
-    optuna.load_study(storage=f"sqlite:///{ledger.path}", study_name="sweep").add_trials(trials)
+    optuna.load_study(storage=f"sqlite:///{ledger.place}", study_name="sweep").add_trials(trials)
     ledger = Ledger.open(tmp_path / "ledger.db")
     ledger.conclude()
     records = ledger.trials()
@@ -121,7 +121,10 @@ def test_a_driver_killed_in_a_transaction_is_undone_by_looking(tmp_path: Path) -
 
 def test_looking_cannot_write(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.db", mode="min", sweep_id="s")
-    with pytest.raises(LedgerError, match="readonly"), reading(tmp_path / "ledger.db") as db:
+    with (
+        pytest.raises(LedgerError, match="readonly"),
+        LedgerFile(tmp_path / "ledger.db").reading() as db,
+    ):
         db.execute("DELETE FROM studies")
 
 
