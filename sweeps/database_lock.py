@@ -107,14 +107,17 @@ class DatabaseLock:
             return bool(self._ask(_TURN) == self._place.turn)
         # The connection was lost, and the lock with it.
         self._connect()
-        if not self._ask(_LOCK):
+        try:
+            if self._ask(_LOCK):
+                return self._ask(_TAKE_AGAIN, turn=self._place.turn) is not None
             if self._ask(_TURN) != self._place.turn:
                 return False
-            self._disconnect()
             from psycopg2 import OperationalError
 
             raise OperationalError("an earlier connection of this driver still holds the lock")
-        return bool(self._ask(_TAKE_AGAIN, turn=self._place.turn) == self._place.turn)
+        except BaseException:
+            self._disconnect()  # there is none without the lock
+            raise
 
     def _connect(self) -> None:
         self._connection = self._place.connect()

@@ -55,8 +55,8 @@ _SETTINGS = {
 }
 _PARAMETER = re.compile(r":(\w+)")
 _HOLDER = """
-SELECT host, pid, started FROM gradsweep_drivers JOIN pg_locks ON pg_locks.pid = session
-WHERE sweep = :sweep AND locktype = 'advisory' AND granted
+SELECT host, driver.pid, started FROM gradsweep_drivers AS driver
+JOIN pg_locks ON pg_locks.pid = session WHERE sweep = :sweep AND locktype = 'advisory' AND granted
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND hashtextextended(sweep, 0) = (CAST(classid AS bigint) << 32) | CAST(objid AS bigint)
 """
@@ -324,7 +324,9 @@ class LedgerDatabase:
         import psycopg2
 
         for cause in self._causes(error):
-            if isinstance(cause, psycopg2.OperationalError | psycopg2.InterfaceError):
+            # Of a connection that ends under a statement it says no more than `DatabaseError`.
+            lost = type(cause) is psycopg2.DatabaseError
+            if lost or isinstance(cause, psycopg2.OperationalError | psycopg2.InterfaceError):
                 return not cause.pgcode or cause.pgcode.startswith(_TRANSIENT)
         # SQLAlchemy's, of a transaction whose connection was lost before.
         return type(error.__cause__ or error).__name__ == "PendingRollbackError"

@@ -280,10 +280,7 @@ def _without_credentials(uri: str) -> str:
         found = CREDENTIALS.search(uri)
     elif is_database(uri):  # whose user is no secret: the password beside it is
         found = _PASSWORD.search(_USER_ALONE.sub("://", uri, count=1))
-        remedy = (
-            "leave the password out (postgresql://USER@HOST/DATABASE) and set PGPASSWORD or "
-            "PGPASSFILE"
-        )
+        remedy = "leave the password out and set PGPASSWORD or PGPASSFILE"
     else:
         found = _ANY_AT.search(uri)
     if found:
@@ -325,8 +322,7 @@ class StorageConfig(Section):
         if not uri.startswith(_POSTGRESQL):
             raise Refused(
                 f"{shown(uri)} is no address of a PostgreSQL database; a ledger lies in one, or "
-                "in a file of the sweep's directory; write postgresql://USER@HOST/DATABASE, or "
-                "null"
+                "in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null"
             )
         return uri
 

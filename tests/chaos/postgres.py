@@ -68,7 +68,7 @@ class Cluster:
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         """Ask a question of the database."""
-        with closing(self._connect()) as connection, connection.cursor() as cursor:
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall())
 
@@ -77,7 +77,7 @@ class Cluster:
 
         A lock keeps the next writer waiting in its transaction until the crash ends both.
         """
-        with closing(self._connect()) as connection, connection.cursor() as cursor:
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
             cursor.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE")
             deadline = time.monotonic() + seconds
             while not self.query(
@@ -108,7 +108,8 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _connect(self) -> Any:
+    def connect(self) -> Any:
+        """Return a new connection of psycopg2."""
         import psycopg2  # of the extra `postgres`: who has no PostgreSQL needs it not
 
         return psycopg2.connect(
