@@ -97,8 +97,8 @@ class LedgerDatabase:
         self.notes = {_DIRECTORY: f"{socket.gethostname()}:{directory}"}
         self.turn: int | None = None
         """Whose number writes; None until the sweep's lock is taken through this object."""
-        self.written = 0
-        """How many transactions were committed in that turn."""
+        self.written: int | None = None
+        """How many transactions were committed in that turn; None where that must be asked."""
 
     def __str__(self) -> str:
         return f"of sweep '{self.study}' in {self.uri}"

@@ -144,9 +144,14 @@ class _DatabaseStorage(EditableStorage):
     def transact(self, work: Callable[[], _T]) -> _T:
         assert not self._within, "one transaction is not part of another"
         results: list[_T] = []
-        result = self._place.patiently(
-            lambda: self._try(work, results), before_again=self.engine.dispose
-        )
+        try:
+            result = self._place.patiently(
+                lambda: self._try(work, results), before_again=self.engine.dispose
+            )
+        except BaseException:
+            self._place.written = None  # whether the last commit was made is not known
+            raise
+        assert self._place.written is not None
         self._place.written += 1
         return result
 
@@ -157,7 +162,10 @@ class _DatabaseStorage(EditableStorage):
             results: What it came to when it was last tried as far as its commit.
         """
         with self.engine.connect() as connection, connection.begin() as transaction:
-            if self._count(connection) > self._place.written + 1:
+            count = self._count(connection)
+            if self._place.written is None:
+                self._place.written = count - 1
+            if count > self._place.written + 1:
                 transaction.rollback()  # of this count: the last try was committed
                 return results[-1]
             with self._within_one(connection):

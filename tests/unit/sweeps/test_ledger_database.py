@@ -6,6 +6,7 @@ What a ledger does wherever it lies is in `test_ledger.py` and `test_ledger_view
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -21,18 +22,32 @@ import psycopg2
 import pytest
 from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
+from typer.testing import CliRunner
 
 from sweeps import ledger_database
-from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused
+from sweeps.cli import app
+from sweeps.doctor import sweeps_off
+from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
 from sweeps.ledger import Ledger
 from sweeps.ledger_database import LedgerDatabase, SweepTaken
 from sweeps.ledger_view import LedgerView
 from sweeps.lock import LockLost, SweepHeld, SweepLock
+from sweeps.opening import open_ledger
+from sweeps.origin import Origin
+from sweeps.spec import load_spec
 from tests.asking import proposal
 from tests.chaos.postgres import Cluster, own_cluster
 from tests.ledgers import held_place, holder
 
 SPACE = {"train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True)}
+SPEC = """
+name: commands
+task: digits
+metric: val/loss
+mode: min
+trials: 2
+space: {train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}
+"""
 _HOLD = """
 import sys, time
 from pathlib import Path
@@ -177,6 +192,27 @@ def test_a_commit_of_which_nobody_heard_is_made_once(
     assert len(LedgerView(place).trials) == trials + 1
 
 
+def test_what_became_of_a_commit_that_was_given_up_is_not_mistaken_for_the_next_ones(
+    ledger: Ledger, place: LedgerDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeps.ledger_database.WAIT_SECONDS", 0.0)
+    dialect = ledger._storage.engine.dialect
+    real = dialect.do_commit
+
+    def lost(connection: object) -> None:
+        real(connection)
+        raise psycopg2.OperationalError("server closed the connection unexpectedly")
+
+    dialect.do_commit = lost
+    try:
+        with pytest.raises(LedgerRefused):
+            _add(ledger)
+    finally:
+        dialect.do_commit = real
+    _add(ledger)
+    assert [trial.number for trial in LedgerView(place).trials] == [0, 1]
+
+
 def test_a_short_restart_is_waited_for(
     cluster: Cluster, ledger: Ledger, place: LedgerDatabase
 ) -> None:
@@ -294,6 +330,51 @@ def test_a_sweep_that_is_not_there_is_no_ledger(place: LedgerDatabase) -> None:
             LedgerError, match=r"the ledger of sweep 's-\w+' in .* is not readable"
         ):
             use()
+
+
+def test_commands_that_look_and_those_that_run_know_a_driver_elsewhere(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(f'{SPEC}storage: {{ledger: "{cluster.uri}"}}\n')
+    paths = SweepPaths(tmp_path / "runs", "commands")
+    spec = load_spec(Path("s.yaml"))
+    running = rf"run by process {os.getpid()} on {re.escape(socket.gethostname())}"
+    paths.directory.mkdir(parents=True)
+    with held_place(cluster, paths.directory, "commands") as place:
+        ledger = open_ledger(paths, spec, Origin(), new=True, accepted=False, place=place)
+        for value in (0.5, 0.25):
+            record = ledger.add(proposal(SPACE, RandomSampler(seed=1)))
+            ledger.report(record.number, epoch=1, step=10, value=value)
+            ledger.finish(record.number, "complete")
+        status = json.loads(_said(0, "status", "commands", "--json"))
+        assert (status["state"], status["best"]["number"]) == ("running", 1)
+        assert json.loads(_said(0, "list", "--json")) == [status]
+        assert json.loads(_said(0, "show", "commands", "1", "--json"))["reports"] == {"1": 0.25}
+        assert re.search(rf"already being {running};", _said(4, "resume", "commands"))
+        assert re.search(
+            rf"already being {running};", _said(4, "run", "s.yaml", "--root", "elsewhere")
+        )
+        assert re.search(
+            rf"is {running} with another directory than", _said(2, "stop", "commands")
+        )
+    assert json.loads(_said(0, "status", "commands", "--json"))["state"] == "finished"
+    assert len(json.loads(_said(0, "trials", "commands", "--json"))) == 2
+    assert json.loads(_said(0, "compare", "commands", "--json"))
+    taken = "holds a sweep 'commands' of 2 trials already"
+    assert taken in _said(2, "run", "s.yaml", "--root", "elsewhere")
+    moved = "storage.ledger is postgresql"
+    assert moved in _said(2, "resume", "commands", "-s", "storage.ledger=null")
+    assert not Path("elsewhere").exists()
+    assert not paths.ledger.exists()
+    (finding,) = sweeps_off(tmp_path / "runs")
+    assert (finding.level, finding.what) == ("warn", "commands"), "tracking knows of no trial"
+
+
+def _said(code: int, *arguments: str) -> str:
+    done = CliRunner().invoke(app, [*arguments])
+    assert done.exit_code == code, done.output
+    return done.stdout if code == 0 else done.stderr
 
 
 def _end_sessions(cluster: Cluster) -> None:
