@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused
-from sweeps.ledger_sql import Dialect, one
+from sweeps.ledger_sql import Dialect, check_tables, one
 from sweeps.lock import Holder, LockLost, SweepHeld
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class LedgerDatabase:
             with self.clear_errors(), contextlib.closing(self.connect()) as connection:
                 connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
                 yield _Rows(connection)
-        except (LedgerError, SweepHeld):
+        except LedgerError:
             raise
         except Exception as error:  # whatever a decoder says of what it was not written by us
             raise self.damaged(f"{type(error).__name__}: {error}") from error
@@ -188,8 +188,9 @@ class LedgerDatabase:
         if (holder := self.holder()) is not None:
             raise SweepHeld(self.study, holder)
         with self.reading() as db:
-            strange = _has_table(db, "alembic_version") and not _has_table(db, "version_info")
-            if strange:
+            if _has_table(db, "version_info"):
+                check_tables(db, f"storage.ledger: {self.uri}")
+            elif _has_table(db, "alembic_version"):
                 raise LedgerError(
                     f"storage.ledger: {self.uri} holds the tables of another program, such as "
                     "MLflow's; ledgers need a database of their own, because both note their "
@@ -239,7 +240,8 @@ class LedgerDatabase:
         where = f", whose files are at {directory}" if directory else ""
         raise SweepTaken(
             f"{self.uri} holds a sweep '{self.study}' of {count} trials already{where}; a name is "
-            "given once in a database; resume it there, or choose another name with --name"
+            "given once in a database; resume it there, choose another name with --name, or "
+            f"remove it with: optuna delete-study --storage '{self.uri}' --study-name '{self.study}'"
         )
 
     def lock(self) -> DatabaseLock:

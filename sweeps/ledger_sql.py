@@ -9,6 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sweeps.layout import LedgerError
+
+_SCHEMA = (12, "v3.2.0.a")
+"""The tables' version, as Optuna counts it itself and as its migrations do."""
+
 
 class Rows(Protocol):
     """A connection for reading. Parameters are written `:name`."""
@@ -39,6 +44,25 @@ class Dialect:
     def begins(self, text: str) -> str:
         """Return SQL for "`key` begins with this text", which has no characters of a pattern."""
         return self.starts.format(text=text)
+
+
+def check_tables(db: Rows, place: str) -> None:
+    """Make sure that the tables are those that this release reads.
+
+    Args:
+        place: What messages call the ledger.
+
+    Raises:
+        LedgerError: They are not.
+    """
+    ((number, library),) = db.execute("SELECT schema_version, library_version FROM version_info")
+    ((revision,),) = db.execute("SELECT version_num FROM alembic_version")
+    if (number, revision) != _SCHEMA:
+        raise LedgerError(
+            f"{place} has tables of version {number} ({revision}), by Optuna {library}; "
+            f"this release reads version {_SCHEMA[0]} ({_SCHEMA[1]}); "
+            "look at it with the release that wrote it"
+        )
 
 
 def one(rows: Iterable[tuple[Any, ...]]) -> Any:

@@ -17,9 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sweeps.layout import LedgerError
 from sweeps.ledger_place import Place, as_place
-from sweeps.ledger_sql import Rows
+from sweeps.ledger_sql import Rows, check_tables
 
 ATTEMPT = "attempt "
 """A study's notes, by number from 1: from where and with what each driver ran it."""
@@ -36,8 +35,6 @@ directions."""
 Ending = Literal["complete", "pruned", "failed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "pruned", "failed")
 
-_SCHEMA = (12, "v3.2.0.a")
-"""The tables' version, as Optuna counts it itself and as its migrations do."""
 _STATES = {
     "WAITING": "waiting",
     "RUNNING": "running",
@@ -209,7 +206,7 @@ class LedgerView:
         self._told_value = sql.number("value", "value_type")
         self._is_report = sql.begins(REPORT)
         with self._place.reading() as db:
-            self._check_schema(db)
+            check_tables(db, str(self._place))
             directions = db.execute(
                 "SELECT study_id, direction FROM studies JOIN study_directions USING (study_id) "
                 "WHERE study_name = :name ORDER BY objective",
@@ -306,18 +303,6 @@ class LedgerView:
         for trial, mine in notes.items():
             for epoch, values in reports_in(mine).items():
                 yield trial, epoch, values
-
-    def _check_schema(self, db: Rows) -> None:
-        ((number, library),) = db.execute(
-            "SELECT schema_version, library_version FROM version_info"
-        )
-        ((revision,),) = db.execute("SELECT version_num FROM alembic_version")
-        if (number, revision) != _SCHEMA:
-            raise LedgerError(
-                f"{self._place} has tables of version {number} ({revision}), by Optuna {library}; "
-                f"this release reads version {_SCHEMA[0]} ({_SCHEMA[1]}); "
-                "look at it with the release that wrote it"
-            )
 
     def _read_trials(self, db: Rows) -> Iterator[TrialSummary]:
         params: dict[int, dict[str, Any]] = {}

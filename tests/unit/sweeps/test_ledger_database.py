@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psycopg2
@@ -253,12 +254,10 @@ def test_a_locked_ledger_is_waited_for_within_a_bound(
     _add(ledger)
     monkeypatch.setitem(ledger_database._SETTINGS, "lock_timeout", 200)
     ledger._storage.engine.dispose()
-    with cluster.connect() as other, other.cursor() as cursor:
+    with closing(cluster.connect()) as other, other.cursor() as cursor:
         cursor.execute("LOCK TABLE gradsweep_drivers IN EXCLUSIVE MODE")
         with pytest.raises(LedgerBusy, match=r"held the ledger of sweep '.*' in postgresql"):
             ledger.start(0)
-        other.rollback()
-    other.close()
     assert ledger.start(0) == 1
 
 
@@ -302,7 +301,8 @@ def test_a_name_is_given_once_in_a_database(cluster: Cluster, tmp_path: Path) ->
         assert re.fullmatch(
             rf"{re.escape(cluster.uri)} holds a sweep 'once' of 0 trials already, whose files are "
             rf"at {re.escape(socket.gethostname())}:{tmp_path}/a; a name is given once in a "
-            "database; resume it there, or choose another name with --name",
+            "database; resume it there, choose another name with --name, or remove it with: "
+            rf"optuna delete-study --storage '{re.escape(cluster.uri)}' --study-name 'once'",
             str(refused.value),
         )
     with held_place(cluster, tmp_path / "a", "once") as again:
@@ -313,15 +313,19 @@ def test_a_name_is_given_once_in_a_database(cluster: Cluster, tmp_path: Path) ->
 
 def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
     with own_cluster() as mixed:
-        with mixed.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE TABLE alembic_version (version_num text)")
-        connection.close()
+        _do(mixed, "CREATE TABLE alembic_version (version_num text)")
         place = LedgerDatabase(mixed.uri, "digits", tmp_path)
         with pytest.raises(LedgerError, match=r"holds the tables of another program, such as MLf"):
             place.refuse_new()
         assert mixed.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == [
             ("alembic_version",)
         ]
+        _do(mixed, "DROP TABLE alembic_version")
+        with held_place(mixed, tmp_path) as made:
+            Ledger.create(made, mode="min", sweep_id="s")
+        _do(mixed, "UPDATE version_info SET schema_version = 11")
+        with pytest.raises(LedgerError, match=r"has tables of version 11 .* reads version 12 "):
+            place.refuse_new()
 
 
 def test_a_sweep_that_is_not_there_is_no_ledger(place: LedgerDatabase) -> None:
@@ -375,6 +379,11 @@ def _said(code: int, *arguments: str) -> str:
     done = CliRunner().invoke(app, [*arguments])
     assert done.exit_code == code, done.output
     return done.stdout if code == 0 else done.stderr
+
+
+def _do(cluster: Cluster, statement: str) -> None:
+    with closing(cluster.connect()) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(statement)
 
 
 def _end_sessions(cluster: Cluster) -> None:

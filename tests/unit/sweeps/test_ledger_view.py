@@ -18,6 +18,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.layout import LedgerError
@@ -25,6 +26,7 @@ from sweeps.ledger import Ledger
 from sweeps.ledger_file import LedgerFile
 from sweeps.ledger_place import Place
 from sweeps.ledger_view import LedgerView, best_report
+from tests.asking import proposal
 from tests.ledgers import held_place
 
 SPACE: dict[str, BaseDistribution] = {
@@ -109,6 +111,20 @@ def test_it_equals_the_ledger(place: Place, seed: int, mode: Any) -> None:
     assert expected is not None
     assert best.number == expected.number
     assert (view.sweep_id, view.concluded, view.minimize) == ("s-1", 25, mode == "min")
+
+
+def test_it_equals_the_ledger_of_several_metrics(place: Place) -> None:
+    ledger = Ledger.create(place, mode=["min", "max"], sweep_id="s")
+    for values in ([(0.5, 1.0), (0.25, math.inf)], [(0.75, 2.0)], []):
+        number = ledger.add(proposal(SPACE, RandomSampler(seed=1))).number
+        for epoch, (first, second) in enumerate(values, start=1):
+            ledger.report(number, epoch=epoch, step=epoch, value=first, others=[second])
+        if values:
+            ledger.finish(number, "complete")
+    view = LedgerView(place)
+    assert list(map(repr, view.records())) == list(map(repr, ledger.trials()))
+    assert [trial.number for trial in view.front()] == [0, 1]
+    assert view.reports_of(0) == {1: [0.5, 1.0], 2: [0.25, math.inf]}
 
 
 def test_an_empty_ledger_has_no_trials_and_no_best(tmp_path: Path) -> None:
