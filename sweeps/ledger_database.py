@@ -241,7 +241,8 @@ class LedgerDatabase:
         raise SweepTaken(
             f"{self.uri} holds a sweep '{self.study}' of {count} trials already{where}; a name is "
             "given once in a database; resume it there, choose another name with --name, or "
-            f"remove it with: optuna delete-study --storage '{self.uri}' --study-name '{self.study}'"
+            f"remove it with: optuna delete-study --storage '{self.uri}' "
+            f"--study-name '{self.study}'"
         )
 
     def lock(self) -> DatabaseLock:
