@@ -64,6 +64,7 @@ def cross_faults(
     """
     yield from _objective_faults(data)
     yield from _early_stopping_faults(data, space)
+    yield from _shared_database_faults(data)
     task, search = data.get("task"), data.get("search")
     if isinstance(task, dict):
         yield from _argument_faults(task)
@@ -202,6 +203,23 @@ def _population_faults(
             f"{scheduler} changes what lies below train.optimizer. and train.clip. while trials "
             "train, and the space has none of it; search for example train.optimizer.lr, or write "
             "scheduler: asha",
+        )
+
+
+def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+    """Refuse ledger and tracking store in one database, where both note the version of their
+    tables in the same place."""
+    sections = data.get("tracking"), data.get("storage")
+    uris = [
+        section.get(key) if isinstance(section, dict) else None
+        for section, key in zip(sections, ("uri", "ledger"), strict=True)
+    ]
+    tracking, ledger = (re.sub(r"^postgresql\+\w+:", "postgresql:", str(uri)) for uri in uris)
+    if None not in uris and tracking == ledger:
+        yield Fault(
+            ("storage", "ledger"),
+            "tracking.uri names the same database; each needs one of its own, because both note "
+            "the version of their tables in the same place; create another one and name it here",
         )
 
 

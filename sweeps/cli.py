@@ -125,6 +125,7 @@ def run(
     from sweeps.attempt import attempt
     from sweeps.durations import parse_duration
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
+    from sweeps.ledger_place import place_of
     from sweeps.lock import SweepHeld, is_held, read_holder
     from sweeps.places import check_place
     from sweeps.samplers import check_sampler
@@ -138,6 +139,7 @@ def run(
         check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
             raise SweepHeld(paths.name, read_holder(paths.lock))
+        place_of(paths, spec).refuse_new()
         check_sampler(spec)
         take_along(paths.root, spec)
         seconds = parse_duration(grace, "--grace")
@@ -163,15 +165,17 @@ def resume(
     from sweeps import display
     from sweeps.attempt import attempt
     from sweeps.durations import parse_duration
-    from sweeps.lock import SweepHeld, read_holder
+    from sweeps.ledger_place import check_kept
+    from sweeps.lock import SweepHeld
     from sweeps.samplers import check_sampler
     from sweeps.spec import with_overrides
 
     with input_errors():
         view = view_of(name, root)
         if view.running:  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(name, read_holder(view.paths.lock))
+            raise SweepHeld(name, view.holder)
         spec = with_overrides(view.spec, settings or [])
+        check_kept(view.spec, spec)
         if view.concluded and spec == view.spec:
             outcome = view.outcome()
             display.outcome(out, err, outcome, view.paths)

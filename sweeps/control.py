@@ -141,7 +141,8 @@ def stop_trial(
         NothingToStop: No driver runs, or the trial has ended already.
         UnknownTrial: There is no such trial.
     """
-    record = SweepView(paths).record(number)
+    view = SweepView(paths)
+    record = view.record(number)
     if record.finished:
         raise NothingToStop(
             f"trial {number} of sweep '{paths.name}' is {record.state} already; only a trial that "
@@ -155,10 +156,10 @@ def stop_trial(
     def ended() -> bool:
         nonlocal gone
         gone = read_holder(paths.lock) != holder or not is_held(paths.lock)
-        return LedgerView(paths.ledger).trials[number].finished or gone
+        return LedgerView(view.place).trials[number].finished or gone
 
     _wait(ended, seconds)
-    record = LedgerView(paths.ledger).trials[number]
+    record = LedgerView(view.place).trials[number]
     if record.finished:
         value = (
             f" with its best value {format_number(record.value)}"
@@ -183,7 +184,14 @@ def stop_trial(
 def _holder(paths: SweepPaths) -> Holder:
     holder = read_holder(paths.lock) if is_held(paths.lock) else None
     if holder is None:
-        state = SweepView(paths).state
+        view = SweepView(paths)
+        if view.holder is not None:
+            raise NothingToStop(
+                f"sweep '{paths.name}' is run by {view.holder.describe()} with another directory "
+                f"than {paths.directory}; a sweep is stopped by what is written there; stop it on "
+                "that host"
+            )
+        state = view.state
         after = f"; continue it with: sweep resume {paths.name}" if state == "interrupted" else ""
         raise NothingToStop(
             f"sweep '{paths.name}' is {state} and nobody is running it; only a running sweep can "

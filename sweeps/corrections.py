@@ -58,7 +58,7 @@ def apply(
     """
     corrections = list(corrections)
     for wrong in corrections:  # what forbids going on, before anything is changed
-        _refuse(wrong, paths)
+        _refuse(wrong, paths, ledger)
     for wrong in corrections:
         match wrong:
             case Stranger():
@@ -124,12 +124,12 @@ def close_stores(trials: Iterable[Path]) -> None:
             close_store(trial)
 
 
-def _refuse(wrong: Correction, paths: SweepPaths) -> None:
+def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
     match wrong:
         case Gap():
             raise LedgerError(
-                f"{paths.ledger} is not whole: {wrong}; trials are numbered without gaps; "
-                "restore the file from a backup, or start a new sweep under another name"
+                f"the ledger {ledger.place} is not whole: {wrong}; trials are numbered without "
+                "gaps; restore it from a backup, or start a new sweep under another name"
             )
         case Stranger(directory, in_the_way=True):
             raise StrangerInTheWay(

@@ -72,6 +72,6 @@ def _leave_at_once(
     if lock.is_ours():  # what lies there is otherwise another driver's
         remove_scratch(paths)
         close_stores(paths.directory.glob("trials/*"))
-    lock.release()
+    lock.abandon()
     display.left_at_once(paths)
     os._exit(interruption.exit_code or 128 + signal.SIGINT)

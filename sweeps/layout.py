@@ -4,7 +4,8 @@
       mlflow.db  mlartifacts/      the embedded tracking store
       <sweep>/
         sweep.yaml                 the spec as resolved, one revision after another
-        ledger.db  lock  control/  outbox/
+        ledger.db                  unless it is in a database (storage.ledger)
+        lock  control/  outbox/
         trials/0007/               one training run's directory, owned by `trainable`
         ray/attempt-001/           Ray Tune's own files; may be deleted at any time
 
@@ -135,10 +136,10 @@ class LedgerRefused(LedgerError):
 class LedgerBusy(LedgerError):
     """Another process held the ledger for longer than is waited."""
 
-    def __init__(self, path: Path, seconds: float) -> None:
+    def __init__(self, place: object, seconds: float) -> None:
         super().__init__(
-            f"another process has held the ledger {path} for {seconds:g} s; its transactions take "
-            "milliseconds; end what has the file open, then resume"
+            f"another process has held the ledger {place} for {seconds:g} s; its transactions "
+            "take milliseconds; end what has it open, then resume"
         )
 
 

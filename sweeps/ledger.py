@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -19,9 +18,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from sweeps import ledger_file
 from sweeps.layout import LedgerError
-from sweeps.ledger_storage import EditableStorage
+from sweeps.ledger_place import Place, as_place
+from sweeps.ledger_storage import EditableStorage, open_storage
 from sweeps.ledger_view import (
     ACCUMULATION,
     ATTEMPT,
@@ -51,7 +50,6 @@ __all__ = ["ACCUMULATION", "SIGNALS", "Ending", "Ledger", "LedgerError", "TrialR
 
 WARM_START = "gradsweep:warm_start"
 """A study's system attribute, which looking commands do not read."""
-_STUDY = "sweep"
 _STATES: dict[TrialState, str] = {
     TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
@@ -73,12 +71,12 @@ _T = TypeVar("_T")
 def _storing(
     method: Callable[Concatenate[Ledger, _P], _T],
 ) -> Callable[Concatenate[Ledger, _P], _T]:
-    """Make errors of the storage below a method errors of the ledger."""
+    """Make errors of the storage below a method that reads errors of the ledger."""
 
     @functools.wraps(method)
     def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with _clear_errors(self.path):
-            return method(self, *args, **kwargs)
+        with _clear_errors(self.place):
+            return self._storage.look(lambda: method(self, *args, **kwargs))
 
     return wrapped
 
@@ -87,13 +85,13 @@ def _at_once(
     method: Callable[Concatenate[Ledger, _P], _T],
 ) -> Callable[Concatenate[Ledger, _P], _T]:
     """Make one transaction of all that a method stores: whoever dies in it leaves nothing of it,
-    and the disk is waited for once.
+    and the disk is waited for once. Errors become those of the ledger.
     """
 
     @functools.wraps(method)
     def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with self._storage.at_once():
-            return method(self, *args, **kwargs)
+        with _clear_errors(self.place):
+            return self._storage.transact(lambda: method(self, *args, **kwargs))
 
     return wrapped
 
@@ -101,17 +99,18 @@ def _at_once(
 class Ledger:
     """A sweep's trials in an Optuna study.
 
-    Every method may raise `LedgerBusy` when another process does not let go of the file, and
-    `LedgerError` when the file cannot be used.
+    Every method may raise `LedgerBusy` when another process does not let go of it, and
+    `LedgerError` when it cannot be used; those that write `LockLost`, when another driver may by
+    now.
 
     Args:
-        path: The database.
+        place: Where it is.
         study: The opened study.
         storage: The storage below the study.
     """
 
-    def __init__(self, path: Path, study: optuna.Study, storage: EditableStorage) -> None:
-        self.path = path
+    def __init__(self, place: Place, study: optuna.Study, storage: EditableStorage) -> None:
+        self.place = place
         self._study = study
         self._storage = storage
         self._study.get_trials(
@@ -122,10 +121,11 @@ class Ledger:
         """Of each metric, whether less is better."""
 
     @classmethod
-    def create(cls, path: Path, *, mode: Mode | Sequence[Mode], sweep_id: str) -> Ledger:
+    def create(cls, place: Place | Path, *, mode: Mode | Sequence[Mode], sweep_id: str) -> Ledger:
         """Create an empty ledger.
 
         Args:
+            place: Where it is; a path stands for the file there.
             mode: Whether less or more of the metric is better; one for each of several.
 
         Raises:
@@ -135,38 +135,47 @@ class Ledger:
         directions = [
             StudyDirection.MINIMIZE if one == "min" else StudyDirection.MAXIMIZE for one in modes
         ]
-        with _clear_errors(path):
-            storage = _open_storage(path)
-            try:
+        place = as_place(place)
+        with _clear_errors(place):
+            storage = open_storage(place)
+
+            def create() -> optuna.Study:
                 study = optuna.create_study(
-                    storage=storage, study_name=_STUDY, directions=directions
+                    storage=storage, study_name=place.study, directions=directions
                 )
+                study.set_user_attr("sweep_id", sweep_id)
+                for key, value in place.notes.items():
+                    study.set_user_attr(key, value)
+                return study
+
+            try:
+                study = storage.transact(create)
             except optuna.exceptions.DuplicatedStudyError:
-                raise LedgerError(f"{path} already holds a ledger") from None
-            study.set_user_attr("sweep_id", sweep_id)
-            return cls(path, study, storage)
+                raise LedgerError(f"{place} already holds a ledger") from None
+            return cls(place, study, storage)
 
     @classmethod
-    def open(cls, path: Path) -> Ledger:
+    def open(cls, place: Place | Path) -> Ledger:
         """Open an existing ledger. One that is damaged is left as it is.
 
         Raises:
             LedgerError: There is none, or it is not readable as one.
         """
-        with _clear_errors(path):
+        place = as_place(place)
+        with _clear_errors(place):
             # Asked before Optuna is, which would make tables of its own in a file that lost them.
-            if ledger_file.num_trials(path) is None:
-                raise ledger_file.damaged(path, "it holds no study")
+            if place.num_trials() is None:
+                raise place.damaged("it holds no study")
             try:
-                storage = _open_storage(path)
-                study = optuna.load_study(storage=storage, study_name=_STUDY)
-                return cls(path, study, storage)
-            except SQLAlchemyError:
+                storage = open_storage(place)
+                study = optuna.load_study(storage=storage, study_name=place.study)
+                return cls(place, study, storage)
+            except (SQLAlchemyError, LedgerError):
                 raise
             except Exception as error:  # a flipped bit may surface in any decoder below
                 if isinstance(error, optuna.exceptions.StorageInternalError):
                     raise
-                raise ledger_file.damaged(path, f"{type(error).__name__}: {error}") from error
+                raise place.damaged(f"{type(error).__name__}: {error}") from error
 
     @property
     @_storing
@@ -180,7 +189,7 @@ class Ledger:
         """What the sweep's trials were run from."""
         return Origin(**self._study.user_attrs.get("origin", {}))
 
-    @_storing
+    @_at_once
     def note_origin(self, origin: Origin) -> None:
         """Note what trials are run from now on."""
         if origin != self.origin:
@@ -192,7 +201,7 @@ class Ledger:
         """From where and with what each driver of the sweep ran it, as tags."""
         return attempts_in(self._study.user_attrs)
 
-    @_storing
+    @_at_once
     def note_attempt(self, tags: Mapping[str, str]) -> None:
         """Note from where and with what a driver runs the sweep."""
         number = len(self.attempts) + 1
@@ -204,7 +213,7 @@ class Ledger:
         """How many trials the sweep had when its best was last published; 0 before."""
         return int(self._study.user_attrs.get("concluded", 0))
 
-    @_storing
+    @_at_once
     def conclude(self) -> None:
         """Note that everything about the trials so far has been handed to tracking."""
         self._study.set_user_attr("concluded", len(self.trials()))
@@ -215,7 +224,7 @@ class Ledger:
         """How long the sweep's trials have been run, by all drivers together."""
         return float(self._study.user_attrs.get(SECONDS, 0.0))
 
-    @_storing
+    @_at_once
     def note_seconds(self, seconds: float) -> None:
         """Note how long the sweep's trials have been run by now."""
         self._study.set_user_attr(SECONDS, round(seconds, 3))
@@ -261,7 +270,7 @@ class Ledger:
         data = self._storage.get_study_system_attrs(self._study_id).get(WARM_START)
         return WarmStart() if data is None else WarmStart.from_data(data)
 
-    @_storing
+    @_at_once
     def note_warm_start(self, warm: WarmStart) -> None:
         """Note what a new sweep is given of earlier ones."""
         self._storage.set_study_system_attr(self._study_id, WARM_START, warm.to_data())
@@ -271,7 +280,6 @@ class Ledger:
         """Whether less or more of the metric is better, as Optuna has it."""
         return self._study.directions
 
-    @_storing
     @_at_once
     def add(self, proposal: Proposal) -> TrialRecord:
         """Create the next trial, with its parameters, in one transaction."""
@@ -284,7 +292,6 @@ class Ledger:
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))
 
-    @_storing
     @_at_once
     def complete(self, number: int, proposal: Proposal) -> TrialRecord:
         """Store the parameters that a trial lacks."""
@@ -295,7 +302,7 @@ class Ledger:
                 self._storage.set_trial_param(self._id(number), name, value, distribution)
         return self.trial(number)
 
-    @_storing
+    @_at_once
     def start(self, number: int) -> int:
         """Count an attempt at a trial.
 
@@ -306,7 +313,6 @@ class Ledger:
         self._storage.set_trial_user_attr(self._id(number), "attempts", attempts)
         return attempts
 
-    @_storing
     @_at_once
     def report(
         self, number: int, *, epoch: int, step: int, value: float, others: Sequence[float] = ()
@@ -339,7 +345,7 @@ class Ledger:
         else:
             self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
 
-    @_storing
+    @_at_once
     def note(self, number: int, key: str, value: Any) -> None:
         """Keep something about a trial that is neither a parameter nor a result."""
         self._storage.set_trial_user_attr(self._id(number), key, value)
@@ -350,7 +356,6 @@ class Ledger:
         """The epoch at which a population last decided who goes on from whom; 0 before."""
         return int(self._study.user_attrs.get(GENERATION, 0))
 
-    @_storing
     @_at_once
     def mutate(self, epoch: int, mutations: Mapping[int, Mutation]) -> None:
         """Note what a population decided at an epoch, all of it or nothing.
@@ -364,7 +369,6 @@ class Ledger:
             self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
         self._storage.set_study_user_attr(self._study_id, GENERATION, epoch)
 
-    @_storing
     @_at_once
     def finish(
         self,
@@ -419,14 +423,14 @@ class Ledger:
         )
 
 
-def _open_storage(path: Path) -> EditableStorage:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return EditableStorage(path)
-
-
 @contextlib.contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
+def _clear_errors(place: Place) -> Iterator[None]:
     try:
         yield
-    except (optuna.exceptions.StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
-        raise ledger_file.refusal(path, error) from error
+    except LedgerError:
+        raise
+    except Exception as error:
+        known = (optuna.exceptions.StorageInternalError, SQLAlchemyError, *place.errors)
+        if not isinstance(error, known):
+            raise
+        raise place.refusal(error) from error

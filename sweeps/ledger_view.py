@@ -11,15 +11,14 @@ import itertools
 import json
 import math
 import operator
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from sweeps.layout import LedgerError
-from sweeps.ledger_file import reading
+from sweeps.ledger_place import Place, as_place
+from sweeps.ledger_sql import Rows, check_tables
 
 ATTEMPT = "attempt "
 """A study's notes, by number from 1: from where and with what each driver ran it."""
@@ -40,8 +39,6 @@ directions."""
 Ending = Literal["complete", "pruned", "failed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "pruned", "failed")
 
-_SCHEMA = (12, "v3.2.0.a")
-"""The tables' version, as Optuna counts it itself and as its migrations do."""
 _STATES = {
     "WAITING": "waiting",
     "RUNNING": "running",
@@ -241,26 +238,33 @@ class LedgerView:
     """A ledger as it is at one moment, in a time that does not grow with the trials' curves.
 
     Args:
-        path: The ledger's file.
+        place: Where the ledger is; a path stands for the file there.
 
     Raises:
         LedgerError: There is none, it is not readable as one, or a release of Optuna with other
             tables wrote it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with reading(self._path) as db:
-            self._check_schema(db)
+    def __init__(self, place: Place | Path) -> None:
+        self._place = as_place(place)
+        sql = self._place.sql
+        self._reported_value = sql.number("intermediate_value", "intermediate_value_type")
+        self._told_value = sql.number("value", "value_type")
+        self._is_report = sql.begins(REPORT)
+        with self._place.reading() as db:
+            check_tables(db, str(self._place))
             directions = db.execute(
                 "SELECT study_id, direction FROM studies JOIN study_directions USING (study_id) "
-                "ORDER BY objective"
+                "WHERE study_name = :name ORDER BY objective",
+                {"name": self._place.study},
             ).fetchall()
-            study = directions[0][0]
+            if not directions:
+                raise self._place.damaged("it holds no study")
+            self._study = {"study": directions[0][0]}
             attributes = dict(
                 db.execute(
-                    "SELECT key, value_json FROM study_user_attributes WHERE study_id = ?",
-                    (study,),
+                    "SELECT key, value_json FROM study_user_attributes WHERE study_id = :study",
+                    self._study,
                 )
             )
             notes = {key: json.loads(text) for key, text in attributes.items()}
@@ -303,7 +307,7 @@ class LedgerView:
             LedgerError: It can no longer be read.
         """
         found: dict[int, dict[int, float]] = {trial.number: {} for trial in self.trials}
-        with reading(self._path) as db:
+        with self._place.reading() as db:
             for number, epoch, values in self._reported(db):
                 if number in found:  # not one that was added after this view was taken
                     found[number][epoch] = values[0]
@@ -315,75 +319,71 @@ class LedgerView:
         Raises:
             LedgerError: It can no longer be read.
         """
-        with reading(self._path) as db:
+        with self._place.reading() as db:
             found = {epoch: values for _, epoch, values in self._reported(db, number)}
         return found if len(self.minimizes) > 1 else {e: v[0] for e, v in found.items()}
 
     def _reported(
-        self, db: sqlite3.Connection, number: int | None = None
+        self, db: Rows, number: int | None = None
     ) -> Iterator[tuple[int, int, Sequence[float]]]:
         """Yield number, epoch and values of each report, of one trial or of all."""
-        chosen = "(:number IS NULL OR number = :number)"
+        chosen = "study_id = :study AND (:number IS NULL OR number = :number)"
+        asked = {**self._study, "number": number}
         if len(self.minimizes) == 1:
             for trial, epoch, value in db.execute(
-                f"SELECT number, step, {_REPORTED} FROM trial_intermediate_values "
-                f"JOIN trials USING (trial_id) WHERE {chosen} ORDER BY trial_id, step",
-                {"number": number},
+                f"SELECT number, step, {self._reported_value} FROM trials "
+                f"JOIN trial_intermediate_values USING (trial_id) WHERE {chosen} "
+                "ORDER BY trial_id, step",
+                asked,
             ):
                 yield trial, epoch, (math.nan if value is None else value,)
             return
         notes: dict[int, dict[str, Any]] = {}
         for trial, key, text in db.execute(
-            "SELECT number, key, value_json FROM trial_user_attributes "
-            f"JOIN trials USING (trial_id) WHERE key GLOB '{REPORT}*' AND {chosen} "
+            "SELECT number, key, value_json FROM trials "
+            f"JOIN trial_user_attributes USING (trial_id) WHERE {self._is_report} AND {chosen} "
             "ORDER BY trial_id",
-            {"number": number},
+            asked,
         ):
             notes.setdefault(trial, {})[key] = json.loads(text)
         for trial, mine in notes.items():
             for epoch, values in reports_in(mine).items():
                 yield trial, epoch, values
 
-    def _check_schema(self, db: sqlite3.Connection) -> None:
-        ((number, library),) = db.execute(
-            "SELECT schema_version, library_version FROM version_info"
-        )
-        ((revision,),) = db.execute("SELECT version_num FROM alembic_version")
-        if (number, revision) != _SCHEMA:
-            raise LedgerError(
-                f"{self._path} has tables of version {number} ({revision}), by Optuna {library}; "
-                f"this release reads version {_SCHEMA[0]} ({_SCHEMA[1]}); "
-                "look at it with the release that wrote it"
-            )
-
-    def _read_trials(self, db: sqlite3.Connection) -> Iterator[TrialSummary]:
+    def _read_trials(self, db: Rows) -> Iterator[TrialSummary]:
         params: dict[int, dict[str, Any]] = {}
         read = _Values()
         for trial, name, value, distribution in db.execute(
-            "SELECT trial_id, param_name, param_value, distribution_json "
-            "FROM trial_params ORDER BY param_id"
+            "SELECT trial_id, param_name, param_value, distribution_json FROM trials "
+            "JOIN trial_params USING (trial_id) WHERE study_id = :study "
+            "ORDER BY trial_id, param_id",
+            self._study,
         ):
             params.setdefault(trial, {})[name] = read(value, distribution)
         attributes: dict[int, dict[str, Any]] = {}
         for trial, key, text in db.execute(
-            "SELECT trial_id, key, value_json FROM trial_user_attributes "
-            f"WHERE key NOT GLOB '{REPORT}*'"
+            "SELECT trial_id, key, value_json FROM trials "
+            "JOIN trial_user_attributes USING (trial_id) "
+            f"WHERE study_id = :study AND NOT {self._is_report}",
+            self._study,
         ):
             attributes.setdefault(trial, {})[key] = json.loads(text)
         values = self._best_values(db)
         for trial, number, state, ended in db.execute(
-            "SELECT trial_id, number, state, datetime_complete FROM trials ORDER BY number"
+            "SELECT trial_id, number, state, datetime_complete FROM trials "
+            "WHERE study_id = :study ORDER BY number",
+            self._study,
         ):
             yield TrialSummary(
                 number=number,
                 state=_STATES[state],
                 value=values.get(trial, (None,))[0],
                 others=values.get(trial, (None,))[1:],
-                ended_at=datetime.fromisoformat(ended) if ended else None,
+                ended_at=datetime.fromisoformat(str(ended)) if ended else None,
                 **noted(params.get(trial, {}), attributes.get(trial, {})),
             )
 
-    def _best_values(self, db: sqlite3.Connection) -> dict[int, tuple[Any, ...]]:
+    def _best_values(self, db: Rows) -> dict[int, tuple[Any, ...]]:
         """The values of each trial's best report, by the study's own number.
 
         A complete trial was told them as its values: its curve need not be read.
@@ -391,22 +391,27 @@ class LedgerView:
         if len(self.minimizes) == 1:
             pick = "MIN" if self.minimize else "MAX"
             single = db.execute(
-                f"SELECT trial_id, {_TOLD} FROM trial_values UNION ALL "
-                f"SELECT trial_id, {pick}({_REPORTED}) FROM trials "
-                "CROSS JOIN trial_intermediate_values USING (trial_id) "
-                "WHERE state != 'COMPLETE' GROUP BY trial_id"
+                f"SELECT trial_id, {self._told_value} FROM trials "
+                "JOIN trial_values USING (trial_id) WHERE study_id = :study UNION ALL "
+                f"SELECT trial_id, {pick}({self._reported_value}) FROM trials "
+                "JOIN trial_intermediate_values USING (trial_id) "
+                "WHERE study_id = :study AND state != 'COMPLETE' GROUP BY trial_id",
+                self._study,
             )
             return {trial: (value,) for trial, value in single}
         found: dict[int, tuple[Any, ...]] = {}
         for trial, value in db.execute(
-            f"SELECT trial_id, {_TOLD} FROM trial_values ORDER BY trial_id, objective"
+            f"SELECT trial_id, {self._told_value} FROM trials JOIN trial_values USING (trial_id) "
+            "WHERE study_id = :study ORDER BY trial_id, objective",
+            self._study,
         ):
             found[trial] = (*found.get(trial, ()), value)
         notes: dict[int, dict[str, Any]] = {}
         for trial, key, text in db.execute(
             "SELECT trial_id, key, value_json FROM trials "
-            "CROSS JOIN trial_user_attributes USING (trial_id) "
-            f"WHERE state != 'COMPLETE' AND key GLOB '{REPORT}*'"
+            "JOIN trial_user_attributes USING (trial_id) "
+            f"WHERE study_id = :study AND state != 'COMPLETE' AND {self._is_report}",
+            self._study,
         ):
             notes.setdefault(trial, {})[key] = json.loads(text)
         for trial, mine in notes.items():

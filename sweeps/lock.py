@@ -4,6 +4,7 @@ The kernel drops the lock when its holder dies, however it dies, so a dead holde
 time-out, and a stopped one keeps it. On a shared path the file system carries the lock between
 hosts, as NFS does. The file's content says who holds it, or who held it last: the next holder uses
 that to clean up after a dead one. A holder whose file was removed or replaced is one no longer.
+Where the ledger lies outside of the directory, its own lock is taken beside (`database_lock`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from trainable.files import make_directory
 
@@ -46,17 +47,33 @@ class Holder:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
 
 
+class Beside(Protocol):
+    """A further lock on a sweep, taken and given up with the directory's."""
+
+    def acquire(self, holder: Holder) -> None:
+        """Take it; raises `SweepHeld` when another driver holds it."""
+
+    def check(self) -> None:
+        """Raise `LockLost` when it is no longer this driver's."""
+
+    def release(self) -> None:
+        """Give it up."""
+
+
 class LockLost(BaseException):
-    """The lock's file was removed or replaced: another driver may run the sweep by now.
+    """The lock was taken away: another driver may run the sweep by now.
 
     No `Exception`: nobody on the way out may take it for an error of a trial, or wait for trials.
+
+    Args:
+        what: What happened to it.
+        name: The sweep's.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, what: str, name: str) -> None:
         super().__init__(
-            f"the lock {path} was removed or replaced under this driver; only its holder may "
-            "write to a sweep; this driver left without writing; see who runs it with: "
-            f"sweep status {path.parent.name}"
+            f"{what}; only its holder may write to a sweep; this driver left without writing; see "
+            f"who runs it with: sweep status {name}"
         )
 
 
@@ -74,10 +91,16 @@ class SweepHeld(Exception):
 
 
 class SweepLock:
-    """An exclusive lock on a sweep's directory, held until `release` or the process' end."""
+    """An exclusive lock on a sweep's directory, held until `release` or the process' end.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Its file.
+        beside: What else must be held.
+    """
+
+    def __init__(self, path: Path, beside: Beside | None = None) -> None:
         self._path = path
+        self._beside = beside
         self._file: IO[str] | None = None
         self.previous: Holder | None = None
         """Who held the lock before; set by `acquire` when that driver never released it."""
@@ -87,7 +110,27 @@ class SweepLock:
 
         Raises:
             SweepHeld: Another live process holds it.
+            LedgerError: The ledger's lock cannot be asked for.
         """
+        holder = Holder(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
+        if self._beside is not None:  # first: who is refused there has made nothing here
+            self._beside.acquire(holder)
+        try:
+            file = self._lock_file()
+        except BaseException:
+            if self._beside is not None:
+                self._beside.release()
+            raise
+        # Processes end by a previous holder's token: another user's file names none of ours.
+        if os.fstat(file.fileno()).st_uid == os.geteuid():
+            self.previous = read_holder(self._path)
+        file.truncate(0)
+        file.write(json.dumps(asdict(holder)))
+        file.flush()
+        os.fsync(file.fileno())
+        return holder
+
+    def _lock_file(self) -> IO[str]:
         make_directory(self._path.parent)
         while True:
             # For as long as the file is open, the lock is held; nobody else writes to it.
@@ -99,29 +142,29 @@ class SweepLock:
                 raise SweepHeld(self._path.parent.name, _read_live_holder(self._path)) from None
             self._file = file
             if self.is_ours():
-                break
+                return file
             file.close()  # removed between opening and locking it: this is nobody's lock
-        # Processes end by a previous holder's token: another user's file names none of ours.
-        if os.fstat(file.fileno()).st_uid == os.geteuid():
-            self.previous = read_holder(self._path)
-        holder = Holder(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
-        file.truncate(0)
-        file.write(json.dumps(asdict(holder)))
-        file.flush()
-        os.fsync(file.fileno())
-        return holder
 
     def check(self) -> None:
-        """Make sure that the lock is still this process'; costs one look at the file's inode.
+        """Make sure that the lock is still this process'; costs one look at the file's inode, and
+        what the lock beside it asks.
 
         Raises:
             LockLost: It is not; nothing may be written to the sweep any more.
+            LedgerError: The lock beside it cannot be asked.
         """
         if not self.is_ours():
-            raise LockLost(self._path)
+            raise LockLost(
+                f"the lock {self._path} was removed or replaced under this driver",
+                self._path.parent.name,
+            )
+        if self._beside is not None:
+            self._beside.check()
 
     def is_ours(self) -> bool:
-        """Whether the file that was locked is still the one in its place."""
+        """Whether the file that was locked is still the one in its place: then what lies in the
+        directory is this process'.
+        """
         assert self._file is not None, "acquire comes first"
         try:
             return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
@@ -132,10 +175,17 @@ class SweepLock:
 
     def release(self) -> None:
         """Give the lock up and leave no holder behind."""
+        self.abandon()
         if self._file is not None:
-            self._file.truncate(0)
             self._file.close()
             self._file = None
+        if self._beside is not None:
+            self._beside.release()
+
+    def abandon(self) -> None:
+        """Leave no holder behind; the lock goes with this process, which ends right now."""
+        if self._file is not None:
+            self._file.truncate(0)
 
 
 def _for_its_owner(path: str, flags: int) -> int:

@@ -14,9 +14,9 @@ from ray.tune.schedulers import TrialScheduler
 
 from sweeps.corrections import apply, close_stores
 from sweeps.facts import gather
-from sweeps.layout import LedgerError, SweepPaths, tracking_place
+from sweeps.layout import SweepPaths, tracking_place
 from sweeps.ledger import Ledger
-from sweeps.ledger_file import num_trials
+from sweeps.ledger_place import Place, check_kept, place_of
 from sweeps.origin import Origin, check_origin
 from sweeps.parameters import flatten
 from sweeps.reconcile import reconcile
@@ -99,14 +99,18 @@ def open_sweep(
     new: bool,
     accept_changes: bool = False,
     offline: bool = False,
+    place: Place | None = None,
 ) -> OpenSweep:
     """Open a sweep, or create it.
+
+    Args:
+        place: Of its ledger, whose lock the caller holds; None: as the spec says.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
         OriginChanged: Trials before and after could not be compared.
     """
-    ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes)
+    ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
     now = {**provenance(), **ledger.origin.tags()}
     ledger.note_attempt(now)
     charts = leaders_view(spec)
@@ -131,34 +135,32 @@ def open_sweep(
 
 
 def open_ledger(
-    paths: SweepPaths, spec: SweepSpec, origin: Origin, *, new: bool, accepted: bool
+    paths: SweepPaths,
+    spec: SweepSpec,
+    origin: Origin,
+    *,
+    new: bool,
+    accepted: bool,
+    place: Place | None = None,
 ) -> Ledger:
     """The spec's file is the commit point: a sweep exists once it is there, and its ledger was
     made before.
     """
+    place = place or place_of(paths, spec)
     if new:
-        _remove_unborn(paths)
+        place.remove_unborn(paths.spec)
         warm = take_along(paths.root, spec)
-        ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id=uuid.uuid4().hex)
+        ledger = Ledger.create(place, mode=spec.mode, sweep_id=uuid.uuid4().hex)
         if warm.told:
             ledger.note_warm_start(warm)
     else:
-        ledger = Ledger.open(paths.ledger)
+        before = read_spec(paths.spec).spec
+        check_kept(before, spec)
+        ledger = Ledger.open(place)
         # Where nothing has been trained yet, there is nothing to compare with.
         accepted = accepted or not any(trial.reports for trial in ledger.trials())
-        before = read_spec(paths.spec).spec
         check_origin(ledger.origin, origin, before, spec, accepted=accepted)
         check_search_changes(before, spec, len(ledger.trials()))
     ledger.note_origin(origin)
     write_spec(paths.spec, spec)
     return ledger
-
-
-def _remove_unborn(paths: SweepPaths) -> None:
-    """Remove what a driver left that died before the sweep existed; never a ledger of trials."""
-    if paths.ledger.exists() and num_trials(paths.ledger):
-        raise LedgerError(
-            f"{paths.spec} is gone, but {paths.ledger} holds trials; a sweep of that name is not "
-            "begun anew; restore the spec from a backup, or choose another name with --name"
-        )
-    paths.ledger.unlink(missing_ok=True)

@@ -22,8 +22,8 @@ from typing import Any
 from sweeps.exits import NO_SUCCESS
 from sweeps.facts import gather
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
+from sweeps.ledger_place import holder_of, place_of
 from sweeps.ledger_view import LedgerView, TrialSummary
-from sweeps.lock import is_held
 from sweeps.pauses import make_pauses
 from sweeps.reconcile import Correction, Stranger, reconcile
 from sweeps.revisions import read_spec
@@ -108,11 +108,12 @@ class SweepView:
         if not paths.exists():
             raise UnknownSweep(paths.name, paths.root)
         self.paths = paths
-        self.running = is_held(paths.lock)
         revision = read_spec(paths.spec)
         self.spec: SweepSpec = revision.spec
         self.damage = revision.damage
-        self.ledger = LedgerView(paths.ledger)
+        self.place = place_of(paths, self.spec)
+        self.running, self.holder = holder_of(paths, self.place)
+        self.ledger = LedgerView(self.place)
         self.records = self.ledger.trials
         self.delivered: Delivered = read_outbox(paths.outbox)
         self.stop = fired(self.spec, self.records, self.ledger.seconds)

@@ -17,6 +17,7 @@ from sweeps.conclusion import conclude
 from sweeps.control import Wishes
 from sweeps.departure import listen, remove_scratch
 from sweeps.layout import SweepExists, SweepPaths, tracking_place
+from sweeps.ledger_place import place_of
 from sweeps.lock import SweepLock
 from sweeps.opening import open_sweep
 from sweeps.origin import Origin
@@ -71,7 +72,8 @@ def run_sweep(
         OriginChanged: Trials before and after could not be compared.
         StrangerInTheWay: A new trial would find files that are not its own.
     """
-    lock = SweepLock(paths.lock)
+    place = place_of(paths, spec)
+    lock = SweepLock(paths.lock, place.lock())
     token = lock.acquire().token
     try:
         remove_scratch(paths)  # of an earlier driver, with what it was asked
@@ -88,6 +90,7 @@ def run_sweep(
                 new=new,
                 accept_changes=accept_changes,
                 offline=offline,
+                place=place,
             )
             hopeless = None
             try:
@@ -102,7 +105,10 @@ def run_sweep(
                             machine,
                             concurrency=plan.concurrency,
                             interruption=interruption,
-                            withhold=credentials(tracking_place(spec.tracking.uri, paths.root)[0]),
+                            withhold=[
+                                *credentials(tracking_place(spec.tracking.uri, paths.root)[0]),
+                                *credentials(spec.storage.ledger or ""),
+                            ],
                         ):
                             if not interruption.requested:
                                 with make_view(finished) as view:

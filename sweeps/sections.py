@@ -38,6 +38,7 @@ _RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
 CREDENTIALS = re.compile(r"://[^/?#\s]*@")
 _ANY_AT = re.compile(r"://\S*@")
 _USER_ALONE = re.compile(r"://[^/?#\s:@]*@")
+_POSTGRESQL = ("postgresql://", "postgresql+psycopg2://")
 _PASSWORD = re.compile(rf"{_ANY_AT.pattern}|[?&]\w*password=")
 
 
@@ -283,6 +284,29 @@ class ResourcesConfig(Section):
     room for what its steps were measured to take. 0 hides them from it."""
 
 
+def _without_credentials(uri: str) -> str:
+    """Return an address that may be stored in clear.
+
+    Raises:
+        Refused: It holds a password, or a user that is one.
+    """
+    remedy = "leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+    # A path may hold an '@'; in the address of a server it can only stand behind credentials.
+    if uri.startswith(("sqlite:", "file:")):
+        found = CREDENTIALS.search(uri)
+    elif is_database(uri):  # whose user is no secret: the password beside it is
+        found = _PASSWORD.search(_USER_ALONE.sub("://", uri, count=1))
+        remedy = "leave the password out and set PGPASSWORD or PGPASSFILE"
+    else:
+        found = _ANY_AT.search(uri)
+    if found:
+        raise Refused(
+            "the address holds credentials; a spec is stored and tracked in "
+            f"clear; {remedy} in the environment"
+        )
+    return uri
+
+
 class TrackingConfig(Section):
     """Where people look at the results."""
 
@@ -294,22 +318,27 @@ class TrackingConfig(Section):
     @field_validator("uri")
     @classmethod
     def _no_credentials(cls, uri: str | None) -> str | None:
-        remedy = "leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-        # A path may hold an '@'; in the address of a server it can only stand behind credentials.
-        if uri is None or uri.startswith(("sqlite:", "file:")):
-            found = CREDENTIALS.search(uri or "")
-        elif is_database(uri):  # whose user is no secret: the password beside it is
-            found = _PASSWORD.search(_USER_ALONE.sub("://", uri, count=1))
-            remedy = (
-                "leave the password out (postgresql://USER@HOST/DATABASE) and set PGPASSWORD or "
-                "PGPASSFILE"
-            )
-        else:
-            found = _ANY_AT.search(uri)
-        if found:
+        return None if uri is None else _without_credentials(uri)
+
+
+class StorageConfig(Section):
+    """Where a sweep is kept."""
+
+    ledger: str | None = Field(default=None, min_length=1)
+    """The database of the trials' ledger, `postgresql://USER@HOST/DATABASE` without a password,
+    which sweeps may share, and which lets one driver at a time run a sweep, whatever its host;
+    null: a file in the sweep's directory."""
+
+    @field_validator("ledger")
+    @classmethod
+    def _is_postgresql(cls, uri: str | None) -> str | None:
+        if uri is None:
+            return None
+        _without_credentials(uri)
+        if not uri.startswith(_POSTGRESQL):
             raise Refused(
-                "the address holds credentials; a spec is stored and tracked in "
-                f"clear; {remedy} in the environment"
+                f"{shown(uri)} is no address of a PostgreSQL database; a ledger lies in one, or "
+                "in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null"
             )
         return uri
 

@@ -55,6 +55,7 @@ from sweeps.sections import (
     SearchConfig,
     Space,
     StopConfig,
+    StorageConfig,
     TrackingConfig,
     check_name,
 )
@@ -122,6 +123,7 @@ class SweepSpec(Section):
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
+    storage: StorageConfig = StorageConfig()
     failures: FailuresConfig = FailuresConfig()
 
     @field_validator("version")

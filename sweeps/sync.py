@@ -12,6 +12,7 @@ from typing import NamedTuple
 from sweeps.corrections import tell
 from sweeps.facts import gather
 from sweeps.layout import SweepPaths, tracking_place
+from sweeps.ledger_place import place_of
 from sweeps.ledger_view import LedgerView
 from sweeps.lock import SweepLock
 from sweeps.orphans import end_orphans
@@ -48,7 +49,7 @@ def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
     """
     paths = view.paths
     uri, artifacts = tracking_place(view.spec.tracking.uri, paths.root)
-    lock = SweepLock(paths.lock)
+    lock = SweepLock(paths.lock, view.place.lock())
     lock.acquire()
     try:
         if lock.previous is not None:
@@ -78,7 +79,7 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     nobody works on are no longer running, and neither is the sweep's own. The caller holds the
     lock.
     """
-    ledger = LedgerView(paths.ledger)
+    ledger = LedgerView(place_of(paths, spec))
     records = {record.number: record for record in ledger.records()}
     wrong = list(untold(gather(paths, spec, list(records.values()), live=False)))
     looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
@@ -96,7 +97,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> None:
     """Draw the trials whose pictures the sweep's end did not wait for, and queue these; the best
     trial's for the sweep's own run, too. The caller holds the lock.
     """
-    ledger = LedgerView(paths.ledger)
+    ledger = LedgerView(place_of(paths, spec))
     if not (trials := undrawn(paths, ledger.trials)):
         return
     recorder = _queue(paths, spec, ledger.sweep_id)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.layout import SweepPaths
+from sweeps.ledger_place import place_of
 from sweeps.ledger_view import LedgerView, TrialSummary
 from sweeps.parameters import flatten
 from sweeps.revisions import read_spec
@@ -88,7 +89,7 @@ def _read(paths: SweepPaths, spec: SweepSpec) -> tuple[list[Taken], Counter[str]
                 f"{where}: its {key} is {was}, and this sweep's is {wanted}; results of another "
                 f"kind teach nothing; leave it out of search.warm_start"
             )
-    view, space = LedgerView(paths.ledger), spec.search_space()
+    view, space = LedgerView(place_of(paths, other)), spec.search_space()
     reports = view.reports()
     taken: list[Taken] = []
     left: Counter[str] = Counter()

@@ -59,16 +59,23 @@ class Cluster:
             said.write_text(password)
             entry = ["-A", "scram-sha-256", f"--pwfile={said}"]
         self._run("initdb", "-U", _USER, *entry, "-E", "UTF8", "--no-locale")
-        self._control("start")
+        self.start()
 
     @property
     def uri(self) -> str:
         """The address of its database, for SQLAlchemy; without the password."""
         return f"postgresql+psycopg2://{_USER}@/postgres?host={self._directory}"
 
+    def create_database(self, name: str) -> str:
+        """Make a further database; returns its address."""
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            cursor.execute(f'CREATE DATABASE "{name}"')
+        return self.uri.replace("/postgres?", f"/{name}?")
+
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         """Ask a question of the database."""
-        with closing(self._connect()) as connection, connection.cursor() as cursor:
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall())
 
@@ -77,7 +84,7 @@ class Cluster:
 
         A lock keeps the next writer waiting in its transaction until the crash ends both.
         """
-        with closing(self._connect()) as connection, connection.cursor() as cursor:
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
             cursor.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE")
             deadline = time.monotonic() + seconds
             while not self.query(
@@ -88,10 +95,18 @@ class Cluster:
                 time.sleep(0.02)
             self._control("restart", "-m", "immediate")
 
+    def stop(self) -> None:
+        """Stop it at once, as a crash does; what was committed is there when it starts again."""
+        self._control("stop", "-m", "immediate")
+
+    def start(self) -> None:
+        """Start it again."""
+        self._control("start")
+
     def close(self) -> None:
         """Stop it and remove its files."""
         if (self._data / "postmaster.pid").exists():
-            self._control("stop", "-m", "immediate")
+            self.stop()
         shutil.rmtree(self._directory)
 
     def __enter__(self) -> Cluster:
@@ -100,7 +115,8 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _connect(self) -> Any:
+    def connect(self) -> Any:
+        """Return a new connection of psycopg2."""
         import psycopg2  # of the extra `postgres`: who has no PostgreSQL needs it not
 
         return psycopg2.connect(

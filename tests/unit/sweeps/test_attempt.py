@@ -16,7 +16,7 @@ from sweeps import engine
 from sweeps.attempt import give_up
 from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.layout import LedgerBusy, LedgerError, SweepPaths
-from sweeps.ledger_file import refusal
+from sweeps.ledger_file import LedgerFile
 from sweeps.lock import LockLost
 from sweeps.resources import Machine
 from tracking.outbox_file import OutboxError
@@ -39,8 +39,10 @@ def _failures(paths: SweepPaths) -> list[LedgerError | OSError]:
     """A storage that fails under the ledger, the outbox and any other file of a sweep."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths.trial(0) / "config.yaml"))
     return [
-        refusal(paths.ledger, sqlite3.OperationalError("database or disk is full")),
-        refusal(paths.ledger, sqlite3.OperationalError("attempt to write a readonly database")),
+        LedgerFile(paths.ledger).refusal(sqlite3.OperationalError("database or disk is full")),
+        LedgerFile(paths.ledger).refusal(
+            sqlite3.OperationalError("attempt to write a readonly database")
+        ),
         OutboxError(f"the outbox {paths.outbox} cannot be used: 7 bytes are free; is untouched"),
         full,
     ]
@@ -71,14 +73,14 @@ def test_an_error_that_is_not_the_storages_is_said_as_it_is(paths: SweepPaths) -
 
 def test_a_damaged_ledger_is_for_the_user_to_put_right(paths: SweepPaths) -> None:
     paths.spec.touch()
-    damaged = refusal(paths.ledger, sqlite3.DatabaseError("file is not a database"))
+    damaged = LedgerFile(paths.ledger).refusal(sqlite3.DatabaseError("file is not a database"))
     code, lines = _end(damaged, paths)
     assert (code, lines[0]) == (WRONG_INPUT, str(damaged))
 
 
 def test_what_another_process_holds(paths: SweepPaths) -> None:
     paths.spec.touch()
-    for error in (LedgerBusy(paths.ledger, 30.0), LockLost(paths.lock)):
+    for error in (LedgerBusy(paths.ledger, 30.0), LockLost("the lock was replaced", "digits")):
         code, lines = _end(error, paths)
         assert (code, lines[0]) == (HELD, str(error))
 

@@ -16,9 +16,11 @@ from optuna.storages import RDBStorage
 
 from sweeps.layout import LedgerBusy, LedgerError
 from sweeps.ledger import SIGNALS, Ledger, TrialRecord
-from sweeps.ledger_file import num_trials
+from sweeps.ledger_file import LedgerFile
+from sweeps.ledger_place import Place
 from sweeps.ledger_view import LedgerView, TrialSummary
 from tests.asking import ask, proposal
+from tests.ledgers import held_place
 
 SPACE = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -32,8 +34,23 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ledger(path: Path) -> Ledger:
+def in_file(path: Path) -> Ledger:
     return Ledger.create(path, mode="min", sweep_id="s1")
+
+
+@pytest.fixture(params=["file", "database"])
+def place(path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Where a ledger may lie; a database is one for all tests, with other sweeps in it."""
+    if request.param == "file":
+        yield LedgerFile(path)
+        return
+    with held_place(request.getfixturevalue("cluster"), path.parent) as made:
+        yield made
+
+
+@pytest.fixture
+def ledger(place: Place) -> Ledger:
+    return Ledger.create(place, mode="min", sweep_id="s1")
 
 
 def _ask(ledger: Ledger, seed: int = 0) -> int:
@@ -41,13 +58,13 @@ def _ask(ledger: Ledger, seed: int = 0) -> int:
 
 
 def test_trials_are_numbered_in_order_and_keep_their_parameters(
-    ledger: Ledger, path: Path
+    ledger: Ledger, place: Place
 ) -> None:
     first = ask(ledger, SPACE, RandomSampler(seed=1))
     second = ask(ledger, SPACE, RandomSampler(seed=2))
     assert (first.number, second.number) == (0, 1)
     assert first.params != second.params
-    again = Ledger.open(path)
+    again = Ledger.open(place)
     assert again.sweep_id == "s1"
     assert [t.params for t in again.trials()] == [first.params, second.params]
     assert {t.state for t in again.trials()} == {"running"}
@@ -115,8 +132,8 @@ def test_the_first_end_stays(ledger: Ledger) -> None:
     assert (record.state, record.reports) == ("pruned", {1: 0.5})
 
 
-def test_best_follows_the_mode(tmp_path: Path) -> None:
-    ledger = Ledger.create(tmp_path / "max.db", mode="max", sweep_id="s")
+def test_best_follows_the_mode(place: Place) -> None:
+    ledger = Ledger.create(place, mode="max", sweep_id="s")
     for value in (0.2, 0.8, 0.5):
         number = _ask(ledger)
         ledger.report(number, epoch=1, step=1, value=value)
@@ -126,15 +143,15 @@ def test_best_follows_the_mode(tmp_path: Path) -> None:
     assert (best.number, best.value) == (1, 0.8)
 
 
-def test_attempts_are_counted_over_reopening(ledger: Ledger, path: Path) -> None:
+def test_attempts_are_counted_over_reopening(ledger: Ledger, place: Place) -> None:
     number = _ask(ledger)
     assert ledger.start(number) == 1
-    assert Ledger.open(path).start(number) == 2
+    assert Ledger.open(place).start(number) == 2
     assert ledger.trial(number).attempts == 2
 
 
-def test_what_a_trial_lacks_is_stored_beside_what_it_has(ledger: Ledger, path: Path) -> None:
-    del ledger
+def test_what_a_trial_lacks_is_stored_beside_what_it_has(in_file: Ledger, path: Path) -> None:
+    del in_file
     # What a driver of an older release leaves that dies while it stores parameters.
     study = optuna.load_study(storage=f"sqlite:///{path}", study_name="sweep")
     rate = study.ask().suggest_float("train.optimizer.lr", 1e-4, 1e-1, log=True)
@@ -146,7 +163,7 @@ def test_what_a_trial_lacks_is_stored_beside_what_it_has(ledger: Ledger, path: P
 
 
 def test_a_parameter_may_change_its_kind_and_its_choices_from_trial_to_trial(
-    ledger: Ledger, path: Path
+    ledger: Ledger, place: Place
 ) -> None:
     spaces = [
         {"task.x": CategoricalDistribution(("a", "b"))},
@@ -155,8 +172,8 @@ def test_a_parameter_may_change_its_kind_and_its_choices_from_trial_to_trial(
         {"task.x": FloatDistribution(0.5, 9, log=True)},
     ]
     asked = [ask(ledger, space, RandomSampler(seed=1)).params for space in spaces]
-    assert [trial.params for trial in Ledger.open(path).trials()] == asked
-    assert [trial.params for trial in LedgerView(path).trials] == asked
+    assert [trial.params for trial in Ledger.open(place).trials()] == asked
+    assert [trial.params for trial in LedgerView(place).trials] == asked
     stored = [trial.distributions for trial in ledger.frozen_trials()]
     assert stored == spaces
 
@@ -197,7 +214,7 @@ def _fail(ledger: Ledger) -> object:
     ],
 )
 def test_a_death_among_the_writes_of_one_thing_leaves_none_of_them(
-    ledger: Ledger, path: Path, do: Callable[[Ledger], object], write: str, count: int
+    ledger: Ledger, place: Place, do: Callable[[Ledger], object], write: str, count: int
 ) -> None:
     _ask(ledger)
     ledger.report(0, epoch=1, step=10, value=0.5)
@@ -206,28 +223,28 @@ def test_a_death_among_the_writes_of_one_thing_leaves_none_of_them(
         _die_after(patched, write, count)
         with pytest.raises(Died):
             do(ledger)
-    again = Ledger.open(path)
+    again = Ledger.open(place)
     assert again.trials() == before
     do(again)
-    assert Ledger.open(path).trials() != before
+    assert Ledger.open(place).trials() != before
 
 
 @pytest.mark.parametrize("do", [_ask, _report, _fail])
-def test_the_disk_is_waited_for_once(ledger: Ledger, do: Callable[[Ledger], object]) -> None:
-    _ask(ledger)
+def test_the_disk_is_waited_for_once(in_file: Ledger, do: Callable[[Ledger], object]) -> None:
+    _ask(in_file)
     said: list[str] = []
-    with contextlib.closing(ledger._storage.engine.raw_connection()) as pooled:
+    with contextlib.closing(in_file._storage.engine.raw_connection()) as pooled:
         connection: Any = pooled.driver_connection
     connection.set_trace_callback(said.append)
-    do(ledger)
+    do(in_file)
     assert said.count("COMMIT") == 1
     assert sum(statement.startswith(("INSERT", "UPDATE")) for statement in said) >= 2
 
 
-def test_creating_twice_is_refused(ledger: Ledger, path: Path) -> None:
+def test_creating_twice_is_refused(ledger: Ledger, place: Place) -> None:
     del ledger
     with pytest.raises(LedgerError, match="already holds a ledger"):
-        Ledger.create(path, mode="min", sweep_id="s2")
+        Ledger.create(place, mode="min", sweep_id="s2")
 
 
 def test_opening_nothing_or_garbage_is_an_error(tmp_path: Path) -> None:
@@ -262,13 +279,13 @@ def _look(path: Path) -> list[TrialSummary] | LedgerError:
 
 
 def test_a_damaged_ledger_is_an_error_that_names_it_or_is_read_whole_and_is_never_touched(
-    ledger: Ledger, path: Path
+    in_file: Ledger, path: Path
 ) -> None:
     for number in range(5):
-        _ask(ledger, seed=number)
-        ledger.report(number, epoch=1, step=10, value=number / 10)
-        ledger.finish(number, "complete")
-    trials, whole = ledger.trials(), path.read_bytes()
+        _ask(in_file, seed=number)
+        in_file.report(number, epoch=1, step=10, value=number / 10)
+        in_file.finish(number, "complete")
+    trials, whole = in_file.trials(), path.read_bytes()
     refused = 0
     for content in _damaged(whole):
         path.write_bytes(content)
@@ -286,9 +303,9 @@ def test_a_damaged_ledger_is_an_error_that_names_it_or_is_read_whole_and_is_neve
 
 
 def test_a_locked_ledger_is_waited_for_within_a_bound(
-    ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
+    in_file: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number = _ask(ledger)
+    number = _ask(in_file)
     monkeypatch.setattr("sweeps.ledger_file.WAIT_SECONDS", 0.1)
     patient = Ledger.open(path)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -309,5 +326,5 @@ def test_a_locked_ledger_is_waited_for_within_a_bound(
 def test_trials_are_counted_without_a_study_and_without_a_trace(tmp_path: Path) -> None:
     empty = tmp_path / "empty.db"
     empty.touch()
-    assert num_trials(empty) is None
+    assert LedgerFile(empty).num_trials() is None
     assert empty.read_bytes() == b""

@@ -7,10 +7,10 @@ import random
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from optuna.distributions import (
     BaseDistribution,
@@ -18,12 +18,16 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.layout import LedgerError
 from sweeps.ledger import Ledger
-from sweeps.ledger_file import reading
+from sweeps.ledger_file import LedgerFile
+from sweeps.ledger_place import Place
 from sweeps.ledger_view import LedgerView, best_report
+from tests.asking import proposal
+from tests.ledgers import held_place
 
 SPACE: dict[str, BaseDistribution] = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -68,13 +72,27 @@ def _trial(draw: random.Random, *, minimize: bool) -> FrozenTrial:
     )
 
 
-@pytest.mark.parametrize(("seed", "mode"), [(0, "min"), (1, "max")])
-def test_it_equals_the_ledger(tmp_path: Path, seed: int, mode: Any) -> None:
-    draw = random.Random(seed)
-    ledger = Ledger.create(tmp_path / "ledger.db", mode=mode, sweep_id="s-1")
+@pytest.fixture(params=["file", "database"])
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Where a ledger may lie; in the database there is another sweep's, too."""
+    if request.param == "file":
+        yield LedgerFile(tmp_path / "ledger.db")
+        return
+    cluster = request.getfixturevalue("cluster")
+    with held_place(cluster, tmp_path) as other, held_place(cluster, tmp_path) as made:
+        _fill(Ledger.create(other, mode="min", sweep_id="other"), random.Random(9), "min")
+        yield made
+
+
+def _fill(ledger: Ledger, draw: random.Random, mode: str) -> None:
     trials = [_trial(draw, minimize=mode == "min") for _ in range(25)]
-    optuna.load_study(storage=f"sqlite:///{ledger.path}", study_name="sweep").add_trials(trials)
-    ledger = Ledger.open(tmp_path / "ledger.db")
+    ledger._storage.transact(lambda: ledger._study.add_trials(trials))
+
+
+@pytest.mark.parametrize(("seed", "mode"), [(0, "min"), (1, "max")])
+def test_it_equals_the_ledger(place: Place, seed: int, mode: Any) -> None:
+    _fill(Ledger.create(place, mode=mode, sweep_id="s-1"), random.Random(seed), mode)
+    ledger = Ledger.open(place)
     ledger.conclude()
     records = ledger.trials()
     assert {record.state for record in records} == {
@@ -84,7 +102,7 @@ def test_it_equals_the_ledger(tmp_path: Path, seed: int, mode: Any) -> None:
         "pruned",
         "failed",
     }
-    view = LedgerView(tmp_path / "ledger.db")
+    view = LedgerView(place)
     # repr tells NaN from None, 1 from True, and the order of the parameters
     assert list(map(repr, view.records())) == list(map(repr, records))
     assert repr(view.reports_of(7)) == repr(records[7].reports)
@@ -93,6 +111,20 @@ def test_it_equals_the_ledger(tmp_path: Path, seed: int, mode: Any) -> None:
     assert expected is not None
     assert best.number == expected.number
     assert (view.sweep_id, view.concluded, view.minimize) == ("s-1", 25, mode == "min")
+
+
+def test_it_equals_the_ledger_of_several_metrics(place: Place) -> None:
+    ledger = Ledger.create(place, mode=["min", "max"], sweep_id="s")
+    for values in ([(0.5, 1.0), (0.25, math.inf)], [(0.75, 2.0)], []):
+        number = ledger.add(proposal(SPACE, RandomSampler(seed=1))).number
+        for epoch, (first, second) in enumerate(values, start=1):
+            ledger.report(number, epoch=epoch, step=epoch, value=first, others=[second])
+        if values:
+            ledger.finish(number, "complete")
+    view = LedgerView(place)
+    assert list(map(repr, view.records())) == list(map(repr, ledger.trials()))
+    assert [trial.number for trial in view.front()] == [0, 1]
+    assert view.reports_of(0) == {1: [0.5, 1.0], 2: [0.25, math.inf]}
 
 
 def test_an_empty_ledger_has_no_trials_and_no_best(tmp_path: Path) -> None:
@@ -121,7 +153,10 @@ def test_a_driver_killed_in_a_transaction_is_undone_by_looking(tmp_path: Path) -
 
 def test_looking_cannot_write(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.db", mode="min", sweep_id="s")
-    with pytest.raises(LedgerError, match="readonly"), reading(tmp_path / "ledger.db") as db:
+    with (
+        pytest.raises(LedgerError, match="readonly"),
+        LedgerFile(tmp_path / "ledger.db").reading() as db,
+    ):
         db.execute("DELETE FROM studies")
 
 

@@ -356,6 +356,29 @@ CASES = [
         id="credentials in tracking.uri",
     ),
     pytest.param(
+        HEAD + "storage: {ledger: 'postgresql://ada:geheim@host/sweeps'}\n",
+        [
+            "s.yaml:6:19: storage.ledger: the address holds credentials; a spec is stored and tracked in clear; leave the password out and set PGPASSWORD or PGPASSFILE in the environment",
+        ],
+        id="a password in storage.ledger",
+    ),
+    pytest.param(
+        HEAD + "storage: {ledger: 'mysql://ada@host/sweeps'}\n",
+        [
+            "s.yaml:6:19: storage.ledger: 'mysql://***@host/sweeps' is no address of a PostgreSQL database; a ledger lies in one, or in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null",
+        ],
+        id="storage.ledger in another kind of database",
+    ),
+    pytest.param(
+        HEAD
+        + "tracking: {uri: 'postgresql+psycopg2://ada@host/all'}\n"
+        + "storage: {ledger: 'postgresql://ada@host/all'}\n",
+        [
+            "s.yaml:7:19: storage.ledger: tracking.uri names the same database; each needs one of its own, because both note the version of their tables in the same place; create another one and name it here",
+        ],
+        id="ledger and tracking store in one database",
+    ),
+    pytest.param(
         "name: digits\ntask: {name: x, data: 'pg://u:geheim@h', n: .nan}\nmetric: val/loss\nmode: min\ntrials: 24\n",
         [
             "s.yaml:2:23: task.data: the address holds credentials; a spec is stored and tracked in clear; let the task read them from the environment",

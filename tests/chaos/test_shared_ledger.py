@@ -1,0 +1,95 @@
+"""A sweep whose ledger is in PostgreSQL: killed, resumed, run twice at once, and its database
+stopped under it. What comes of it equals the sweep whose ledger is a file.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sweeps.ledger_database import WAIT_SECONDS, LedgerDatabase
+from tests.chaos.harness import (
+    SERIAL,
+    Driver,
+    References,
+    Sandbox,
+    assert_all,
+    assert_ended,
+    assert_says_how_to_go_on,
+)
+from tests.chaos.postgres import Cluster
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def uri(cluster: Cluster) -> str:
+    return cluster.create_database(f"sweeps_{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+def shared(tmp_path: Path, uri: str) -> Iterator[Sandbox]:
+    made = Sandbox(tmp_path / "sweep", f'{SERIAL}storage: {{ledger: "{uri}"}}\n')
+    yield made
+    made.close()
+
+
+def test_a_killed_driver_is_resumed_and_nobody_else_may_run_the_sweep(
+    references: References, shared: Sandbox, uri: str
+) -> None:
+    driver, _ = shared.run_to("backward", 58)
+    elsewhere = shared.directory / "elsewhere"
+    held = rf"'chaos' is already being run by process {driver.pid} on {socket.gethostname()};"
+    assert_ended(shared.run("--root", str(elsewhere)).wait(), 4, held)
+    assert_ended(shared.resume().wait(), 4, held)
+    assert shared.cli.json("status", "chaos")["state"] == "running"
+    driver.power_off()
+    assert shared.cli.json("status", "chaos")["state"] == "interrupted"
+    taken = rf"holds a sweep 'chaos' of \d trials already, whose files are at .*:{shared.cli.root}"
+    assert_ended(shared.run("--root", str(elsewhere)).wait(), 2, taken)
+    moved = r"storage\.ledger is postgresql.* and cannot become null: .*; leave it out"
+    assert_ended(shared.resume("-s", "storage.ledger=null").wait(), 2, moved)
+    assert not elsewhere.exists()
+    assert_all(shared, references.of(SERIAL), shared.go_on())
+    assert not shared.paths.ledger.exists()
+    assert LedgerDatabase(uri, "chaos", shared.paths.directory).holder() is None
+
+
+def test_a_short_restart_of_the_database_is_waited_for(
+    references: References, shared: Sandbox, cluster: Cluster, uri: str
+) -> None:
+    driver, _ = shared.run_to("forward", 20)
+    cluster.stop()
+    shared.probe.let_go("forward-20")
+    _wait(driver, 3.0)
+    cluster.start()
+    place = LedgerDatabase(uri, "chaos", shared.paths.directory)
+    driver.until(lambda: place.holder() is not None)  # it holds its lock again
+    assert_all(shared, references.of(SERIAL), driver.wait())
+
+
+def test_a_database_that_stays_away_stops_the_sweep_and_loses_nothing(
+    references: References, shared: Sandbox, cluster: Cluster
+) -> None:
+    driver, _ = shared.run_to("forward", 20)
+    cluster.stop()
+    try:
+        shared.probe.let_go("forward-20")
+        ended = driver.wait(3 * WAIT_SECONDS)
+        cause = r"stopped: the ledger of sweep 'chaos' in postgresql.* cannot be used: .*untouched"
+        assert_says_how_to_go_on(ended, 3, cause)
+        away = r"^the ledger of sweep 'chaos' in postgresql.* cannot be used: .*; start the datab"
+        assert_ended(shared.resume().wait(), 2, away)
+    finally:
+        cluster.start()
+    assert_all(shared, references.of(SERIAL), shared.go_on())
+
+
+def _wait(driver: Driver, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    driver.until(lambda: time.monotonic() >= until)

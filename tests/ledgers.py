@@ -1,0 +1,32 @@
+"""A ledger's place in a PostgreSQL of the tests' own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sweeps.ledger_database import LedgerDatabase
+from sweeps.lock import Holder
+from tests.chaos.postgres import Cluster
+
+
+@contextmanager
+def held_place(
+    cluster: Cluster, directory: Path, name: str | None = None
+) -> Iterator[LedgerDatabase]:
+    """A place for a new sweep, whose lock is held."""
+    place = LedgerDatabase(cluster.uri, name or f"s-{uuid.uuid4().hex[:8]}", directory)
+    lock = place.lock()
+    lock.acquire(holder())
+    yield place
+    lock.release()
+
+
+def holder() -> Holder:
+    """This process, as it would hold a sweep."""
+    return Holder(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
