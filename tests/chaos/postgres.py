@@ -58,7 +58,7 @@ class Cluster:
             said = self._directory / "password"
             said.write_text(password)
             entry = ["-A", "scram-sha-256", f"--pwfile={said}"]
-        self._run("initdb", "-U", _USER, *entry, "-E", "UTF8", "--no-locale")
+        self._run("initdb", "-U", _USER, *entry, "-E", "UTF8", "--no-locale", "--no-sync")
         self.start()
 
     @property

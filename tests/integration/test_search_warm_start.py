@@ -100,7 +100,7 @@ def test_the_first_trials_profit(tmp_path: Path, sampler: str) -> None:
 def test_it_is_fixed_and_a_death_changes_nothing(tmp_path: Path, sampler: str) -> None:
     old = _earlier(tmp_path)
     spec = _warm("trials=7", sampler=sampler)
-    path = _create(tmp_path, spec).path
+    path = _create(tmp_path, spec).place.path
     shutil.copy(path, tmp_path / "once.db")
     once = search(tmp_path / "once.db", spec)
     shutil.rmtree(old.paths.directory)

@@ -70,51 +70,53 @@ def test_trials_are_numbered_in_order_and_keep_their_parameters(
     assert {t.state for t in again.trials()} == {"running"}
 
 
-def test_value_is_the_best_report_and_a_repeated_epoch_stays_as_first_told(ledger: Ledger) -> None:
-    number = _ask(ledger)
+def test_value_is_the_best_report_and_a_repeated_epoch_stays_as_first_told(
+    in_file: Ledger,
+) -> None:
+    number = _ask(in_file)
     for epoch, value in [(1, 0.9), (2, 0.4), (2, 0.1), (3, 0.6)]:
-        ledger.report(number, epoch=epoch, step=epoch * 10, value=value)
-    record = ledger.trial(number)
+        in_file.report(number, epoch=epoch, step=epoch * 10, value=value)
+    record = in_file.trial(number)
     assert record.reports == {1: 0.9, 2: 0.4, 3: 0.6}
     assert (record.value, record.epoch, record.step) == (0.4, 3, 30)
-    ledger.finish(number, "complete")
-    assert ledger.trial(number).state == "complete"
-    assert ledger.best() == ledger.trial(number)
+    in_file.finish(number, "complete")
+    assert in_file.trial(number).state == "complete"
+    assert in_file.best() == in_file.trial(number)
 
 
-def test_where_it_was_best_is_known_and_of_equals_the_earlier(ledger: Ledger) -> None:
-    number = _ask(ledger)
-    assert ledger.trial(number).best_step is None
+def test_where_it_was_best_is_known_and_of_equals_the_earlier(in_file: Ledger) -> None:
+    number = _ask(in_file)
+    assert in_file.trial(number).best_step is None
     for epoch, value in enumerate([0.9, 0.5, 0.7, 0.5], start=1):
-        ledger.report(number, epoch=epoch, step=10 * epoch, value=value)
-    record = ledger.trial(number)
+        in_file.report(number, epoch=epoch, step=10 * epoch, value=value)
+    record = in_file.trial(number)
     assert (record.best_epoch, record.best_step) == (2, 20)
     assert (record.epoch, record.step, record.value) == (4, 40, 0.5)
 
 
-def test_signals_are_the_last_that_were_noted(ledger: Ledger) -> None:
-    number = _ask(ledger)
-    assert ledger.trial(number).signals == ()
-    ledger.note(number, SIGNALS, ["memory grew"])
-    ledger.note(number, SIGNALS, ["memory grew", "loss jumped"])
-    assert ledger.trial(number).signals == ("memory grew", "loss jumped")
+def test_signals_are_the_last_that_were_noted(in_file: Ledger) -> None:
+    number = _ask(in_file)
+    assert in_file.trial(number).signals == ()
+    in_file.note(number, SIGNALS, ["memory grew"])
+    in_file.note(number, SIGNALS, ["memory grew", "loss jumped"])
+    assert in_file.trial(number).signals == ("memory grew", "loss jumped")
 
 
-def test_pruned_keeps_its_intermediate_values_and_is_never_the_best(ledger: Ledger) -> None:
-    number = _ask(ledger)
-    ledger.report(number, epoch=1, step=10, value=0.01)
-    ledger.finish(number, "pruned")
-    record = ledger.trial(number)
+def test_pruned_keeps_its_intermediate_values_and_is_never_the_best(in_file: Ledger) -> None:
+    number = _ask(in_file)
+    in_file.report(number, epoch=1, step=10, value=0.01)
+    in_file.finish(number, "pruned")
+    record = in_file.trial(number)
     assert (record.state, record.reports) == ("pruned", {1: 0.01})
-    assert ledger.best() is None
+    assert in_file.best() is None
 
 
-def test_failed_keeps_its_reason(ledger: Ledger) -> None:
-    number = _ask(ledger)
-    ledger.finish(
+def test_failed_keeps_its_reason(in_file: Ledger) -> None:
+    number = _ask(in_file)
+    in_file.finish(
         number, "failed", reason="non_finite: the loss is nan", traceback="Traceback ..."
     )
-    record = ledger.trial(number)
+    record = in_file.trial(number)
     assert (record.state, record.reason, record.traceback) == (
         "failed",
         "non_finite: the loss is nan",
@@ -132,8 +134,8 @@ def test_the_first_end_stays(ledger: Ledger) -> None:
     assert (record.state, record.reports) == ("pruned", {1: 0.5})
 
 
-def test_best_follows_the_mode(place: Place) -> None:
-    ledger = Ledger.create(place, mode="max", sweep_id="s")
+def test_best_follows_the_mode(path: Path) -> None:
+    ledger = Ledger.create(path, mode="max", sweep_id="s")
     for value in (0.2, 0.8, 0.5):
         number = _ask(ledger)
         ledger.report(number, epoch=1, step=1, value=value)
