@@ -168,7 +168,7 @@ def main() -> None:
         "node_manager_port": 0,
     }
     if asked.join:
-        settings |= {"gcs_address": asked.join, "redis_address": asked.join}
+        settings["gcs_address"] = asked.join
     else:
         settings["temp_dir"] = asked.scratch
     node = RayNode(
