@@ -118,6 +118,7 @@ def heads_of_local_nodes() -> set[str]:
             words = process.cmdline()
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue  # gone meanwhile
-        flags = [word for word in words if word.startswith("--gcs-address=")]
+        # One argument may be a whole command.
+        flags = [w for word in words for w in word.split() if w.startswith("--gcs-address=")]
         heads.update(flag.partition("=")[2] for flag in flags)
     return heads

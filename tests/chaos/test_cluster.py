@@ -284,7 +284,8 @@ def test_code_travels_and_is_what_trains(sandbox: Sandbox, nodes: RayNodes) -> N
     head = nodes.start(cpus=2)
     (sandbox.directory / "large.bin").write_bytes(bytes(51 * 2**20))
     probe = sandbox.directory / "probe_task.py"
-    said = 'print("imported", __file__, sorted(os.listdir(Path(__file__).parent)))\n'
+    said = "import sys; there = sorted(os.listdir(Path(__file__).parent))\n"
+    said += 'print("imported", __file__, there, file=sys.stderr)\n'
     probe.write_text(probe.read_text() + said)
     ended = sandbox.run("--address", head.address, "-s", "trials=1").wait()
     assert_ended(ended, 0, r"stays here, .*: large.bin \(51 MiB\)")
