@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from sweeps.travel import Luggage, pack
 
 _CONNECT_SECONDS = 25.0
 """How long Ray may take to let us in; it would itself wait for minutes."""
+_BYTES_PER_SECOND = 5 * 2**20
+"""How fast what travels is at least packed and sent."""
 _PATIENCE_SECONDS = 20.0
 """How long a head may be away. After 60 s Ray ends this process itself, without a sentence."""
 _LOOK_EVERY = 1.0
@@ -156,7 +159,8 @@ def connected(
     luggage = pack(Path.cwd(), root, modules)
     if luggage is not None and (told := luggage.told()):
         tell(told)
-    with _at_most(_CONNECT_SECONDS, address):
+    size = luggage.size if luggage is not None else 0
+    with _at_most(_CONNECT_SECONDS + size / _BYTES_PER_SECOND, address):
         raylet = _connect(address, luggage, withhold)
     try:
         nodes = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
@@ -201,13 +205,14 @@ def _connect(address: str, luggage: Luggage | None, withhold: Iterable[str]) -> 
         environment["excludes"] = list(luggage.excludes)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        ray.init(
-            address=address,
-            runtime_env=environment,
-            log_to_driver=False,
-            logging_level=logging.CRITICAL,
-            configure_logging=True,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            ray.init(
+                address=address,
+                runtime_env=environment,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+            )
     except SystemExit:  # Ray's own answer to SIGTERM
         raise Left(signal.SIGTERM) from None
     except Exception as error:  # of no narrower kind: versions, tokens, what listens at a port
@@ -252,7 +257,7 @@ def _at_most(seconds: float, address: str) -> Iterator[None]:
         err.show_cursor()
         display.sentence(
             err,
-            f"\nwhoever listens at {address} did not answer within {seconds:g} s as the head of a "
+            f"\nwhoever listens at {address} did not answer within {seconds:.0f} s as the head of a "
             "Ray cluster does, with this process' token; HOST:PORT must be what "
             "`ray start --head` printed, and RAY_AUTH_TOKEN the cluster's; correct them",
             style="red",

@@ -47,6 +47,7 @@ def listener() -> Iterator[str]:
         (None, {"RAY_ADDRESS": ""}, None),
         (None, {"RAY_ADDRESS": "local"}, None),
         (None, {"RAY_ADDRESS": "head:6379"}, "head:6379"),
+        ("", {"RAY_ADDRESS": "head:6379"}, None),
         ("local", {"RAY_ADDRESS": "head:6379"}, None),
         ("10.0.0.5:6379", {"RAY_ADDRESS": "head:6379"}, "10.0.0.5:6379"),
         ("[::1]:6379", {}, "[::1]:6379"),
