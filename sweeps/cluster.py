@@ -72,9 +72,14 @@ class Cluster:
             lost: Called when the cluster is gone, with the reason, in whatever thread; leaves.
         """
         engine.prepare_tune(concurrency)
-        over = threading.Event()
+        over, once = threading.Event(), threading.Lock()
+
+        def leave(cause: str) -> NoReturn:
+            once.acquire()  # whoever comes second waits for the process' end
+            lost(cause)
+
         watch = threading.Thread(
-            target=self._watch, args=(over, lost), name="cluster", daemon=True
+            target=self._watch, args=(over, leave), name="cluster", daemon=True
         )
         watch.start()
         try:
@@ -82,7 +87,7 @@ class Cluster:
         # Whatever Ray raises when its head is gone, that it is gone is the reason.
         except Exception:
             if (cause := self.fault()) is not None:
-                lost(cause)
+                leave(cause)
             raise
         finally:
             disconnect()  # may wait for a head that has gone: the watch sees to that
@@ -120,14 +125,14 @@ class Cluster:
             is not None
         )
 
-    def _watch(self, over: threading.Event, lost: Callable[[str], NoReturn]) -> None:
+    def _watch(self, over: threading.Event, leave: Callable[[str], NoReturn]) -> None:
         seen = time.monotonic()
         while not over.wait(_LOOK_EVERY):
             cause = self.fault()
             if cause is None:
                 seen = time.monotonic()
             elif time.monotonic() - seen > _PATIENCE_SECONDS and not over.is_set():
-                lost(f"{cause}, for {_PATIENCE_SECONDS:g} s")
+                leave(f"{cause}, for {_PATIENCE_SECONDS:g} s")
 
 
 @contextlib.contextmanager
@@ -257,8 +262,8 @@ def _at_most(seconds: float, address: str) -> Iterator[None]:
         err.show_cursor()
         display.sentence(
             err,
-            f"\nwhoever listens at {address} did not answer within {seconds:.0f} s as the head of a "
-            "Ray cluster does, with this process' token; HOST:PORT must be what "
+            f"\nwhoever listens at {address} did not answer within {seconds:.0f} s as the head of "
+            "a Ray cluster does, with this process' token; HOST:PORT must be what "
             "`ray start --head` printed, and RAY_AUTH_TOKEN the cluster's; correct them",
             style="red",
         )
