@@ -210,6 +210,7 @@ def _connect(address: str, luggage: Luggage | None, withhold: Iterable[str]) -> 
         environment["excludes"] = list(luggage.excludes)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        _greet(address)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(
@@ -230,18 +231,32 @@ def _connect(address: str, luggage: Luggage | None, withhold: Iterable[str]) -> 
     return str(node.raylet_socket_name)
 
 
+def _greet(address: str) -> None:
+    """Ask the head for something: of a wrong token Ray complains for 20 s before it gives up."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    errors = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)  # Ray complains there, too, past Python
+    try:
+        GcsClient(address=address).internal_kv_keys(b"", None, _CONNECT_SECONDS)
+    finally:
+        os.dup2(errors, 2)
+        os.close(errors)
+
+
 def refusal(address: str, error: BaseException) -> str:
     """Why Ray did not let us in, in a sentence with what to do."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
-    if any(type(one).__name__ == "AuthenticationError" for one in chain):
+    if any("auth" in f"{type(one).__name__} {one}".lower() for one in chain):
         return (
             f"the Ray cluster at {address} does not let this process in: its token is missing or "
             "another one; who knows the cluster's token may use it; set RAY_AUTH_MODE=token, and "
             "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to what its nodes have"
         )
-    words = next(filter(None, (" ".join(str(one).split()) for one in reversed(chain))), "")
+    words = next(filter(None, map(_words, reversed(chain))), "")
     if "version mismatch" in words.lower():
         return (
             f"the Ray cluster at {address} cannot be used: {words}; both must be the same; "
@@ -253,12 +268,20 @@ def refusal(address: str, error: BaseException) -> str:
     )
 
 
+def _words(error: BaseException) -> str:
+    """What an error says in one line; of a traceback in it, the last one."""
+    said = str(error)
+    return " ".join((said.splitlines()[-1] if "Traceback" in said else said).split())
+
+
 @contextlib.contextmanager
 def _at_most(seconds: float, address: str) -> Iterator[None]:
     """Leave the process when Ray waits for longer: none of its calls here can be interrupted."""
 
+    errors = os.fdopen(os.dup(2), "w")
+
     def leave() -> None:
-        err = Console(stderr=True)
+        err = Console(file=errors)
         err.show_cursor()
         display.sentence(
             err,
@@ -276,3 +299,4 @@ def _at_most(seconds: float, address: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        errors.close()
