@@ -250,7 +250,7 @@ def refusal(address: str, error: BaseException) -> str:
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
-    if any("auth" in f"{type(one).__name__} {one}".lower() for one in chain):
+    if any("authenti" in f"{type(one).__name__} {one}".lower() for one in chain):
         return (
             f"the Ray cluster at {address} does not let this process in: its token is missing or "
             "another one; who knows the cluster's token may use it; set RAY_AUTH_MODE=token, and "
