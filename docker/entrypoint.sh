@@ -1,13 +1,13 @@
 #!/bin/sh
 # What a container becomes: `mlflow-server`, `ray-head`, `ray-worker`, or any other command as it is.
 #
-# Secrets are files in /run/secrets. From there they go into files of this user alone, on a file
+# Secrets are files in /run/secrets, or in $SECRETS. From there they go into files of this user alone, on a file
 # system in memory, where MLflow and PostgreSQL look for them by themselves: never into an argument
 # or a variable. What must not live here: sizes and addresses that a deployment chooses.
 set -eu
 
 secret() {  # NAME: its value on standard output
-  file=/run/secrets/$1
+  file=${SECRETS:-/run/secrets}/$1
   if [ ! -s "$file" ]; then
     echo "secret $1: $file is missing or empty; the stack starts with no password of its own;" \
       "make one as docker/README.md shows" >&2
