@@ -15,11 +15,13 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jsonschema
 import pytest
 from ruamel.yaml import YAML
+
+from tests.integration.slurm_job import Job
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -305,59 +307,10 @@ def test_the_ray_cluster_runs_the_version_that_is_installed(ray_cluster: Any) ->
     assert f"\nray=={ray_cluster['spec']['rayVersion']}\n" in pinned
 
 
-class Job:
-    """The Slurm script on two nodes that are both this machine: `srun` runs its command here, and
-    each command tells how it was called.
-    """
-
-    COMMANDS: ClassVar = {
-        "scontrol": "printf 'node-a\\nnode-b\\n'",
-        "srun": 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
-        "hostname": "echo '10.0.0.7 10.1.0.7'",
-        "ray": '[ "$1" = health-check ] || exec sleep 60',
-        "python": "cat > /dev/null",
-        "sweep": "trap 'exit 143' TERM; while [ -n \"$SLOW\" ]; do sleep 0.1; done; exit 3",
-    }
-
-    def __init__(self, directory: Path, *, slow: bool = False) -> None:
-        self.root, self.log, tools = (directory / n for n in ("runs", "log", "tools"))
-        tools.mkdir()
-        for name, body in self.COMMANDS.items():
-            tool = tools / name
-            tool.write_text(f'#!/bin/bash\necho "{name} $*" >> "$LOG"\n{body}\n')
-            tool.chmod(0o755)
-        self._environment = {
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "HOME": str(directory),
-            "LOG": str(self.log),
-            "SLOW": "yes" if slow else "",
-            "SWEEP_ROOT": str(self.root),
-            "SLURM_JOB_ID": "42",
-            "SLURM_JOB_NODELIST": "node-[a-b]",
-            "SLURM_CPUS_PER_TASK": "3",
-        }
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        script = DOCKER / "slurm" / "sweep.sbatch"
-        return subprocess.Popen(
-            [script, *words], env=self._environment, stderr=subprocess.PIPE, text=True
-        )
-
-    def run(self, *words: str) -> tuple[int, str]:
-        """Returns the exit status, and what was said on standard error."""
-        with self.start(*words) as running:
-            _, said = running.communicate(timeout=30)
-        return running.returncode, said
-
-    def calls(self, name: str) -> list[str]:
-        written = self.log.read_text().splitlines() if self.log.exists() else []
-        return [line for line in written if line.split()[0] == name]
-
-
 def test_a_slurm_job_starts_ray_on_each_node_and_the_sweep_beside_its_head(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    assert job.run("first", "my.yaml", "-s", "trials=4") == (3, "")  # the sweep's own end
-    head, worker = (line for line in job.calls("srun") if "ray start" in line)
+    job = Job(tmp_path, environment={"SLURM_CPUS_PER_TASK": "3"})
+    assert job.run("first", "my.yaml", "-s", "trials=4") == (3, "", "")  # the sweep's own end
+    head, worker = sorted(line for line in job.calls("srun") if "ray start" in line)
     assert "--nodelist=node-a" in head
     assert "--head" in head
     assert "--node-ip-address=10.0.0.7 --port=20042" in head
@@ -374,12 +327,12 @@ def test_a_slurm_job_goes_on_with_a_sweep_that_exists(tmp_path: Path) -> None:
     job = Job(tmp_path)
     (job.root / "first").mkdir(parents=True)
     (job.root / "first" / "sweep.yaml").touch()
-    assert job.run("first", "my.yaml") == (3, "")
+    assert job.run("first", "my.yaml") == (3, "", "")
     assert job.calls("sweep") == ["sweep resume first --address 10.0.0.7:20042"]
 
 
 def test_slurms_warning_reaches_the_sweep(tmp_path: Path) -> None:
-    job = Job(tmp_path, slow=True)
+    job = Job(tmp_path, environment={"SLOW": "yes"})
     with job.start("first", "my.yaml") as running:
         deadline = time.monotonic() + 30
         while not job.calls("sweep"):
@@ -388,14 +341,14 @@ def test_slurms_warning_reaches_the_sweep(tmp_path: Path) -> None:
         (token,) = job.root.glob(".slurm-42-*/ray_token")
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
         assert re.fullmatch("[0-9a-f]{64}", token.read_text())
-        assert token.read_text() not in job.log.read_text()
+        assert token.read_text() not in job.told()
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == 143
     assert list(job.root.iterdir()) == []
 
 
 def test_a_slurm_job_without_a_spec_says_what_is_missing(tmp_path: Path) -> None:
-    code, said = Job(tmp_path).run("first")
+    code, _, said = Job(tmp_path).run("first")
     assert code == 2
     assert said.startswith("1 arguments; a name and a spec are needed")
     assert not (tmp_path / "runs").exists()
