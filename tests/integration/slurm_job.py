@@ -22,7 +22,8 @@ SLURM = {
 TOLD = {
     "hostname": "echo '10.0.0.7 10.1.0.7'",
     "ray": '[ "$1" = health-check ] || exec sleep 60',
-    "python": "cat > /dev/null",
+    # what it waits for in truth: both nodes
+    "python": "until [ $(grep -c '^ray start' \"$LOG\") = 2 ]; do sleep 0.05; done",
     "sweep": "trap 'exit 143' TERM; while [ -n \"$SLOW\" ]; do sleep 0.1; done; exit 3",
 }
 """Commands that start nothing."""

@@ -229,7 +229,7 @@ def test_a_role_puts_its_secrets_where_only_its_user_can_read(
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(
-    "value", [None, "", "short", "sixteen letters and blanks", "one line too many\nis two"]
+    "value", [None, "", "short", "sixteen letters and blanks", "0123456789abcdef\nand more"]
 )
 def test_a_role_refuses_to_start_without_a_good_secret(
     entrypoint: Entrypoint, role: str, value: str | None
