@@ -51,13 +51,17 @@ END
     ;;
   ray-head)
     secret ray_token > /dev/null
+    database=$(secret ledger_db_password)
     password=$(secret mlflow_password)
+    private "$HOME/.pgpass" <<END
+postgres:5432:ledger:ledger:$database
+END
     private "$HOME/.mlflow/credentials" <<END
 [mlflow]
 mlflow_tracking_username = sweep
 mlflow_tracking_password = $password
 END
-    # No trial runs here: beside it lie the credentials of the tracking server.
+    # No trial runs here: beside it lie the credentials of the tracking server and the ledger.
     exec ray start --head --block --disable-usage-stats --include-dashboard=false \
       --node-ip-address "$(getent hosts "$RAY_HEAD" | cut -d ' ' -f 1)" --port 6379 \
       --num-cpus 0 --num-gpus 0 --object-store-memory "$RAY_OBJECT_STORE_BYTES"

@@ -1,11 +1,15 @@
 #!/bin/sh
-# Run once by PostgreSQL's image, when its data directory is new: the tracking server has a role of
-# its own, which owns its two databases and nothing else. What must not live here: passwords.
+# Run once by PostgreSQL's image, when its data directory is new: the tracking server and the
+# sweeps' ledgers have a role each, which owns its databases and comes to no other. What must not
+# live here: passwords.
 set -eu
 psql --no-psqlrc --set ON_ERROR_STOP=1 --username "$POSTGRES_USER" --dbname postgres <<'SQL'
-\set password `cat /run/secrets/mlflow_db_password`
-CREATE ROLE mlflow LOGIN PASSWORD :'password';
+\set mlflow `cat /run/secrets/mlflow_db_password`
+\set ledger `cat /run/secrets/ledger_db_password`
+CREATE ROLE mlflow LOGIN PASSWORD :'mlflow';
+CREATE ROLE ledger LOGIN PASSWORD :'ledger';
 CREATE DATABASE mlflow OWNER mlflow;
 CREATE DATABASE mlflow_auth OWNER mlflow;
-REVOKE ALL ON DATABASE mlflow, mlflow_auth, postgres FROM PUBLIC;
+CREATE DATABASE ledger OWNER ledger;
+REVOKE ALL ON DATABASE mlflow, mlflow_auth, ledger, postgres FROM PUBLIC;
 SQL

@@ -23,7 +23,13 @@ from tests.chaos.engine import Engine
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
-SECRETS = ("postgres_password", "mlflow_db_password", "mlflow_password", "ray_token")
+SECRETS = (
+    "postgres_password",
+    "mlflow_db_password",
+    "ledger_db_password",
+    "mlflow_password",
+    "ray_token",
+)
 _HEALTHY_SECONDS = 300.0
 
 

@@ -143,6 +143,19 @@ def test_a_worker_reaches_neither_the_tracking_server_nor_its_database(stack: St
     assert stack.inside(worker, "ls", "/run/secrets").stdout.split() == ["ray_token"]
 
 
+def test_each_role_of_the_database_comes_to_its_own_alone(stack: Stack) -> None:
+    asked = "import psycopg2; psycopg2.connect('postgresql://{0}@postgres/{1}').close()"
+    for service, role, own in (
+        ("ray-head", "ledger", {"ledger"}),
+        ("mlflow", "mlflow", {"mlflow", "mlflow_auth"}),
+    ):
+        (container,) = stack.containers(service)
+        for database in ("mlflow", "mlflow_auth", "ledger", "postgres"):
+            words = ("python", "-c", asked.format(role, database))
+            said = stack.inside(container, *words, check=False)
+            assert (said.returncode == 0) is (database in own), (service, database, said.stderr)
+
+
 def test_a_sweep_outlives_a_worker_and_its_tracking_server(stack: Stack) -> None:
     settings = [word for setting in _SETTINGS for word in ("-s", setting)]
     tracking = ("--tracking-uri", "http://mlflow:5000")
