@@ -21,11 +21,13 @@ import pytest
 
 INSTALL = "apt-get install docker.io docker-compose debootstrap"
 _STAND_INS = Path(__file__).parent / "stand_ins"
-_BASE = "gradsweep-test-base:bookworm"
+_STAND_IN = "gradsweep-test"
+_BASE = f"{_STAND_IN}-base:bookworm"
 _PACKAGES = "python3,python3-venv,ca-certificates"
 # Debian's own first: another client may lack the plug-ins that it builds and composes with.
 _CLIENTS = ("/usr/bin/docker", "docker")
 _START_SECONDS = 60.0
+_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 
 
 class Engine:
@@ -38,6 +40,7 @@ class Engine:
 
     def __init__(self, client: str, host: str | None = None) -> None:
         self._client = client
+        self._made: list[str] = []
         self.environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
         if host is not None:
             self.environment["DOCKER_HOST"] = host
@@ -92,6 +95,7 @@ class Engine:
                 leave_out = [f"--exclude=./{name}/*" for name in ("proc", "sys", "dev")]
                 self._call(["tar", "-C", root, *leave_out, "-cf", tar, "."], seconds=120)
                 self.run("import", tar, _BASE)
+            self._made.append(_BASE)
         return [f"--build-arg=BASE={_BASE}"]
 
     def postgres(self, version: str) -> str:
@@ -101,8 +105,14 @@ class Engine:
             return version
         argument = self.base() or ["--build-arg=BASE=python:3.11-slim-bookworm"]
         recipe = _STAND_INS / "postgres.Dockerfile"
-        self.build(*argument, "-f", recipe, "-t", "postgres:gradsweep-test", _STAND_INS)
-        return "gradsweep-test"
+        self.build(*argument, "-f", recipe, "-t", f"postgres:{_STAND_IN}", _STAND_INS)
+        self._made.append(f"postgres:{_STAND_IN}")
+        return _STAND_IN
+
+    def forget(self) -> None:
+        """Remove the stand-ins that were made here; the cache of builds is the engine's own."""
+        while self._made:
+            self.run("image", "rm", self._made.pop())
 
     def _has(self, image: str) -> bool:
         return self.run("image", "inspect", image, check=False).returncode == 0
@@ -137,7 +147,10 @@ def own_or_running() -> Iterator[Engine]:
         _leave_out("docker")
     running = Engine(client)
     if running.answers():
-        yield running
+        try:
+            yield running
+        finally:
+            running.forget()
         return
     for program in ("dockerd", "debootstrap"):
         if not shutil.which(program):
@@ -158,7 +171,7 @@ def _leave_out(what: str) -> None:
 @contextmanager
 def _own(client: str) -> Iterator[Engine]:
     directory = Path(tempfile.mkdtemp(prefix="gradsweep-engine-"))
-    before = _rules()
+    before, forwarding = _rules(), _FORWARDING.read_text()
     socket = f"unix://{directory}/socket"
     places = {"data-root": "data", "exec-root": "exec", "pidfile": "pid"}
     with (directory / "log").open("w") as log:
@@ -191,6 +204,7 @@ def _own(client: str) -> Iterator[Engine]:
         daemon.wait(60)
         shutil.rmtree(directory)
         _take_back(before)
+        _FORWARDING.write_text(forwarding)
 
 
 def _rules() -> dict[str, list[str]]:
