@@ -20,7 +20,11 @@ import pytest
 from tests.chaos.engine import own_or_running
 from tests.chaos.stack import SECRETS, Stack, up
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(2400)]
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(2400),
+    pytest.mark.xdist_group("containers"),  # one stack for all
+]
 
 _WORKERS = 2
 _EPOCHS = 40
