@@ -32,7 +32,7 @@ from sweeps.ledger import ACCUMULATION, SIGNALS, Ending, Ledger, TrialRecord
 from sweeps.parameters import searched, trial_parameters
 from sweeps.reconcile import STATUSES, missed
 from sweeps.spec import SweepSpec
-from sweeps.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags
+from sweeps.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags, lineage_tags
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.checkpoint import CheckpointStore
@@ -176,19 +176,17 @@ class Bookkeeper(Callback):
         (directory / TRIAL_CONFIG).write_text(config, encoding="utf-8")
         self._losses.started(number, self._newest_generation(number))
         self._live.add(number)
+        # Of halved micro-batches a tag tells: they are no change of what the trial was asked for.
+        parameters = trial_parameters(self._spec.trial_config(number, params), params)
         if number in self._paused:
             self._paused.discard(number)
+            if told := lineage_tags(self._ledger.trial(number)):
+                self._recorder.start(number, parameters, told)
             self._view.promoted(number)
             return
         attempt = self._ledger.start(number)
-        tags = {"gradsweep.attempts": str(attempt)}
-        # Of halved micro-batches a tag tells: they are no change of what the trial was asked for.
-        resolved = self._spec.trial_config(number, params)
-        self._recorder.start(
-            number,
-            trial_parameters(resolved, params),
-            tags if attempt == 1 else tags | NOT_STOPPED,
-        )
+        tags = {"gradsweep.attempts": str(attempt), **lineage_tags(self._ledger.trial(number))}
+        self._recorder.start(number, parameters, tags if attempt == 1 else tags | NOT_STOPPED)
         if attempt > 1:
             known = trial_facts(
                 self._paths,

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from sweeps.population import UNFIT, mutable
 from sweeps.problems import (
     FOLLOWS,
     RANGE_ERRORS,
@@ -30,6 +31,7 @@ from sweeps.problems import (
 )
 from sweeps.scalars import shown, write_flow
 from sweeps.search_checks import search_faults
+from sweeps.search_space import SearchSpace
 from sweeps.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
 from sweeps.space import Choice, Distribution
 from trainable.config import BudgetConfig, TrainConfig
@@ -61,7 +63,7 @@ def cross_faults(
         show: Gives a value as the user wrote it.
     """
     yield from _objective_faults(data)
-    yield from _early_stopping_faults(data)
+    yield from _early_stopping_faults(data, space)
     yield from _shared_database_faults(data)
     task, search = data.get("task"), data.get("search")
     if isinstance(task, dict):
@@ -137,9 +139,15 @@ def _stops_by_value(stop: object) -> Iterator[tuple[str, ...]]:
         yield "stop", "plateau", "trials"
 
 
-def _early_stopping_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+def _early_stopping_faults(
+    data: Mapping[str, Any], space: Mapping[str, Distribution | None]
+) -> Iterator[Fault]:
     stopping, budget = data.get("early_stopping"), data.get("budget", {})
     if not isinstance(stopping, dict) or not isinstance(budget, dict):
+        return
+    scheduler = stopping.get("scheduler")
+    if scheduler in ("pbt", "pb2"):
+        yield from _population_faults(data, space, stopping, str(scheduler))
         return
     grace = stopping.get("grace_epochs", EarlyStoppingConfig().grace_epochs)
     epochs = budget.get("epochs", BudgetConfig().epochs)
@@ -154,6 +162,47 @@ def _early_stopping_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
             ("early_stopping", "grace_epochs"),
             f"{grace} is not below budget.epochs ({epochs}); early stopping needs a "
             f"rung before the last epoch; {fix} scheduler: none",
+        )
+
+
+def _population_faults(
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    stopping: Mapping[str, Any],
+    scheduler: str,
+) -> Iterator[Fault]:
+    """Check what the trials of a population must have in common, and what they must differ in."""
+    interval = stopping.get("interval_epochs", EarlyStoppingConfig().interval_epochs)
+    budget, trials = data.get("budget", {}), data.get("trials")
+    epochs = budget.get("epochs", BudgetConfig().epochs)
+    if isinstance(interval, int) and isinstance(epochs, int) and interval >= epochs >= 1:
+        yield Fault(
+            ("early_stopping", "interval_epochs"),
+            f"{interval} is not below budget.epochs ({epochs}); {scheduler} compares trials "
+            "before their last epoch; write a smaller interval, or more epochs",
+        )
+    if isinstance(trials, int) and trials < 2:
+        yield Fault(
+            ("trials",),
+            f"{trials} is no population; {scheduler} compares trials with each other; write 4 or "
+            "more",
+        )
+    for key in UNFIT:
+        if key in space:
+            yield Fault(
+                ("space", key),
+                f"{key} cannot be searched by {scheduler}: trials go on from each other's "
+                "weights, and a step of one would not be a step of the other; set it in the file "
+                "itself",
+                at_key=True,
+            )
+    sound = {key: one for key, one in space.items() if one is not None}
+    if len(sound) == len(space) and not mutable(SearchSpace(sound)):
+        yield Fault(
+            ("early_stopping", "scheduler"),
+            f"{scheduler} changes what lies below train.optimizer. and train.clip. while trials "
+            "train, and the space has none of it; search for example train.optimizer.lr, or write "
+            "scheduler: asha",
         )
 
 

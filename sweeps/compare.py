@@ -101,7 +101,7 @@ def resolved(view: SweepView, record: TrialSummary) -> dict[str, Any]:
     """Return a trial's parameters: the spec's, and over them what was drawn for it."""
     # Not the validated configuration: a spec that was changed since need not fit old trials.
     whole = dict(flatten(view.spec.model_dump(mode="json")))
-    return {k: v for k, v in whole.items() if k.startswith(_CONFIGURATION)} | record.params
+    return {k: v for k, v in whole.items() if k.startswith(_CONFIGURATION)} | record.best_params
 
 
 def _order(view: SweepView, record: TrialSummary) -> tuple[bool, float]:

@@ -75,7 +75,10 @@ def conclude(
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left:
         ledger.conclude()
-    return Outcome(code, best, len(trials), pending, left, cause, failed, spec.metrics, stop)
+    grows = not spec.early_stopping.is_population
+    return Outcome(
+        code, best, len(trials), pending, left, cause, failed, spec.metrics, stop, grows
+    )
 
 
 def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:

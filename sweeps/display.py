@@ -169,6 +169,9 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
             table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_number(value))
+    for epoch, donor, params in found["lineage"]:
+        told = f"from trial {donor}: {joined(params)}"
+        table.add_row(Text(f"after epoch {epoch}", style="bold"), told)
     reports = plain_table("epoch", *spec.metrics, right=("epoch", *spec.metrics))
     for epoch, value in found["reports"].items():
         reports.add_row(str(epoch), *cells(value, spec))
@@ -284,7 +287,8 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
     elif result.best:
         (best,) = result.best
         out.print(
-            f"best: trial {best.number} with {format_number(best.value)} ({joined(best.params)})",
+            f"best: trial {best.number} with {format_number(best.value)} "
+            f"({joined(best.best_params)})",
             style="bold",
             highlight=False,
             soft_wrap=True,
@@ -306,7 +310,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             ("compare in MLflow", f"ui {name}{where}"),
             ("all trials", f"trials {name}{where}"),
             ("take the best weights", f"best {name}{' --trial K' * several} --export DIR{where}"),
-            ("try more", f"resume {name} -s {more}{where}"),
+            *([("try more", f"resume {name} -s {more}{where}")] if result.grows else []),
         ):
             out.print(f"{what}: {sweep} {command}", highlight=False, soft_wrap=True)
         return

@@ -64,7 +64,7 @@ def outcome(out: Console, result: Outcome) -> None:
         out.print(_head(len(result.best)), style="bold", highlight=False, soft_wrap=True)
     for one in result.best:
         told = f"  trial {one.number}: {format_best(result.metrics, one.values)}"
-        out.print(f"{told} ({joined(one.params)})", highlight=False, soft_wrap=True)
+        out.print(f"{told} ({joined(one.best_params)})", highlight=False, soft_wrap=True)
 
 
 def _head(count: int) -> str:

@@ -1,5 +1,5 @@
-"""Successive halving as pure functions of what trials reported: rungs, who is promoted, who is
-left behind, and HyperBand's brackets.
+"""Pausing, and successive halving, as pure functions of what trials reported: rungs, who is
+promoted, who is left behind, and HyperBand's brackets.
 
 Nothing is remembered between two calls: whatever was decided before shows in the reports, so a
 driver that starts anew decides as the one before it did. What must not live here: Ray, the
@@ -9,12 +9,11 @@ ledger, samplers, and anything that starts or ends a trial.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
-
-from sweeps.sections import EarlyStoppingConfig
 
 Mode = Literal["min", "max"]
 Reports = Mapping[int, Mapping[int, float]]
@@ -63,19 +62,19 @@ def promotable(
     return ranked[: max(free, 0)]
 
 
-@dataclass(frozen=True)
-class Ladder:
-    """The rungs of a sweep whose trials pause at each one until they are promoted.
+@dataclass(frozen=True, kw_only=True)
+class Pauses(ABC):
+    """The rungs of a sweep whose trials pause at each one until they may go on.
 
     Attributes:
         rungs: Epochs at which a trial pauses, ascending.
-        reduction: One trial in this many goes on.
         minimize: Whether less is better.
+        awaited: How many trials the sweep shall have.
     """
 
     rungs: tuple[int, ...]
-    reduction: int
     minimize: bool
+    awaited: int
 
     def until(self, epoch: int) -> int | None:
         """Return the rung at which a trial pauses that goes on from an epoch; None: the end."""
@@ -85,16 +84,42 @@ class Ladder:
         """Whether a trial that has not ended waits for its promotion, as far as reports tell."""
         return max(reports, default=0) in self.rungs
 
+    @abstractmethod
     def next_promotion(
         self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
     ) -> int | None:
-        """Return the trial that is to be promoted first, from the highest rung that has one.
+        """Return the trial that is to go on next; None while all have to wait.
 
         Args:
             reports: Of all trials, whatever became of them.
             unfinished: Trials without an end.
             live: Those of them that are being worked on.
         """
+
+    @abstractmethod
+    def left_behind(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
+        """Return the trials that nothing can promote any more, while nobody works on any.
+
+        Args:
+            reports: Of all trials.
+            unfinished: Trials without an end.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder(Pauses):
+    """Of the trials at a rung the best go on.
+
+    Attributes:
+        reduction: One trial in this many goes on.
+    """
+
+    reduction: int
+
+    def next_promotion(
+        self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
+    ) -> int | None:
+        """Return the trial that is to be promoted first, from the highest rung that has one."""
         last = {number: max(epochs, default=0) for number, epochs in reports.items()}
         for rung in reversed(self.rungs):
             seen = [number for number in reports if rung in reports[number]]
@@ -114,30 +139,13 @@ class Ladder:
                 return found[0]
         return None
 
-    def left_behind(
-        self, reports: Reports, unfinished: Set[int], *, awaited: int
-    ) -> frozenset[int]:
-        """Return the trials that nothing can promote any more, while nobody works on any.
-
-        Args:
-            reports: Of all trials.
-            unfinished: Trials without an end.
-            awaited: How many trials the sweep shall have.
-        """
+    def left_behind(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
         over = (
-            len(reports) >= awaited
+            len(reports) >= self.awaited
             and all(self.pauses_at(reports[number]) for number in unfinished)
             and self.next_promotion(reports, unfinished) is None
         )
         return frozenset(unfinished) if over else frozenset()
-
-
-def make_ladder(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> Ladder | None:
-    """Return the rungs at which a sweep's trials pause; None where no trial ever does."""
-    if config.scheduler != "asha_promote":
-        return None
-    found = rungs(config.grace_epochs, config.reduction, epochs)
-    return Ladder(found, config.reduction, minimize=mode == "min")
 
 
 def bracket_graces(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:

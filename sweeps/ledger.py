@@ -24,10 +24,13 @@ from sweeps.ledger_storage import EditableStorage, open_storage
 from sweeps.ledger_view import (
     ACCUMULATION,
     ATTEMPT,
+    GENERATION,
+    LINEAGE,
     REPORT,
     SECONDS,
     SIGNALS,
     Ending,
+    Mutation,
     TrialRecord,
     attempts_in,
     best_report,
@@ -347,6 +350,25 @@ class Ledger:
         """Keep something about a trial that is neither a parameter nor a result."""
         self._storage.set_trial_user_attr(self._id(number), key, value)
 
+    @property
+    @_storing
+    def generation(self) -> int:
+        """The epoch at which a population last decided who goes on from whom; 0 before."""
+        return int(self._study.user_attrs.get(GENERATION, 0))
+
+    @_at_once
+    def mutate(self, epoch: int, mutations: Mapping[int, Mutation]) -> None:
+        """Note what a population decided at an epoch, all of it or nothing.
+
+        Args:
+            epoch: Where all members wait.
+            mutations: By number, how those that do not go on as they were go on.
+        """
+        for number, mutation in mutations.items():
+            lineage = [*self.trial(number).lineage, mutation]
+            self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
+        self._storage.set_study_user_attr(self._study_id, GENERATION, epoch)
+
     @_at_once
     def finish(
         self,
@@ -393,12 +415,11 @@ class Ledger:
         return TrialRecord(
             number=trial.number,
             state=_STATES[trial.state],
-            params=dict(trial.params),
             reports=reports,
             value=best[0],
             others=tuple(value for value in best[1:] if value is not None),
             ended_at=trial.datetime_complete,
-            **noted(trial.user_attrs),
+            **noted(dict(trial.params), trial.user_attrs),
         )
 
 

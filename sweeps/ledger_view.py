@@ -12,10 +12,10 @@ import json
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from sweeps.ledger_place import Place, as_place
 from sweeps.ledger_sql import Rows, check_tables
@@ -26,6 +26,10 @@ SECONDS = "seconds"
 """A study's note: how long its trials have been run."""
 SIGNALS = "signals"
 """A trial's note: what deserved a look when it reported last."""
+GENERATION = "generation"
+"""A study's note: the epoch at which a population last decided who goes on from whom."""
+LINEAGE = "lineage"
+"""A trial's note: from whom it went on, after which epoch, and with what parameters."""
 ACCUMULATION = "accumulation"
 """A trial's note: its micro-batches per step, once they are not those of its configuration."""
 REPORT = "report "
@@ -44,6 +48,17 @@ _STATES = {
 }
 
 
+class Mutation(NamedTuple):
+    """A member of a population goes on from another one, with other parameters."""
+
+    epoch: int
+    """Epochs completed by then."""
+    donor: int
+    """Whose weights it takes, by number."""
+    params: dict[str, Any]
+    """With what it goes on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialSummary:
     """One trial as the ledger knows it, without its curve."""
@@ -52,6 +67,7 @@ class TrialSummary:
     state: str
     """`waiting`, `running`, `complete`, `pruned` or `failed`."""
     params: dict[str, Any]
+    """With what it trains, or trained last."""
     value: float | None
     """The best reported value of the (first) metric, None before the first report."""
     others: tuple[float, ...] = ()
@@ -71,10 +87,24 @@ class TrialSummary:
     """What deserved a look when it reported last, in sentences."""
     accumulation: int | None = None
     """Micro-batches per step, when the memory did not suffice for those it was configured with."""
+    suggested: dict[str, Any] = field(default_factory=dict)
+    """With what it began."""
+    lineage: tuple[Mutation, ...] = ()
+    """How its parameters changed while it trained, the earliest first."""
 
     @property
     def finished(self) -> bool:
         return self.state in ENDINGS
+
+    def params_at(self, epoch: int) -> dict[str, Any]:
+        """Return with what it trained that epoch, counted from 1."""
+        before = [one.params for one in self.lineage if one.epoch < epoch]
+        return before[-1] if before else self.suggested
+
+    @property
+    def best_params(self) -> dict[str, Any]:
+        """With what it came to its best report."""
+        return self.params if self.best_epoch is None else self.params_at(self.best_epoch)
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -160,10 +190,14 @@ def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
     return sorted(complete, key=lambda t: t.value or 0.0, reverse=not minimize)
 
 
-def noted(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a trial that a ledger keeps as user attributes."""
+def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a trial that a ledger keeps as parameters and user attributes."""
     progress = attributes.get("progress", {})
+    lineage = tuple(Mutation(*one) for one in attributes.get(LINEAGE, ()))
     return {
+        "suggested": suggested,
+        "lineage": lineage,
+        "params": lineage[-1].params if lineage else suggested,
         "attempts": int(attributes.get("attempts", 0)),
         "reason": attributes.get("reason"),
         "traceback": attributes.get("traceback"),
@@ -331,11 +365,10 @@ class LedgerView:
             yield TrialSummary(
                 number=number,
                 state=_STATES[state],
-                params=params.get(trial, {}),
                 value=values.get(trial, (None,))[0],
                 others=values.get(trial, (None,))[1:],
                 ended_at=datetime.fromisoformat(str(ended)) if ended else None,
-                **noted(attributes.get(trial, {})),
+                **noted(params.get(trial, {}), attributes.get(trial, {})),
             )
 
     def _best_values(self, db: Rows) -> dict[int, tuple[Any, ...]]:

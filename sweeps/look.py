@@ -90,6 +90,7 @@ def show(
         found = {
             **view.trial(record),
             "reports": view.ledger.reports_of(trial),
+            "lineage": record.lineage,
             "accumulation": record.accumulation,
             "traceback": record.traceback,
             "directory": str(view.paths.trial(trial)),

@@ -33,7 +33,7 @@ def model_card(
     arguments = {k: v for k, v in spec.task.model_dump(mode="json").items() if k != "name"}
     searched = [
         f"| `{k}` | {format_number(v)} | searched: {_range(spec, k)} |"
-        for k, v in record.params.items()
+        for k, v in record.best_params.items()
     ]
     train = spec.train
     fixed = {
@@ -46,7 +46,7 @@ def model_card(
     told = [
         f"| `{key}` | {value} | fixed |"
         for key, value in fixed.items()
-        if key not in record.params
+        if key not in record.best_params
     ]
     lines = [
         f"# {spec.name}, trial {record.number}",
@@ -73,6 +73,7 @@ def model_card(
         *searched,
         *told,
         "",
+        *_lineage(record),
         f"All of them: `{TRIAL_CONFIG}` beside this file.",
         "",
         "## Provenance",
@@ -88,6 +89,15 @@ def model_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def _lineage(record: TrialSummary) -> list[str]:
+    """Say how it came about when it did not train with these parameters from the beginning."""
+    at_best = [one for one in record.lineage if one.epoch < (record.best_epoch or 0)]
+    if not at_best:
+        return []
+    steps = ", ".join(f"trial {one.donor}'s after epoch {one.epoch}" for one in at_best)
+    return [f"With these it came to its value; it went on from other weights: {steps}.", ""]
 
 
 def _rank(spec: SweepSpec) -> str:

@@ -78,7 +78,7 @@ class Gallery:
         """Draw a trial that has just ended, when its turn comes."""
         try:
             # A resumed sweep's spec may have changed so that old parameters no longer fit it.
-            config = self._spec.trial_config(record.number, record.params)
+            config = self._spec.trial_config(record.number, record.best_params)
         except SpecError as problem:
             self._tell(record.number, f"missing: {problem}")
             return

@@ -20,9 +20,9 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.halving import make_ladder
 from sweeps.ledger import Ledger
 from sweeps.parameters import flatten
+from sweeps.pauses import make_pauses
 from sweeps.proposal import Proposal
 from sweeps.rung_view import at_one_rung, compared_at
 from sweeps.samplers import Samplers
@@ -54,9 +54,7 @@ class Proposer:
         self._digest = self._space.digest()
         self._warm = list(self._earlier(ledger.warm_start))
         self._samplers = Samplers(spec, self._warm)
-        self._ladder = make_ladder(
-            spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0]
-        )
+        self._pauses = make_pauses(spec)
         self._compared_at = compared_at(spec.early_stopping, spec.budget.epochs)
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[int, FrozenTrial] = {}  # what has ended does not change any more
@@ -188,9 +186,9 @@ class Proposer:
         what has ended: most sweeps whose trials pause would never get past `startup_trials`.
         """
         return (
-            self._ladder is not None
+            self._pauses is not None
             and not trial.state.is_finished()
-            and self._ladder.pauses_at(trial.intermediate_values)
+            and self._pauses.pauses_at(trial.intermediate_values)
         )
 
     def _earlier(self, warm: WarmStart) -> Iterator[FrozenTrial]:

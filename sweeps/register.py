@@ -49,7 +49,7 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
             f"the run of sweep '{view.paths.name}' is not at the tracking store yet, and a model "
             f"belongs to a run; deliver it with: sweep sync {view.paths.name}"
         )
-    config = view.spec.trial_config(record.number, record.params)
+    config = view.spec.trial_config(record.number, record.best_params)
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints
         built, inputs = load_model(config, generation.path)
         return register_model(

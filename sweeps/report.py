@@ -9,6 +9,7 @@ anything that is not read from the ledger and the trials' rows.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections import Counter
@@ -23,6 +24,7 @@ from sweeps.compare import compare
 from sweeps.display_front import cells
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger
+from sweeps.ledger_view import TrialSummary
 from sweeps.report_basis import basis
 from sweeps.report_figures import Figure, NotEnough, SweepData, figures
 from sweeps.report_page import Section, escape, page, table
@@ -59,7 +61,8 @@ def _read(paths: SweepPaths) -> SweepData:
     last = Counter(key.rsplit(".", 1)[-1] for key in keys)
     names = {k: short if last[short := k.rsplit(".", 1)[-1]] == 1 else k for k in keys}
     # Those that were added since the view was taken are left out.
-    known = Ledger.open(view.place).frozen_trials()[: len(view.records)]
+    stored = Ledger.open(view.place).frozen_trials()[: len(view.records)]
+    known = [_at_its_best(*pair, stored) for pair in zip(stored, view.records, strict=True)]
     study, front = (_study(known, names, view.ledger.minimizes[:count]) for count in (1, None))
     states = {record.number: view.trial_state(record) for record in view.records}
     curves = view.ledger.reports()
@@ -81,6 +84,19 @@ def _study(
         values = None if trial.values is None else trial.values[: len(minimizes)]
         study.add_trial(_renamed(trial, names, trial.state, values))
     return study
+
+
+def _at_its_best(
+    trial: FrozenTrial, record: TrialSummary, others: Sequence[FrozenTrial]
+) -> FrozenTrial:
+    """Return a trial whose parameters changed while it trained with those of its value."""
+    if not record.lineage:
+        return trial
+    drawn = {key: one for other in others for key, one in other.distributions.items()}
+    shown = copy.copy(trial)
+    shown.params = {key: value for key, value in record.best_params.items() if key in drawn}
+    shown.distributions = {key: drawn[key] for key in shown.params}
+    return shown
 
 
 def _renamed(
@@ -126,7 +142,7 @@ def _summary(sweep: SweepData) -> list[str]:
         f"{spec.search.sampler}; early stopping {early}",
     ]
     for best in sweep.view.ledger.front():
-        params = ", ".join(f"{k} {format_number(v)}" for k, v in best.params.items())
+        params = ", ".join(f"{k} {format_number(v)}" for k, v in best.best_params.items())
         result = format_result(spec.metrics, best.result)
         lines.append(f"best: trial {best.number} with {result} ({params})")
     return [*lines, f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"]

@@ -269,7 +269,7 @@ def _clipping(sweep: SweepData) -> go.Figure:
     clipped = [
         (record, share)
         for record in sweep.view.records
-        if isinstance(record.params.get(_MAX_NORM), int | float)
+        if isinstance(record.best_params.get(_MAX_NORM), int | float)
         and (share := clip_fraction(sweep.view.paths.trial(record.number))) is not None
     ]
     if not clipped:
@@ -280,7 +280,7 @@ def _clipping(sweep: SweepData) -> go.Figure:
         if found:
             figure.add_trace(
                 go.Scatter(
-                    x=[record.params[_MAX_NORM] for record, _ in found],
+                    x=[record.best_params[_MAX_NORM] for record, _ in found],
                     y=[share for _, share in found],
                     text=[
                         f"trial {r.number}, {sweep.metric} {format_number(r.value)}"

@@ -21,10 +21,10 @@ from typing import Any
 
 from sweeps.exits import NO_SUCCESS
 from sweeps.facts import gather
-from sweeps.halving import make_ladder
 from sweeps.layout import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.ledger_place import holder_of, place_of
 from sweeps.ledger_view import LedgerView, TrialSummary
+from sweeps.pauses import make_pauses
 from sweeps.reconcile import Correction, Stranger, reconcile
 from sweeps.revisions import read_spec
 from sweeps.spec import SweepSpec
@@ -57,6 +57,8 @@ class Outcome:
     """By what the best ones are."""
     stop: Fired | None = None
     """What ended the sweep before all of its trials were tried."""
+    grows: bool = True
+    """Whether more trials can be added to it."""
 
 
 class UnknownSweep(ValueError):
@@ -116,9 +118,7 @@ class SweepView:
         self.delivered: Delivered = read_outbox(paths.outbox)
         self.stop = fired(self.spec, self.records, self.ledger.seconds)
         """What ends the sweep before all of its trials are tried."""
-        self._ladder = make_ladder(
-            self.spec.early_stopping, epochs=self.spec.budget.epochs, mode=self.spec.modes[0]
-        )
+        self._pauses = make_pauses(self.spec)
 
     @property
     def state(self) -> str:
@@ -150,7 +150,10 @@ class SweepView:
         """How a concluded sweep ended."""
         best, count = self.ledger.front(), len(self.records)
         if best:
-            return Outcome(0, best, count, pending=0, metrics=self.spec.metrics, stop=self.stop)
+            grows = not self.spec.early_stopping.is_population
+            return Outcome(
+                0, best, count, pending=0, metrics=self.spec.metrics, stop=self.stop, grows=grows
+            )
         failed, cause = no_success(self.records)
         return Outcome(NO_SUCCESS, [], count, pending=0, cause=cause, failed=failed)
 
@@ -162,8 +165,8 @@ class SweepView:
             return "waiting"
         # Promoted or not, the ledger says the same of it; only the former has a worker.
         paused = (
-            self._ladder
-            and record.epoch in self._ladder.rungs
+            self._pauses
+            and record.epoch in self._pauses.rungs
             and not self._is_open(record.number)
         )
         return "waiting" if paused else "running"
@@ -178,7 +181,7 @@ class SweepView:
         if self.stop is None:
             counts["waiting"] += max(0, self.spec.trials - len(self.records))
         best = [
-            {"number": one.number, "value": one.result, "params": one.params}
+            {"number": one.number, "value": one.result, "params": one.best_params}
             for one in self.ledger.front()
         ]
         return {
@@ -253,7 +256,7 @@ class SweepView:
         return {
             "number": record.number,
             "state": self.trial_state(record),
-            "params": record.params,
+            "params": record.best_params,
             "value": record.result,
             "step": record.step,
             "epoch": record.epoch,
@@ -354,7 +357,11 @@ def export_trial(
     )
     if child.returncode:
         raise NoBest(child.stderr.strip().splitlines()[-1])
-    shutil.copyfile(trial / TRIAL_CONFIG, config)
+    if record.lineage:  # the file beside the trial is that of its last hyperparameters
+        resolved = spec.trial_yaml(record.number, record.best_params)
+        config.write_text(resolved, encoding="utf-8")
+    else:
+        shutil.copyfile(trial / TRIAL_CONFIG, config)
     card = directory / model_card.FILE_NAME
     text = model_card.model_card(spec, record, generation, provenance)
     card.write_text(text, encoding="utf-8")

@@ -19,12 +19,13 @@ from sweeps.sections import EarlyStoppingConfig
 
 
 def compared_at(config: EarlyStoppingConfig, epochs: int) -> tuple[int, ...]:
-    """Return the epochs at which trials compare, ascending; none where nobody is stopped.
+    """Return the epochs at which trials compare, ascending; none where nobody is
+    stopped.
 
     Args:
         epochs: The budget of a full run, which is the last of them.
     """
-    if config.scheduler == "none":
+    if config.scheduler == "none" or config.is_population:
         return ()
     return (*rungs(config.grace_epochs, config.reduction, epochs), epochs)
 

@@ -1,9 +1,9 @@
 """Early stopping: the schedulers that Ray Tune asks, and how the ledger's past is told to a fresh
 one.
 
-A trial that pauses at a rung (`asha_promote`) does so by itself, and the searcher promotes it: to
-Tune each stretch of it is a run of its own, so nothing of it lies in Tune's state. What must not
-live here: the ledger itself; a scheduler only sees intermediate values.
+A trial that pauses at a rung (`asha_promote`, `pbt`) does so by itself, and the searcher promotes
+it: to Tune each stretch of it is a run of its own, so nothing of it lies in Tune's state. What
+must not live here: the ledger itself; a scheduler only sees intermediate values.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from sweeps.facts import Judge
-from sweeps.halving import Mode, Reports, bracket_graces, bracket_of, make_ladder
+from sweeps.halving import Mode, Reports, bracket_graces, bracket_of
 from sweeps.median import stops_at_the_median
+from sweeps.pauses import make_pauses
 from sweeps.spec import EarlyStoppingConfig, SweepSpec
 from trainable.ray_adapter import OBJECTIVE
 
@@ -37,7 +38,7 @@ def make_scheduler(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> T
             return Brackets(graces, config.reduction, epochs=epochs, mode=mode)
         case "median":
             return MedianRule(config.grace_epochs, config.min_trials, mode=mode)
-        case "asha_promote" | "none":
+        case "asha_promote" | "pbt" | "pb2" | "none":
             return FIFOScheduler()  # type: ignore[no-untyped-call]
 
 
@@ -123,11 +124,11 @@ def make_judge(spec: SweepSpec) -> Judge:
     given anew. One that paused is stopped once nothing can promote it any more.
     """
     early, epochs, mode = spec.early_stopping, spec.budget.epochs, spec.modes[0]
-    ladder = make_ladder(early, epochs=epochs, mode=mode)
+    pauses = make_pauses(spec)
 
     def judge(reports: Reports, unfinished: Set[int]) -> frozenset[int]:
-        if ladder is not None:
-            return ladder.left_behind(reports, unfinished, awaited=spec.trials)
+        if pauses is not None:
+            return pauses.left_behind(reports, unfinished)
         return stopped_trials(make_scheduler(early, epochs=epochs, mode=mode), reports, unfinished)
 
     return judge

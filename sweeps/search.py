@@ -16,10 +16,12 @@ from typing import Any
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
+from sweeps.exploit import Exploit
 from sweeps.facts import saved_epoch
-from sweeps.halving import make_ladder
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ledger, TrialRecord
+from sweeps.pauses import make_pauses
+from sweeps.population import Population
 from sweeps.proposals import Proposer
 from sweeps.schedulers import replay
 from sweeps.spec import SpecError, SweepSpec
@@ -59,18 +61,19 @@ class LedgerSearcher(Searcher):
         self._fence = fence
         self._concurrency = concurrency
         self._threads = threads
-        self._ladder = make_ladder(
-            spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0]
+        self._pauses = make_pauses(spec)
+        self._exploit = (
+            Exploit(spec, paths, ledger, fence) if isinstance(self._pauses, Population) else None
         )
         trials = ledger.trials()
         self._unfinished = [
             trial
             for trial in trials
-            if not trial.finished and not (self._ladder and self._ladder.pauses_at(trial.reports))
+            if not trial.finished and not (self._pauses and self._pauses.pauses_at(trial.reports))
         ]
         self._next_number = len(trials)
         self._live: dict[str, int] = {}
-        self._may_promote = self._ladder is not None
+        self._may_promote = self._pauses is not None
         self.draining = False
         """Set to end the sweep after the live trials: no further one is handed out."""
         self.holding = False
@@ -106,7 +109,7 @@ class LedgerSearcher(Searcher):
                 "number": trial.number,
                 "params": trial.params,
                 "config": resolved,
-                "until": self._ladder and self._ladder.until(max(trial.reports, default=0)),
+                "until": self._pauses and self._pauses.until(max(trial.reports, default=0)),
                 "directory": str(self._paths.trial(trial.number)),
                 "drain": str(self._paths.drain),
                 "stop": str(self._paths.stop(trial.number)),
@@ -123,7 +126,7 @@ class LedgerSearcher(Searcher):
         """A slot is free; what the trial's end means is the bookkeeper's business."""
         del result, error
         self._live.pop(trial_id, None)
-        self._may_promote = self._ladder is not None
+        self._may_promote = self._pauses is not None
 
     def is_live(self, number: int) -> bool:
         """Whether Tune has the trial."""
@@ -131,9 +134,9 @@ class LedgerSearcher(Searcher):
 
     def left_behind(self) -> frozenset[int]:
         """The paused trials that nothing can promote any more, once the search has ended."""
-        if self._ladder is None or self.draining or self.holding:
+        if self._pauses is None or self.draining or self.holding:
             return frozenset()
-        return self._ladder.left_behind(*self._told(), awaited=self._spec.trials)
+        return self._pauses.left_behind(*self._told())
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
@@ -174,10 +177,12 @@ class LedgerSearcher(Searcher):
             replay(self._scheduler, trial_id, past, number=trial.number, finished=False)
 
     def _promoted(self) -> TrialRecord | None:
-        if self._ladder is None or not self._may_promote:
+        if self._pauses is None or not self._may_promote:
             return None
-        number = self._ladder.next_promotion(*self._told(), live=set(self._live.values()))
+        number = self._pauses.next_promotion(*self._told(), live=set(self._live.values()))
         self._may_promote = number is not None  # until somebody else comes to a rung
+        if number is not None and self._exploit is not None:
+            self._exploit(max(self._ledger.trial(number).reports))
         return None if number is None else self._ledger.trial(number)
 
     def _told(self) -> tuple[dict[int, dict[int, float]], set[int]]:

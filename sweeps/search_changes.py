@@ -25,6 +25,8 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
     Raises:
         SearchChanged: With what would change.
     """
+    if num_trials:
+        _check_population(before, after)
     old, new = before.search, after.search
     if old.warm_start != new.warm_start:
         raise SearchChanged(
@@ -38,4 +40,22 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
             f"{num_trials} points cannot change: {num_trials} trials have been drawn, and point 0 "
             f"is trial 0; start a new sweep, with `search.warm_start: {before.name}` if it shall "
             "know these trials"
+        )
+
+
+def _check_population(before: SweepSpec, after: SweepSpec) -> None:
+    """Refuse to make a population of trials, to unmake one, and to change its size."""
+    old, new = before.early_stopping, after.early_stopping
+    another = "start a new sweep with `sweep run FILE --name NAME`"
+    if old.is_population != new.is_population:
+        raise SearchChanged(
+            f"early_stopping.scheduler is {old.scheduler} in this sweep and cannot become "
+            f"{new.scheduler}: the members of a population are trained beside each other from the "
+            f"beginning; {another}"
+        )
+    if new.is_population and before.trials != after.trials:
+        raise SearchChanged(
+            f"trials is {before.trials} in this sweep and cannot become {after.trials}: the "
+            f"members of a population ({new.scheduler}) are trained beside each other from the "
+            f"beginning; {another}"
         )

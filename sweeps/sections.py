@@ -214,17 +214,33 @@ class SearchConfig(Section):
 class EarlyStoppingConfig(Section):
     """Which trials are stopped before their budget is spent; without this section, none."""
 
-    scheduler: Literal["asha", "asha_promote", "hyperband", "median", "none"] = "asha"
+    scheduler: Literal["asha", "asha_promote", "hyperband", "median", "pbt", "pb2", "none"] = (
+        "asha"
+    )
     """`asha` stops at each rung a trial that is not among its best 1/reduction by then.
     `asha_promote` lets every trial pause there, and the best 1/reduction go on. `hyperband` is
     ASHA with several first rungs, one of them the end. `median` stops a trial that is worse than
-    the median of the others. `none` lets every trial finish."""
+    the median of the others. `none` lets every trial finish. `pbt` stops nobody: every
+    `interval_epochs` the worst trials go on from the weights of the best with other
+    hyperparameters; `pb2` has these chosen by a model of what helped so far."""
     grace_epochs: int = Field(default=1, ge=1)
     """Epochs that every trial gets; below `budget.epochs`."""
     reduction: int = Field(default=3, ge=2)
     """One trial in this many is continued beyond a rung; also the factor between two rungs."""
     min_trials: int = Field(default=3, ge=1)
     """`median`: how many others must have come as far before a trial is stopped."""
+    interval_epochs: int = Field(default=1, ge=1)
+    """`pbt`, `pb2`: epochs from one comparison to the next; below `budget.epochs`."""
+    quantile: Number = Field(default=0.25, gt=0, le=0.5)
+    """`pbt`, `pb2`: the share of trials that is replaced each time, by as many of the best."""
+    resample: Number = Field(default=0.25, ge=0, le=1)
+    """`pbt`, `pb2`: the probability that a hyperparameter is drawn anew instead of changed a
+    little."""
+
+    @property
+    def is_population(self) -> bool:
+        """Whether trials go on from each other's weights."""
+        return self.scheduler in ("pbt", "pb2")
 
 
 class PlateauConfig(Section):

@@ -83,6 +83,10 @@ class Distribution:
         """Return a value that it contains as it would have drawn it: 1 as 1.0, for example."""
         return value
 
+    def nearest(self, value: float) -> Any:
+        """Return the value nearest to a number that it could have drawn; of numbers only."""
+        raise NotImplementedError
+
     def exists(self, values: Mapping[str, Any]) -> bool:
         """Say whether the parameter exists beside these values of other ones."""
         return all(key in values and values[key] in allowed for key, allowed in self.when)
@@ -112,6 +116,9 @@ class _Range(Distribution):
 
     def own(self, value: Any) -> Any:
         return float(value)
+
+    def nearest(self, value: float) -> Any:
+        return float(min(max(value, self.low), self.high))
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,9 @@ class QUniform(_Range):
         steps = (value - self.low) / self.step
         return math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # as Optuna has it
 
+    def nearest(self, value: float) -> Any:
+        return self._on_step(round((super().nearest(value) - self.low) / self.step))
+
     def _count(self) -> int:
         return round((self.high - self.low) / self.step) + 1
 
@@ -212,6 +222,9 @@ class Int(Distribution):
 
     def own(self, value: Any) -> Any:
         return int(value)
+
+    def nearest(self, value: float) -> Any:
+        return min(max(round(value), self.low), self.high)
 
 
 @dataclass(frozen=True)

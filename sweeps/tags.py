@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from sweeps.failures import kind_of
-from sweeps.ledger_view import TrialRecord
+from sweeps.ledger_view import TrialRecord, TrialSummary
 from sweeps.spec import SweepSpec
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.shared_view import SharedView, shared_view
@@ -44,6 +44,14 @@ def _stopped_by(reason: str, spec: SweepSpec) -> str:
     if reason == BY_THE_USER:
         return "user"
     return "sweep" if reason.startswith(BY_THE_SWEEP) else spec.early_stopping.scheduler
+
+
+def lineage_tags(record: TrialSummary) -> dict[str, str]:
+    """Return from whom a member of a population went on, and when; nothing for other trials."""
+    if not record.lineage:
+        return {}
+    steps = [f"epoch {one.epoch} from trial {one.donor}" for one in record.lineage]
+    return {"gradsweep.lineage": "; ".join(steps)}
 
 
 def best_tags(best: TrialRecord) -> dict[str, str]:

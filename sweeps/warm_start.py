@@ -110,10 +110,10 @@ def _take(
         return "unfinished"
     if trial.state == "failed" or trial.value is None:
         return "without a result"
-    values = dict(trial.params)
+    values = dict(trial.best_params)
     if not space.unconditional().keys() <= values.keys():
         try:
-            config = other.trial_config(trial.number, trial.params)
+            config = other.trial_config(trial.number, trial.best_params)
         except SpecError:
             return "not of its spec any more"
         values = dict(flatten(config.model_dump())) | values

@@ -17,6 +17,7 @@ from trainable.data import Plan, Source, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
 from trainable.files import LocalFiles
 from trainable.history import History, read_rows
+from trainable.inheritance import with_inheritance
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
 from trainable.model import fit_model
@@ -104,7 +105,10 @@ def open_trainer(
         directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
     )
     with store.closed_on_error():
-        saved = store.resume() if restore is None else store.load(restore)
+        if restore is None:
+            saved = with_inheritance(directory, store.resume(), store.set_aside)
+        else:
+            saved = store.load(restore)
         if saved is not None:
             state.load_state_dict(saved)
             schedule.set_lr(step.optimizer, state.progress.step)

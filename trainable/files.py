@@ -17,6 +17,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -32,6 +33,7 @@ _NAME = re.compile(r"step-\d{8,}(?:-[0-9a-f]{12})?(?:\.\d+)?")
 _QUARANTINE = "quarantine"
 _OWN = ".writing-"
 _NEW, _GONE, _DAMAGED = "new-", "gone-", "damaged-"
+_NO_LINKS = {errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV}
 
 Write = Callable[[BinaryIO], bytes]
 """Writes a state into an open file and returns the manifest that describes what it wrote."""
@@ -107,8 +109,11 @@ class LocalFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self.own = root / f"{_OWN}{uuid.uuid4().hex[:12]}"
+
+    @cached_property
+    def own(self) -> Path:
         """This writer's own room; gone once it is fenced or closed."""
+        return self._root / f"{_OWN}{uuid.uuid4().hex[:12]}"
 
     @classmethod
     def of(cls, run: Path) -> LocalFiles:
@@ -167,6 +172,22 @@ class LocalFiles:
             except OSError:  # a full disk is not left with half a state on it
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
+            _sync(aside)
+            self.rename(aside, self._root / name)
+            _sync(self._root)
+
+    def link(self, generation: Path, name: str) -> None:
+        """Add a generation of another run on the same file system: the same bytes under a second
+        name, which stay when the other run removes its own; copied where there are no links.
+
+        Raises:
+            Fenced: Another process has opened the run.
+        """
+        aside = self.own / f"{_NEW}{name}"
+        with self.unless_fenced():
+            aside.mkdir()
+            for file in (STATE, MANIFEST):
+                _link(generation / file, aside / file)
             _sync(aside)
             self.rename(aside, self._root / name)
             _sync(self._root)
@@ -384,6 +405,18 @@ def _remove_tree(path: Path) -> None:
         if problem.errno not in (errno.EBUSY, errno.ENOTEMPTY):
             raise
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file, which survives a power loss already, a second name."""
+    try:
+        os.link(source, target)
+    except OSError as problem:
+        if problem.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def _sync_file(file: BinaryIO) -> None:

@@ -81,7 +81,7 @@ def format_manifest(generation: Generation) -> bytes:
     # The manifest carries its own digest: a flipped bit in a value would otherwise make the wrong
     # generation the best.
     values = {key: getattr(generation, key) for key in _VALUES} | {"seal": _seal(manifest)}
-    return (_LAYOUT % {key: json.dumps(value) for key, value in values.items()}).encode()
+    return (_LAYOUT % {key: _encode(value) for key, value in values.items()}).encode()
 
 
 def _layout() -> str:
@@ -98,8 +98,13 @@ def _layout() -> str:
 _LAYOUT = _layout()
 
 
+# `json.dumps` makes an encoder for each call that asks for more than the default.
+_encode = json.JSONEncoder().encode
+_encode_sorted = json.JSONEncoder(sort_keys=True).encode
+
+
 def _seal(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(_encode_sorted(manifest).encode()).hexdigest()
 
 
 def read_manifest(files: Files, name: str) -> Generation | str:

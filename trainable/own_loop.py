@@ -29,6 +29,7 @@ from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.files import LocalFiles
 from trainable.history import History, Row, read_rows
+from trainable.inheritance import with_inheritance
 from trainable.precision import device_name
 from trainable.run import Report, Run, at_best, is_better
 from trainable.seeding import derive_seed, set_determinism, set_seed
@@ -133,7 +134,10 @@ class OwnLoop(Run):
             files=files,
         )
         with store.closed_on_error():
-            saved = store.resume() if restore is None else store.load(restore)
+            if restore is None:
+                saved = with_inheritance(directory, store.resume(), store.set_aside)
+            else:
+                saved = store.load(restore)
             self._progress, restored = _parse(saved)
             set_determinism(config.train.deterministic)
             set_seed(config.seed)

@@ -87,6 +87,9 @@ class TrainState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put a state back, from any device onto the one in use.
 
+        The optimizer's options stay what it was built with: a run may go on with the moments of
+        another one and other hyperparameters.
+
         Random generators of CUDA devices are restored where there are as many; a run that moved to
         another kind of device continues with the same data order, but draws its dropout elsewhere.
 
@@ -103,7 +106,7 @@ class TrainState:
         _check_keys("the progress", state["progress"], set(asdict(Progress())))
         try:
             self._model.load_state_dict(state["model"], strict=True)
-            self._optimizer.load_state_dict(state["optimizer"])
+            _load_optimizer(self._optimizer, state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as problem:
             raise CheckpointError(
                 f"the checkpoint does not fit the model or the optimizer ({problem}); continue "
@@ -118,6 +121,16 @@ class TrainState:
     @staticmethod
     def _expected_keys() -> set[str]:
         return {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    options = [
+        {key: group[key] for key in (*optimizer.defaults, "initial_lr") if key in group}
+        for group in optimizer.param_groups
+    ]
+    optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)
 
 
 def _check_keys(what: str, found: dict[str, Any], expected: set[str]) -> None:

@@ -32,13 +32,14 @@ ROWS = {
     "append": ("tests.bench.tracking:append", "P5: queueing a point / raw SQLite"),
     "deliver": ("tests.bench.tracking:deliver", "P5: a point in MLflow / log_batch, log_metric"),
     "tracked": ("tests.bench.tracked:trial", "P6: a trial with tracking / without"),
+    "load": ("tests.bench.load:load", "five million points into a served PostgreSQL"),
     "found": ("tests.bench.quality:found", "P9: the best of 200 evaluations, by sampler"),
     "epochs": ("tests.bench.quality:epochs", "P9: epochs to a regret / stock, random"),
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
     "packing": ("tests.bench.packing:packing", "P12: trials that share a GPU / one at a time"),
 }
-_ON_REQUEST = {"sweep", "plain", "plane", "sleepers"}
-"""Whole sweeps, many times over: hours. They run where `--only` names them."""
+_ON_REQUEST = {"sweep", "plain", "plane", "sleepers", "load"}
+"""Whole sweeps, many times over, and a large load: hours. They run where `--only` names them."""
 
 
 def main(arguments: list[str]) -> int:

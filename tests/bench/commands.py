@@ -59,7 +59,7 @@ def help_page(repeats: int) -> list[Result]:
 def looking(repeats: int) -> list[Result]:
     """`sweep status`, `trials` and `compare` on a thousand trials of a thousand points each."""
     with tempfile.TemporaryDirectory() as directory:
-        trials = _write_large_sweep(Path(directory))
+        trials = write_large_sweep(Path(directory))
         results = []
         for command in ("status", "trials", "compare"):
             line = [str(_SWEEP), command, "large", "--root", directory]
@@ -90,7 +90,7 @@ def against_mlflow(repeats: int) -> list[Result]:
 
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        trials = _write_large_sweep(root)
+        trials = write_large_sweep(root)
         paths = SweepPaths(root, "large")
         uri = f"sqlite:///{root / 'mlflow.db'}"
         mlflow.set_tracking_uri(uri)
@@ -155,7 +155,7 @@ def _wall(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-def _write_large_sweep(root: Path) -> int:
+def write_large_sweep(root: Path) -> int:
     """A finished sweep: half of its trials pruned on their third epoch, the others complete, each
     with a checkpoint and a curve. Returns how many there are.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commandline import TINY, CommandLine
@@ -29,6 +30,7 @@ search:
 TEXT = re.sub(r"space:\n(  .*\n)+search: .*\n", SPACE.lstrip(), TINY)
 
 
+@pytest.mark.chaos  # three sweeps; each part of it is tested without any, too
 def test_a_conditional_space_from_the_first_point_to_an_edited_one(cli: CommandLine) -> None:
     cli.write("small.yaml", TEXT)
     cli.ok("run", "small.yaml", "-s", "trials=3")

@@ -162,3 +162,14 @@ def test_what_has_been_drawn_from_cannot_be_changed() -> None:
     for before, after, drawn in ((one, other, 1), (one, two, 2), (one, spec_of(), 3)):
         with pytest.raises(SearchChanged, match=r"its first \d points cannot change: \d trials"):
             check_search_changes(before, after, drawn)
+
+
+def test_a_population_is_one_from_the_beginning_to_the_end() -> None:
+    pbt = ("early_stopping.scheduler=pbt",)
+    check_search_changes(spec_of(*pbt), spec_of("early_stopping.scheduler=pb2"), 3)
+    check_search_changes(spec_of(*pbt), spec_of(*pbt, "trials=40"), 0)
+    with pytest.raises(SearchChanged, match=r"trials is \d+ in this sweep and cannot become 40: "):
+        check_search_changes(spec_of(*pbt), spec_of(*pbt, "trials=40"), 1)
+    for before, after in (((), pbt), (pbt, ())):
+        with pytest.raises(SearchChanged, match=r"early_stopping\.scheduler is .* cannot become"):
+            check_search_changes(spec_of(*before), spec_of(*after), 1)

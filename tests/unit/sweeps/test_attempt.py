@@ -94,6 +94,9 @@ def test_a_ray_that_does_not_come_up_ends_the_attempt_with_a_sentence(
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr(ray, "init", init)
+    # Other tests of this process may share a Ray, which is none of this one's business.
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
     paths.spec.touch()
     token = uuid.uuid4().hex
     with pytest.raises(engine.NoRay) as late:

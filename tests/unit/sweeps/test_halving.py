@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -80,7 +81,7 @@ def test_never_more_than_one_in_reduction_and_never_a_worse_one(
     )
 
 
-LADDER = Ladder(rungs(1, 2, EPOCHS), reduction=2, minimize=True)
+LADDER = Ladder(rungs=rungs(1, 2, EPOCHS), minimize=True, awaited=0, reduction=2)
 """Rungs at 1, 2, 4 and 8 of nine epochs."""
 
 
@@ -142,7 +143,7 @@ def test_at_each_rung_as_many_go_on_as_there_are_places(seed: int, count: int) -
         assert len(there) == places
         places = len(there) // 2
         assert sum(above in sweep.reports[n] for n in there) == places
-    behind = LADDER.left_behind(sweep.reports, sweep.unfinished, awaited=count)
+    behind = replace(LADDER, awaited=count).left_behind(sweep.reports, sweep.unfinished)
     assert behind == sweep.unfinished
 
 
@@ -190,10 +191,10 @@ def test_a_trial_that_ended_while_it_waited_makes_room_for_the_next() -> None:
 
 def test_nobody_is_left_behind_while_somebody_can_still_come() -> None:
     reports = {0: {1: 0.1}, 1: {1: 0.2}, 2: {1: 0.3, 2: 0.3}}
-    assert LADDER.left_behind(reports, {0, 1, 2}, awaited=4) == frozenset()
-    assert LADDER.left_behind(reports, {0, 1, 2}, awaited=3) == {0, 1, 2}
+    assert replace(LADDER, awaited=4).left_behind(reports, {0, 1, 2}) == frozenset()
+    assert replace(LADDER, awaited=3).left_behind(reports, {0, 1, 2}) == {0, 1, 2}
     under_way = {**reports, 2: {1: 0.3, 2: 0.3, 3: 0.2}}
-    assert LADDER.left_behind(under_way, {0, 1, 2}, awaited=3) == frozenset()
+    assert replace(LADDER, awaited=3).left_behind(under_way, {0, 1, 2}) == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from sweeps.ledger import Ledger
 from sweeps.search import LedgerSearcher
 from sweeps.spec import SweepSpec, parse_spec
 from sweeps.tags import BY_THE_USER
+from tests.saving import commit
 from tracking.recorder import MemoryRecorder
+from trainable.history import Row
 
 SPEC = """
 name: s
@@ -70,9 +72,11 @@ class Driver:
         for epoch in range(len(self.ledger.trial(number).reports) + 1, last + 1):
             value = LOSSES[number] / epoch
             trial.last_result = {
-                "objective": value, "epoch": epoch, "step": epoch, "metrics": {}, "rows": [],
+                "objective": value, "epoch": epoch, "step": epoch, "metrics": {},
+                "rows": [Row(epoch, 0, {"val/loss": value})],
             }  # fmt: skip
             self.book.on_trial_result(0, [], trial, trial.last_result)
+        commit(self.paths.trial(number), last, step=last)
         trial.last_result["ending"] = "paused" if config["until"] else "finished"
         self.searcher.on_trial_complete(f"t{self.turn}")
         self.book.on_trial_complete(0, [], trial)
@@ -131,6 +135,34 @@ def test_a_driver_that_leaves_interrupts_who_is_paused_and_the_next_one_promotes
     assert again.seen == [("started", 1), ("paused", 1)]
     assert again.statuses() == [("KILLED", "interrupt"), ("RUNNING", "")]
     assert again.ledger.trial(1).attempts == 2
+
+
+def test_a_member_that_goes_on_from_another_is_told_as_one_run_with_changed_parameters(
+    tmp_path: Path,
+) -> None:
+    spec = parse_spec(SPEC.replace("asha_promote, grace_epochs: 1, reduction: 2", "pbt"), "s.yaml")
+    paths = SweepPaths(tmp_path, "s")
+    paths.directory.mkdir()
+    Ledger.create(paths.ledger, mode="min", sweep_id="s")
+    driver = Driver(paths, spec, MemoryRecorder())
+    while driver.run_one():
+        pass
+    heir, run = driver.ledger.trial(0), driver.recorder.runs[0]
+    assert [(one.epoch, one.donor) for one in heir.lineage] == [(1, 3), (2, 3), (3, 3)]
+    assert driver.states() == ["complete"] * 4
+    rate = "space.train.optimizer.lr"
+    assert run.params[rate] == str(heir.suggested["train.optimizer.lr"])
+    assert run.tags[f"param_changed.{rate}"] == str(heir.params["train.optimizer.lr"])
+    assert run.tags["gradsweep.lineage"] == (
+        "epoch 1 from trial 3; epoch 2 from trial 3; epoch 3 from trial 3"
+    )
+    rates = {mutation.params["train.optimizer.lr"] for mutation in heir.lineage}
+    assert {value for (key, _), value in run.points.items() if key == f"param/{rate}"} == rates
+    assert [trial.attempts for trial in driver.ledger.trials()] == [1] * 4
+    assert driver.statuses() == [("FINISHED", "")] * 4
+    assert "gradsweep.lineage" not in driver.recorder.runs[3].tags
+    assert driver.seen.count(("started", 0)) == 1
+    assert driver.seen.count(("promoted", 0)) == 3
 
 
 def test_a_paused_trial_can_be_stopped_by_the_user(driver: Driver) -> None:

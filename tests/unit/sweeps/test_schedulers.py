@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from sweeps.halving import bracket_graces, bracket_of, make_ladder, rungs
+from sweeps.halving import bracket_graces, bracket_of, rungs
 from sweeps.median import stops_at_the_median
+from sweeps.pauses import make_pauses
 from sweeps.schedulers import make_scheduler, replay, stopped_trials
-from sweeps.spec import EarlyStoppingConfig
+from sweeps.spec import EarlyStoppingConfig, parse_spec
+from trainable.config import BudgetConfig
 
+SPEC = parse_spec("{name: s, task: digits, metric: val/loss, mode: min, trials: 4}", "s.yaml")
 ASHA = EarlyStoppingConfig(scheduler="asha", grace_epochs=1, reduction=3)
 
 
@@ -143,7 +146,8 @@ def test_verdicts_after_a_death_at_any_report_are_those_of_one_driver(
 def test_no_rung_lies_beyond_the_budget(scheduler: Any, epochs: int) -> None:
     config = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=3)
     made: Any = make_scheduler(config, epochs=epochs, mode="min")
-    ladder = make_ladder(config, epochs=epochs, mode="min")
+    budget = BudgetConfig(epochs=epochs)
+    ladder = make_pauses(SPEC.model_copy(update={"early_stopping": config, "budget": budget}))
     expected = rungs(1, 3, epochs)
     if ladder is not None:
         assert ladder.rungs == expected

@@ -282,10 +282,29 @@ CASES = [
         id="55 grace beyond all epochs",
     ),
     pytest.param(
-        HEAD + "early_stopping: {scheduler: pbt, brackets: 3}\n",
+        HEAD + "early_stopping: {scheduler: pbt, interval_epochs: 10, quantile: 0.6}\n",
         [
-            "s.yaml:6:29: early_stopping.scheduler: 'pbt' is not known here; valid: asha, asha_promote, hyperband, median, none; write one of them",
-            "s.yaml:6:34: early_stopping.brackets: unknown key 'brackets'; valid keys: scheduler, grace_epochs, reduction, min_trials",
+            "s.yaml:6:29: early_stopping.scheduler: pbt changes what lies below train.optimizer. and train.clip. while trials train, and the space has none of it; search for example train.optimizer.lr, or write scheduler: asha",
+            "s.yaml:6:51: early_stopping.interval_epochs: 10 is not below budget.epochs (10); pbt compares trials before their last epoch; write a smaller interval, or more epochs",
+            "s.yaml:6:65: early_stopping.quantile: 0.6 is out of range; it must be above 0 and at most 0.5; write for example 0.25",
+        ],
+        id="pbt: nobody to compare, nothing to change",
+    ),
+    pytest.param(
+        HEAD.replace("trials: 24", "trials: 1")
+        + "space:\n  train.batch_size: {choice: [32, 64]}\nearly_stopping: {scheduler: pb2}\n",
+        [
+            "s.yaml:5:9: trials: 1 is no population; pb2 compares trials with each other; write 4 or more",
+            "s.yaml:7:3: space.train.batch_size: train.batch_size cannot be searched by pb2: trials go on from each other's weights, and a step of one would not be a step of the other; set it in the file itself",
+            "s.yaml:8:29: early_stopping.scheduler: pb2 changes what lies below train.optimizer. and train.clip. while trials train, and the space has none of it; search for example train.optimizer.lr, or write scheduler: asha",
+        ],
+        id="pb2: one member, and steps that differ",
+    ),
+    pytest.param(
+        HEAD + "early_stopping: {scheduler: genetic, brackets: 3}\n",
+        [
+            "s.yaml:6:29: early_stopping.scheduler: 'genetic' is not known here; valid: asha, asha_promote, hyperband, median, pbt, pb2, none; write one of them",
+            "s.yaml:6:38: early_stopping.brackets: unknown key 'brackets'; valid keys: scheduler, grace_epochs, reduction, min_trials, interval_epochs, quantile, resample",
         ],
         id="a scheduler that there is not",
     ),

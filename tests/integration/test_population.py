@@ -1,0 +1,243 @@
+"""A population on the real ledger and real checkpoints, with training in this process: whoever
+dies at whatever write, it ends as one that nobody interrupted, bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.tune.schedulers import FIFOScheduler
+from ray.tune.search import Searcher
+
+from sweeps import exploit
+from sweeps.layout import SweepPaths
+from sweeps.ledger import Ledger, TrialRecord
+from sweeps.search import LedgerSearcher
+from sweeps.spec import SweepSpec, parse_spec
+from tests.chaos.runs import differences, without_measured
+from trainable.build import open_trainer
+from trainable.checkpoint import CheckpointStore
+from trainable.config import TrialConfig
+from trainable.files import LocalFiles
+from trainable.history import read_rows
+from trainable.inheritance import inherited
+
+SPEC = """
+name: s
+task: {name: digits, model: mlp, width: 8}
+metric: val/loss
+mode: min
+trials: 4
+budget: {epochs: 3}
+space:
+  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
+  train.optimizer.weight_decay: {uniform: [0.0, 0.1]}
+search: {sampler: random}
+early_stopping: {scheduler: pbt, quantile: 0.5}
+train: {batch_size: 512}
+"""
+MEMBERS, STEPS = 4, 3
+
+
+class Died(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+class Driver:
+    """What Tune does with one worker: one stretch of a trial after the other."""
+
+    def __init__(self, paths: SweepPaths, spec: SweepSpec) -> None:
+        self.paths, self.spec = paths, spec
+        paths.directory.mkdir(parents=True, exist_ok=True)
+        new = not paths.ledger.exists()
+        self.ledger = (
+            Ledger.create(paths.ledger, mode="min", sweep_id="s")
+            if new
+            else Ledger.open(paths.ledger)
+        )
+        self.searcher = LedgerSearcher(
+            self.ledger, spec, paths, FIFOScheduler(), fence=lambda: None, concurrency=1, threads=1
+        )
+
+    def run(self) -> Driver:
+        for turn in itertools.count():
+            config: Any = self.searcher.suggest(f"t{turn}")
+            if config == Searcher.FINISHED:
+                return self
+            number, until = config["number"], config["until"]
+            made = TrialConfig.model_validate(config["config"])
+            with open_trainer(made, Path(config["directory"]), device="cpu", until=until) as one:
+                for report in one.events():
+                    told = report.metrics["val/loss"]
+                    self.ledger.report(number, epoch=report.epoch, step=report.step, value=told)
+            if until is None:
+                self.ledger.finish(number, "complete")
+            self.searcher.on_trial_complete(f"t{turn}")
+        raise AssertionError
+
+    def told(self) -> list[tuple[Any, ...]]:
+        return [
+            (t.state, t.suggested, t.lineage, t.reports, t.value, t.best_epoch)
+            for t in self.ledger.trials()
+        ]
+
+    def newest(self, number: int) -> dict[str, Any]:
+        store = CheckpointStore(self.paths.trial(number))
+        return without_measured(store.load(store.generations()[-1]))
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """A population that nobody interrupted."""
+    paths = SweepPaths(tmp_path_factory.mktemp("once"), "s")
+    return Driver(paths, parse_spec(SPEC, "s.yaml")).run()
+
+
+def test_the_worst_go_on_from_the_best_with_other_rates(once: Driver) -> None:
+    trials = once.ledger.trials()
+    assert [trial.state for trial in trials] == ["complete"] * MEMBERS
+    heirs = [(trial, mutation) for trial in trials for mutation in trial.lineage]
+    assert [mutation.epoch for _, mutation in heirs].count(1) == 2
+    assert [mutation.epoch for _, mutation in heirs].count(2) == 2
+    for heir, mutation in heirs:
+        donor = trials[mutation.donor]
+        epoch = mutation.epoch
+        assert donor.reports[epoch] < heir.reports[epoch]
+        assert not any(one.epoch == epoch for one in donor.lineage)
+        before, after = donor.params_at(epoch), mutation.params
+        assert before.keys() == after.keys()
+        assert all(before[key] != after[key] for key in before)
+        # From there on it is the donor's model, and no longer its own.
+        assert abs(heir.reports[epoch + 1] - donor.reports[epoch]) < heir.reports[epoch] / 3
+        found = inherited(once.paths.trial(heir.number))
+        assert found is not None
+        assert found.epoch == heir.lineage[-1].epoch
+    for trial in trials:
+        rows = read_rows(once.paths.trial(trial.number))
+        assert [row.step for row in rows] == list(range(1, 3 * STEPS + 1))
+
+
+def test_a_trial_is_shown_with_what_it_had_at_its_best(once: Driver) -> None:
+    for trial in once.ledger.trials():
+        assert trial.best_params == trial.params_at(trial.best_epoch or 0)
+        epochs = [one.epoch for one in trial.lineage]
+        expected = [trial.suggested, *(one.params for one in trial.lineage)]
+        for epoch in (1, 2, 3):
+            assert trial.params_at(epoch) == expected[sum(one < epoch for one in epochs)]
+
+
+_POINTS: list[tuple[Any, str]] = [
+    (Ledger, "mutate"),
+    (exploit, "bequeath"),
+    (LocalFiles, "link"),
+    (LocalFiles, "rename"),
+]
+"""What is written between two rungs; a rename is also each save's."""
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[str]]]:
+    """Let the process die around its write of that number: before it if even, else after it."""
+
+    def arm(at: int) -> list[str]:
+        seen: list[str] = []
+
+        def wrap(owner: Any, name: str) -> None:
+            real = getattr(owner, name)
+
+            def write(*args: Any, **kwargs: Any) -> Any:
+                if name == "rename" and not args[0].path("").match("*/inherited"):
+                    return real(*args, **kwargs)
+                for moment in ("before", "after"):
+                    seen.append(f"{moment} {name}")
+                    if len(seen) == at + 1:
+                        raise Died
+                    if moment == "before":
+                        done = real(*args, **kwargs)
+                return done
+
+            monkeypatch.setattr(owner, name, write)
+
+        for owner, name in _POINTS:
+            wrap(owner, name)
+        return seen
+
+    yield arm
+    monkeypatch.undo()
+
+
+def _assert_same_after_death(
+    once: Driver, root: Path, dying: Callable[[int], list[str]], monkeypatch: Any, at: int
+) -> bool:
+    """Kill a driver there and let another one go on; False where there is no such write."""
+    paths = SweepPaths(root / str(at), "s")
+    seen = dying(at)
+    try:
+        Driver(paths, once.spec).run()
+    except Died:
+        pass
+    else:
+        monkeypatch.undo()
+        return False
+    monkeypatch.undo()
+    killed = Driver(paths, once.spec).run()
+    assert killed.told() == once.told(), f"died {seen[-1]} ({at})"
+    for number in range(MEMBERS):
+        assert differences(killed.newest(number), once.newest(number)) == [], (seen[-1], number)
+        curves = [_curve(driver.paths.trial(number)) for driver in (killed, once)]
+        assert curves[0] == curves[1]
+    return True
+
+
+def _curve(directory: Path) -> list[tuple[int, float | None]]:
+    return [(row.step, row.metrics.get("train/loss")) for row in read_rows(directory)]
+
+
+@pytest.mark.parametrize("at", [0, 1, 5, 6, 11])
+def test_after_a_death_at_a_rung_it_ends_as_without(
+    once: Driver, tmp_path: Path, dying: Any, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    # Before and after the ledger knows, with one checkpoint linked of two, with both.
+    assert _assert_same_after_death(once, tmp_path, dying, monkeypatch, at)
+
+
+@pytest.mark.chaos
+def test_after_a_death_at_any_write_at_a_rung_it_ends_as_without(
+    once: Driver, tmp_path: Path, dying: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = itertools.takewhile(
+        lambda at: _assert_same_after_death(once, tmp_path, dying, monkeypatch, at),
+        itertools.count(),
+    )
+    assert sum(1 for _ in points) >= 2 * (2 + 3 * 4), "two decisions and four links"
+
+
+def test_a_member_that_was_stopped_or_broke_neither_gives_nor_takes(
+    once: Driver, tmp_path: Path
+) -> None:
+    class Breaking(Driver):
+        """Its members 0 and 3 end for good at the first rung, where they wait."""
+
+        def run(self) -> Driver:
+            suggest = self.searcher.suggest
+
+            def checked(trial_id: str) -> Any:
+                trials = self.ledger.trials()
+                if len(trials) == MEMBERS and all(1 in t.reports for t in trials):
+                    for number in (0, 3):
+                        self.ledger.finish(number, "pruned", reason="stopped by the user")
+                return suggest(trial_id)
+
+            self.searcher.suggest = checked  # type: ignore[method-assign]
+            return super().run()
+
+    driver = Breaking(SweepPaths(tmp_path, "s"), once.spec).run()
+    trials: list[TrialRecord] = driver.ledger.trials()
+    assert [trial.state for trial in trials] == ["pruned", "complete", "complete", "pruned"]
+    assert not trials[0].lineage
+    assert not trials[3].lineage
+    assert all(max(trials[number].reports) == 3 for number in (1, 2))
