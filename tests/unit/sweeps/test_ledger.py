@@ -18,7 +18,7 @@ from sweeps.layout import LedgerBusy, LedgerError
 from sweeps.ledger import SIGNALS, Ledger, TrialRecord
 from sweeps.ledger_file import LedgerFile
 from sweeps.ledger_place import Place
-from sweeps.ledger_view import LedgerView, TrialSummary
+from sweeps.ledger_view import LedgerView, Mutation, TrialSummary
 from tests.asking import ask, proposal
 from tests.ledgers import held_place
 
@@ -100,6 +100,25 @@ def test_signals_are_the_last_that_were_noted(in_file: Ledger) -> None:
     in_file.note(number, SIGNALS, ["memory grew"])
     in_file.note(number, SIGNALS, ["memory grew", "loss jumped"])
     assert in_file.trial(number).signals == ("memory grew", "loss jumped")
+
+
+def test_what_a_population_decides_is_kept_with_what_each_member_began_with(
+    ledger: Ledger, place: Place
+) -> None:
+    first, second = (_ask(ledger, seed) for seed in (0, 1))
+    began = ledger.trial(first).params
+    for epoch in (1, 2):
+        assert Ledger.open(place).generation == epoch - 1
+        for number in (first, second):
+            ledger.report(number, epoch=epoch, step=epoch, value=1.0 / epoch)
+        changed = {**began, "train.optimizer.lr": 0.01 * epoch}
+        ledger.mutate(epoch, {first: Mutation(epoch, second, changed)})
+    assert Ledger.open(place).generation == 2
+    for record in (Ledger.open(place).trial(first), LedgerView(place).trials[first]):
+        assert (record.suggested, record.params) == (began, changed)
+        assert [(one.epoch, one.donor) for one in record.lineage] == [(1, second), (2, second)]
+        assert record.best_params == record.lineage[0].params
+    assert not ledger.trial(second).lineage
 
 
 def test_pruned_keeps_its_intermediate_values_and_is_never_the_best(in_file: Ledger) -> None:
