@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import shutil
+from contextlib import AbstractContextManager, ExitStack
 
 from rich.console import Console
 
 from sweeps import display
+from sweeps.cluster import Cluster, connected
 from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.interrupt import Left, leaving
 from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths, tracking_place
@@ -20,6 +22,7 @@ from sweeps.preflight import Inspection
 from sweeps.resources import Machine, plan
 from sweeps.revisions import read_spec
 from sweeps.spec import SweepSpec
+from tracking.address import credentials
 from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox
 from trainable.startup import without_collection
@@ -36,6 +39,7 @@ def attempt(
     *,
     new: bool,
     grace: float,
+    address: str | None = None,
     accept_changes: bool = False,
     offline: bool = False,
 ) -> int:
@@ -46,6 +50,7 @@ def attempt(
         err: Where everything else is said.
         new: Whether the sweep must not exist yet; otherwise it must.
         grace: Seconds from the first signal until the process has ended.
+        address: The Ray cluster to run on; None: a Ray of this machine's own.
         accept_changes: Go on although code, data or what values mean has changed.
         offline: Ask no tracking server: everything stays in the outbox.
 
@@ -56,11 +61,16 @@ def attempt(
         ValueError: One of its subclasses: the user can put it right, and nothing was created.
         SweepHeld: Another driver holds it.
     """
-    machine = Machine.probe()
-    ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
     inspection: Inspection | None = None
     try:
-        with leaving(), err.status("loading the task") as spinner:
+        with leaving(), err.status("loading the task") as spinner, ExitStack() as stack:
+            where: Machine | Cluster = Machine.probe()
+            if address is not None:
+                spinner.update("connecting to the cluster")
+                where = stack.enter_context(_connected(address, paths, spec, err))
+                spinner.update("loading the task")
+            nodes = where.nodes if isinstance(where, Cluster) else (where,)
+            ways = plan(spec.resources, spec.trials, spec.concurrency, nodes)
             inspection = Inspection(spec, ways)
             if not offline:  # asked while the child imports torch: who is refused hears it soon
                 from tracking.probe import TrackingUnusable, probe
@@ -77,11 +87,12 @@ def attempt(
                 from sweeps.run import run_sweep  # imports Ray while the child imports torch
 
             facts = inspection.facts()
-            ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
+            ways = plan(spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory)
 
             def make_view(finished: int) -> LiveTable | PlainLines:
                 spinner.stop()
-                display.sentence(err, f"  {ways.describe()}", style="")
+                there = f", {where.describe()}" if isinstance(where, Cluster) else ""
+                display.sentence(err, f"  {ways.describe()}{there}", style="")
                 display.task_facts(err, facts)
                 return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
 
@@ -93,7 +104,7 @@ def attempt(
                 paths,
                 spec,
                 ways,
-                machine,
+                where,
                 make_view,
                 new=new,
                 origin=Origin(facts.code, facts.data),
@@ -112,6 +123,18 @@ def attempt(
         return give_up(error, paths, err)
     display.outcome(out, err, outcome, paths)
     return outcome.exit_code
+
+
+def _connected(
+    address: str, paths: SweepPaths, spec: SweepSpec, err: Console
+) -> AbstractContextManager[Cluster]:
+    return connected(
+        address,
+        paths.root,
+        spec.modules,
+        withhold=credentials(spec.tracking.uri, spec.storage.ledger),
+        tell=lambda message: display.sentence(err, message, style="yellow"),
+    )
 
 
 def _is_known(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> bool:

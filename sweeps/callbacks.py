@@ -100,6 +100,7 @@ class Bookkeeper(Callback):
             sweep by now.
         on_step: Called once per turn of Tune's loop; the sweep's owner acts on signals there.
         on_end: Called with the record of each trial that has its end.
+        node_died: Whether an actor was lost with the whole node that it ran on.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Bookkeeper(Callback):
         fence: Callable[[], None],
         on_step: Callable[[], None],
         on_end: Callable[[TrialRecord], None],
+        node_died: Callable[[Exception | None], bool] = lambda _: False,
     ) -> None:
         self._spec = spec
         self._paths = paths
@@ -122,6 +124,7 @@ class Bookkeeper(Callback):
         self._fence = fence
         self._on_step = on_step
         self._on_end = on_end
+        self._node_died = node_died
         self._live: set[int] = set()
         self._paused: set[int] = set()
         self._asked: dict[int, str | None] = {}
@@ -277,10 +280,12 @@ class Bookkeeper(Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
         """A worker was lost, and Tune starts another one. One that is lost again and again without
-        coming further only starts to be told that it is over.
+        coming further only starts to be told that it is over; with its node any is lost.
         """
         del iteration, trials, info
         self._fence()
+        if self._node_died(trial.get_pickled_error()):
+            return
         number = trial.config["number"]
         if not self._losses.lost(number, self._newest_generation(number)):
             self._given_up[number] = self._describe_loss(trial)

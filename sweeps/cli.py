@@ -16,6 +16,7 @@ import typer
 
 from sweeps import look
 from sweeps.console import (
+    Address,
     AsJson,
     File,
     Grace,
@@ -120,8 +121,10 @@ def run(
     ] = None,
     grace: Grace = "30s",
     offline: Offline = False,
+    address: Address = None,
 ) -> None:
     """Run a sweep."""
+    from sweeps.address import find_address
     from sweeps.attempt import attempt
     from sweeps.durations import parse_duration
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
@@ -143,7 +146,16 @@ def run(
         check_sampler(spec)
         take_along(paths.root, spec)
         seconds = parse_duration(grace, "--grace")
-        code = attempt(paths, spec, out, err, new=True, grace=seconds, offline=offline)
+        code = attempt(
+            paths,
+            spec,
+            out,
+            err,
+            new=True,
+            grace=seconds,
+            address=find_address(address),
+            offline=offline,
+        )
         raise typer.Exit(code)
 
 
@@ -160,9 +172,11 @@ def resume(
         ),
     ] = False,
     offline: Offline = False,
+    address: Address = None,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
     from sweeps import display
+    from sweeps.address import find_address
     from sweeps.attempt import attempt
     from sweeps.durations import parse_duration
     from sweeps.ledger_place import check_kept
@@ -189,6 +203,7 @@ def resume(
             err,
             new=False,
             grace=seconds,
+            address=find_address(address),
             accept_changes=accept_changes,
             offline=offline,
         )

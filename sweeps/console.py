@@ -46,6 +46,15 @@ Grace = Annotated[
     str,
     typer.Option(metavar="DURATION", help="Time to save and end after Ctrl-C: 30s, 2m, 90."),
 ]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Run trials on this Ray cluster, not on this machine alone; default: $RAY_ADDRESS.",
+        show_default=False,
+    ),
+]
 Offline = Annotated[
     bool,
     typer.Option("--offline", help="Ask no tracking server; `sweep sync` delivers later."),

@@ -1,4 +1,5 @@
-"""How a driver goes before its time: in peace, or at once; and what it leaves nobody.
+"""How a driver goes before its time: in peace, at once, or because its cluster is gone; and what
+it leaves nobody.
 
 What must not live here: how signals are heard (`interrupt`), how wishes are read (`control`).
 """
@@ -10,9 +11,11 @@ import os
 import shutil
 import signal
 import sys
+from typing import NoReturn
 
 from sweeps import control, display
 from sweeps.corrections import close_stores
+from sweeps.exits import NO_SUCCESS
 from sweeps.interrupt import Interruption
 from sweeps.layout import SweepPaths
 from sweeps.lock import SweepLock
@@ -68,10 +71,21 @@ def _leave_at_once(
     paths: SweepPaths, lock: SweepLock, token: str, interruption: Interruption
 ) -> None:
     """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
+    _let_go(paths, lock, token)
+    display.left_at_once(paths)
+    os._exit(interruption.exit_code or 128 + signal.SIGINT)
+
+
+def leave_the_lost(paths: SweepPaths, lock: SweepLock, token: str, cause: str) -> NoReturn:
+    """Go, because the cluster is gone: Ray in this process would wait for it, and then end it."""
+    _let_go(paths, lock, token)
+    display.cluster_lost(paths, cause)
+    os._exit(NO_SUCCESS)
+
+
+def _let_go(paths: SweepPaths, lock: SweepLock, token: str) -> None:
     kill_children(token)
     if lock.is_ours():  # what lies there is otherwise another driver's
         remove_scratch(paths)
         close_stores(paths.directory.glob("trials/*"))
     lock.abandon()
-    display.left_at_once(paths)
-    os._exit(interruption.exit_code or 128 + signal.SIGINT)

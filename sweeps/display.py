@@ -13,6 +13,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -343,7 +344,7 @@ def task_facts(console: Console, facts: Facts) -> None:
 
 def resume(err: Console, paths: SweepPaths, more: str = "") -> None:
     """The command that continues a sweep; the last line of an abnormal end."""
-    line = f"{_command()} resume {paths.name}{more}{_where(paths)}"
+    line = f"{_command()} resume {paths.name}{more}{_where(paths)}{_cluster()}"
     err.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -352,6 +353,19 @@ def left_at_once(paths: SweepPaths) -> None:
     err = Console(stderr=True)
     err.show_cursor()  # the live table may have hidden it
     err.print("\nleft at once; what was saved is whole; continue with:", highlight=False)
+    resume(err, paths)
+
+
+def cluster_lost(paths: SweepPaths, cause: str) -> None:
+    """The last lines of a driver whose Ray cluster is gone."""
+    err = Console(stderr=True)
+    err.show_cursor()  # as above
+    sentence(
+        err,
+        f"\nstopped: the Ray cluster is lost: {cause}; what was saved is whole; once a cluster is "
+        "there again, continue with:",
+        style="red",
+    )
     resume(err, paths)
 
 
@@ -371,6 +385,16 @@ def nothing_started(err: Console) -> None:
 
 def _where(paths: SweepPaths) -> str:
     return "" if paths.root == Path("runs").absolute() else f" --root {paths.root}"
+
+
+def _cluster() -> str:
+    """The cluster's address, if this command was given one; who has it in RAY_ADDRESS keeps it."""
+    for option, value in pairwise([*sys.argv, ""]):
+        if option == "--address":
+            return f" --address {value}"
+        if option.startswith("--address="):
+            return f" {option}"
+    return ""
 
 
 def _command() -> str:

@@ -1,7 +1,7 @@
 """Ray, the engine: how it is set up, started and stopped on one machine.
 
 It runs what is asked of it and remembers nothing that must last. What must not live here: trials
-or anything they mean.
+or anything they mean, and a cluster that runs already (`cluster`).
 """
 
 from __future__ import annotations
@@ -54,13 +54,18 @@ class NoRay(OSError):
     """Ray could not be started."""
 
 
+def settle() -> None:
+    """Set the environment that Ray and Tune read in this process, wherever trials run."""
+    os.environ.update(_SETTINGS)
+
+
 def configure(token: str) -> None:
-    """Set the environment that Ray and its workers read; must precede the first import of ray.
+    """Set the environment that a local Ray and its workers read; must precede its start.
 
     Args:
         token: The driver's token, by which its processes are found again.
     """
-    os.environ.update(_SETTINGS)
+    settle()
     # Ray takes orders from who knows this; its own would lie in a file that others may read. One
     # for the process, because Ray keeps the first that it has seen.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -104,8 +109,7 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
     Args:
         token: The driver's token.
         machine: What Ray may use.
-        concurrency: How many trials may wait for an actor at once; Tune's own default starts them
-            one by one.
+        concurrency: How many trials may wait for an actor at once.
         withhold: Environment variables that workers get empty.
 
     Returns:
@@ -114,12 +118,7 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
     Raises:
         NoRay: It did not come up.
     """
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(concurrency)
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    # Of a lost worker Tune prints its own stack; the trial's reason says what happened. Its own
-    # state, which nobody reads, it sometimes copies while it renames a part of it.
-    for name in ("tune_controller", "experiment_state"):
-        logging.getLogger(f"ray.tune.execution.{name}").setLevel(logging.CRITICAL)
+    prepare_tune(concurrency)
     import ray
 
     if ray.is_initialized():
@@ -127,6 +126,7 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
     _alive[token] = claim_scratch(token)
     withheld = {name: "" for name in withhold if name in os.environ}
     options: dict[str, Any] = {
+        "address": "local",  # whatever RAY_ADDRESS says
         "num_cpus": machine.cpus,
         "num_gpus": len(machine.gpus),
         "include_dashboard": False,
@@ -148,6 +148,21 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
                 "which the machine is short of memory or of time; free some, then resume"
             ) from error
     return True
+
+
+def prepare_tune(concurrency: int) -> None:
+    """Set what Tune reads when a session begins.
+
+    Args:
+        concurrency: How many trials may wait for an actor at once; Tune's own default starts them
+            one by one.
+    """
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(concurrency)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # Of a lost worker Tune prints its own stack; the trial's reason says what happened. Its own
+    # state, which nobody reads, it sometimes copies while it renames a part of it.
+    for name in ("tune_controller", "experiment_state"):
+        logging.getLogger(f"ray.tune.execution.{name}").setLevel(logging.CRITICAL)
 
 
 def stop(token: str) -> None:

@@ -7,7 +7,7 @@ LATE = 1
 WRONG_INPUT = 2
 """The user can put it right; nothing was half-created."""
 NO_SUCCESS = 3
-"""No trial succeeded, or a sweep had to stop: trial after trial failed in the same way, or its
-storage is full, read-only or broken."""
+"""No trial succeeded, or a sweep had to stop: trial after trial failed in the same way, its
+storage is full, read-only or broken, or its cluster is gone."""
 HELD = 4
 """Another process holds what is needed."""

@@ -88,7 +88,7 @@ class Inspection:
         _check_module(self._task)
         path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
         # As its trials see it: their GPUs, and nothing that opens the tracking store.
-        environment = dict.fromkeys(credentials(spec.tracking.uri or ""), "")
+        environment = dict.fromkeys(credentials(spec.tracking.uri, spec.storage.ledger), "")
         if not plan.gpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         self._child = subprocess.Popen(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Where it was not measured: a context, its libraries' work space and a small model; below this,
 # packing ends out of memory.
-_LEAST_GPU_MEMORY = 2 * 1024**3
+LEAST_GPU_MEMORY = 2 * 1024**3
 # What a whole run takes beyond its first steps: larger batches of samples that differ in size, and
 # memory in pieces too small to be used.
 _MARGIN = 1.2
@@ -285,7 +285,7 @@ def _equal_share(
     if step is not None and step.failed:
         return 1  # who shares could not be told from who does not fit
     total = min(gpu.memory for gpu in gpus)
-    needed = _LEAST_GPU_MEMORY
+    needed = LEAST_GPU_MEMORY
     if step is not None:  # torch finds a little less than the driver tells
         total, needed = min(total, step.total), step.needed
     return share_of_gpu(needed, total, math.ceil(wanted / len(gpus)))

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 from sweeps import engine
 from sweeps.callbacks import View
+from sweeps.cluster import Cluster
 from sweeps.conclusion import conclude
 from sweeps.control import Wishes
-from sweeps.departure import listen, remove_scratch
-from sweeps.layout import SweepExists, SweepPaths, tracking_place
+from sweeps.departure import leave_the_lost, listen, remove_scratch
+from sweeps.layout import SweepExists, SweepPaths
 from sweeps.ledger_place import place_of
 from sweeps.lock import SweepLock
 from sweeps.opening import open_sweep
 from sweeps.origin import Origin
-from sweeps.orphans import clean_up_after_the_dead
+from sweeps.orphans import clean_up_after_the_dead, mark_children
 from sweeps.pictures import Gallery
 from sweeps.resources import Machine, Plan
 from sweeps.results import Outcome
@@ -37,7 +39,7 @@ def run_sweep(
     paths: SweepPaths,
     spec: SweepSpec,
     plan: Plan,
-    machine: Machine,
+    machine: Machine | Cluster,
     make_view: ViewFactory,
     *,
     new: bool,
@@ -54,7 +56,7 @@ def run_sweep(
         paths: Where the sweep lives.
         spec: What to run; for a resumed sweep, with what was changed.
         plan: Resources per trial and how many at once.
-        machine: What Ray may use.
+        machine: What a local Ray may use, or the cluster that this process is connected to.
         new: Whether the sweep must not exist yet; otherwise it must.
         origin: What its trials are run from; None leaves that unknown.
         accept_changes: Go on although code, data or what values mean has changed.
@@ -82,7 +84,10 @@ def run_sweep(
             if new and paths.exists():
                 raise SweepExists(paths.name)
             clean_up_after_the_dead(*([lock.previous.token] if lock.previous else []))
-            engine.configure(token)
+            if isinstance(machine, Cluster):
+                mark_children(token)
+            else:
+                engine.configure(token)
             sweep = open_sweep(
                 paths,
                 spec,
@@ -93,6 +98,7 @@ def run_sweep(
                 place=place,
             )
             hopeless = None
+            node_died = machine.node_died if isinstance(machine, Cluster) else lambda _: False
             try:
                 sweep.recorder.artifact(None, paths.spec, paths.spec.name)
                 sweep.reconcile(warn)
@@ -100,16 +106,19 @@ def run_sweep(
                     finished = sum(trial.finished for trial in sweep.ledger.trials())
                     if sweep.left and not interruption.requested:
                         say("starting Ray")
-                        with engine.running(
-                            token,
-                            machine,
-                            concurrency=plan.concurrency,
-                            interruption=interruption,
-                            withhold=[
-                                *credentials(tracking_place(spec.tracking.uri, paths.root)[0]),
-                                *credentials(spec.storage.ledger or ""),
-                            ],
-                        ):
+                        if isinstance(machine, Cluster):
+                            ray_runs = machine.watched(
+                                plan.concurrency, lost=partial(leave_the_lost, paths, lock, token)
+                            )
+                        else:
+                            ray_runs = engine.running(
+                                token,
+                                machine,
+                                concurrency=plan.concurrency,
+                                interruption=interruption,
+                                withhold=credentials(spec.tracking.uri, spec.storage.ledger),
+                            )
+                        with ray_runs:
                             if not interruption.requested:
                                 with make_view(finished) as view:
                                     hopeless = tune_trials(
@@ -120,6 +129,7 @@ def run_sweep(
                                         wishes,
                                         lock,
                                         on_end=gallery.add,
+                                        node_died=node_died,
                                     )
                         lock.check()  # the stores are otherwise another driver's workers'
                         sweep.close_stores()

@@ -39,6 +39,7 @@ def tune_trials(
     lock: SweepLock,
     *,
     on_end: Callable[[TrialRecord], None],
+    node_died: Callable[[Exception | None], bool] = lambda _: False,
 ) -> Hopeless | None:
     """Run trials until there are no more, or until the sweep is to stop.
 
@@ -49,6 +50,7 @@ def tune_trials(
         wishes: What was asked for from elsewhere.
         lock: Looked at in every turn and before every write: who lost it writes nothing any more.
         on_end: Told of each trial that has come to its end.
+        node_died: Whether an actor was lost with the whole node that it ran on.
 
     Returns:
         Why it stopped, when that was the sweep's own decision.
@@ -104,6 +106,7 @@ def tune_trials(
         fence=lock.check,
         on_step=look_around,
         on_end=note_end,
+        node_died=node_died,
     )
     # Tune hands these to its workers in what Ray logs and in command lines; they inherit them.
     ENV_VARS_TO_PROPAGATE.difference_update(

@@ -28,6 +28,9 @@ def is_database(uri: str) -> bool:
     return bool(separator) and scheme.partition("+")[0] in _DATABASES
 
 
-def credentials(uri: str) -> tuple[str, ...]:
-    """The environment variables that let a process write to the store at an address."""
-    return _OF_SERVERS + (_OF_POSTGRES if uri.startswith("postgresql") else ())
+def credentials(*uris: str | None) -> tuple[str, ...]:
+    """The environment variables that let a process write to the stores at some addresses; None is
+    the embedded one's.
+    """
+    databases = any(uri is not None and uri.startswith("postgresql") for uri in uris)
+    return _OF_SERVERS + (_OF_POSTGRES if databases else ())

@@ -21,13 +21,14 @@ from trainable.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / f"{n}.md" for n in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")]
+DOCUMENTS += sorted((ROOT / "docker").rglob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
-    missing = [t for t in targets if "://" not in t and not (ROOT / t).exists()]
+    missing = [t for t in targets if "://" not in t and not (document.parent / t).exists()]
     assert missing == []
 
 

@@ -71,6 +71,26 @@ def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> Non
     assert record.signals == ("the loss jumped",)
 
 
+def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> None:
+    """Where workers alone are lost, the third in a row without progress is one too many."""
+    sweep = MadeSweep(tmp_path)
+    number = sweep.add(None)
+    with_the_node, alone = RuntimeError("its node died"), RuntimeError("it died")
+    trial: Any = SimpleNamespace(config={"number": number})
+    view: Any = None
+    keeper = Bookkeeper(
+        sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
+        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        node_died=lambda error: error is with_the_node,
+    )  # fmt: skip
+    given_up = []
+    for error in [*[with_the_node] * 5, *[alone] * 3]:
+        trial.get_pickled_error = lambda error=error: error
+        keeper.on_trial_recover(0, [trial], trial)
+        given_up.append(sweep.paths.stop(number).exists())
+    assert given_up == [False] * 7 + [True]
+
+
 Act = Callable[[Bookkeeper, Any], object]
 _ENDINGS = {
     "finished": {"ending": "finished"},

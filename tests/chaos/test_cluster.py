@@ -1,0 +1,297 @@
+"""Sweeps on a cluster of several Ray nodes: rows 4, 5 and 32, and what is refused before any.
+
+The nodes are processes of their own on this machine; in network namespaces, where root may make
+some, each has an address of its own, and its network can be slowed and cut.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.chaos import probe_task
+from tests.chaos.harness import (
+    PARALLEL,
+    Driver,
+    References,
+    Sandbox,
+    assert_all,
+    assert_ended,
+    assert_no_residue,
+)
+from tests.chaos.namespaces import Network, no_namespaces
+from tests.chaos.ray_nodes import LOOPBACK, Node, RayNodes
+from tests.integration.commandline import wait_until
+from trainable.checkpoint import CheckpointStore
+
+pytestmark = pytest.mark.chaos
+_TOKEN = "of-the-cluster"
+_RESCHEDULED, _GONE = 60.0, 60.0
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    made = Sandbox(tmp_path / "sweep", PARALLEL)
+    made.cli.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nodes(sandbox: Sandbox) -> Iterator[RayNodes]:
+    made = _nodes(sandbox)
+    yield made
+    made.close()
+
+
+def _nodes(sandbox: Sandbox) -> RayNodes:
+    return RayNodes(
+        {
+            probe_task.VARIABLE: str(sandbox.probe.directory),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": _TOKEN,
+        }
+    )
+
+
+def _victim(driver: Driver, sandbox: Sandbox, others: list[Node]) -> tuple[Node, str]:
+    """Run until trials train on two nodes; returns the one of the process that is held, and the
+    log of its trial.
+    """
+    place = sandbox.probe.hold("backward", 16)
+    worker = driver.until_held(place)
+    driver.until(lambda: all(node.workers() for node in others))
+    (node,) = [node for node in others if worker in node.workers()]
+    return node, node.workers()[worker]
+
+
+def _until_further(driver: Driver, log: str) -> float:
+    """Seconds until a trial has trained and saved again, from now on."""
+    store, began = CheckpointStore(Path(log).parent), time.monotonic()
+    before = store.generations()[-1].number
+    driver.until(lambda: store.generations()[-1].number > before, seconds=150)
+    return time.monotonic() - began
+
+
+def _assert_gone(*nodes: Node) -> None:
+    """No process of a trial, or of another job of ours, is left on a cluster that lives."""
+    wait_until(lambda: not any(node.workers() for node in nodes), seconds=30)
+
+
+@pytest.mark.fault(4, "kill -9 of a node, or of its raylet alone, while two nodes train")
+@pytest.mark.parametrize("whole", [True, False], ids=["node", "raylet"])
+def test_row_04_node_killed(
+    sandbox: Sandbox, references: References, nodes: RayNodes, whole: bool
+) -> None:
+    reference = references.of(PARALLEL)
+    head, *others = (nodes.start(cpus=cpus) for cpus in (0, 2, 2))
+    driver = sandbox.run("--address", head.address)
+    node, log = _victim(driver, sandbox, others)
+    if whole:
+        node.kill()
+    else:
+        os.kill(node.raylet, signal.SIGKILL)
+    seconds = _until_further(driver, log)
+    print(f"trained again {seconds:.1f} s after the kill")
+    assert seconds < _RESCHEDULED
+    found = assert_all(sandbox, reference, driver.wait())
+    assert sum(trial["attempts"] for trial in found.trials) == len(found.trials) + 1
+    _assert_gone(*others)
+
+
+@pytest.mark.fault(5, "kill -9 of Ray's head, alone or with its whole node")
+@pytest.mark.parametrize("whole", [True, False], ids=["node", "head"])
+def test_row_05_head_killed(
+    sandbox: Sandbox, references: References, nodes: RayNodes, whole: bool
+) -> None:
+    reference = references.of(PARALLEL)
+    head = nodes.start(cpus=0)
+    nodes.start(cpus=2)
+    sandbox.cli.environment["RAY_ADDRESS"] = head.address
+    driver = sandbox.run()
+    driver.until_held(sandbox.probe.hold("backward", 16))
+    began = time.monotonic()
+    if whole:
+        head.kill()
+    else:
+        assert head.head is not None
+        os.kill(head.head, signal.SIGKILL)
+    ended = driver.wait()
+    seconds = time.monotonic() - began
+    print(f"left {seconds:.1f} s after the kill")
+    assert seconds < _GONE
+    assert_ended(ended, 3, "the Ray cluster is lost: its (head|node)")
+    assert ended.last_line == "sweep resume chaos"
+    nodes.close()
+    new = _nodes(sandbox)
+    try:
+        sandbox.cli.environment["RAY_ADDRESS"] = new.start(cpus=2).address
+        assert_all(sandbox, reference, sandbox.go_on())
+    finally:
+        new.close()
+
+
+_OTHER_JOB = """
+import os, sys, time
+import ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+@ray.remote(num_cpus=0)
+class Other:
+    def count(self):
+        return os.getpid()
+other = Other.remote()
+print(ray.get(other.count.remote()), flush=True)
+for line in sys.stdin:
+    print(ray.get(other.count.remote(), timeout=30), flush=True)
+"""
+
+
+@pytest.mark.fault(6, "kill -9 of a driver whose trials run on a cluster, and Ctrl-C")
+def test_row_06_driver_of_a_cluster_killed(
+    sandbox: Sandbox, references: References, nodes: RayNodes, tmp_path: Path
+) -> None:
+    """Its trials end on the cluster; another job there goes on."""
+    reference = references.of(PARALLEL)
+    head, other = nodes.start(cpus=0), nodes.start(cpus=2)
+    python = Path(shutil.which("python", path=sandbox.cli.environment["PATH"]) or "python")
+    with subprocess.Popen(
+        [python, "-c", _OTHER_JOB, head.address],
+        env=sandbox.cli.environment | {LOOPBACK: "0"},
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        actor = job.stdout.readline()
+        assert psutil.pid_exists(int(actor))
+        driver = sandbox.run("--address", head.address)
+        driver.until_held(sandbox.probe.hold("backward", 16))
+        driver.kill()
+        _assert_gone(other)
+        driver = sandbox.resume("--address", head.address)
+        driver.until_held(sandbox.probe.further("backward", 6))
+        for path in sandbox.probe.directory.glob("h*ld-*"):
+            path.unlink()
+        driver.send(signal.SIGINT)
+        ended = driver.wait()
+        assert_ended(ended, 130)
+        assert ended.last_line == f"sweep resume chaos --address {head.address}"
+        _assert_gone(other)
+        assert_no_residue(sandbox)
+        print("asked again", file=job.stdin, flush=True)
+        assert job.stdout.readline() == actor
+        assert_all(sandbox, reference, sandbox.go_on("--address", head.address))
+        job.stdin.close()
+        assert job.wait(60) == 0
+
+
+@pytest.mark.skipif(bool(no_namespaces()), reason=no_namespaces())
+@pytest.mark.fault(32, "200 ms of delay, and a node that is cut off while its trial goes on")
+def test_row_32_delay_and_partition(
+    sandbox: Sandbox, references: References, nodes: RayNodes
+) -> None:
+    """The node that is cut off still reaches the storage: what it saves there must not count."""
+    reference = references.of(PARALLEL)
+    with Network(hosts=3) as network:
+        started = [
+            nodes.start(cpus=cpus, within=host.prefix)
+            for host, cpus in zip(network.hosts, (0, 2, 2), strict=True)
+        ]
+        head, *others = started
+        for host in network.hosts:
+            host.delay(milliseconds=100)  # each way
+        sandbox.cli.prefix = network.hosts[0].prefix
+        driver = sandbox.run("--address", head.address)
+        node, log = _victim(driver, sandbox, others)
+        network.hosts[started.index(node)].cut()
+        for path in sandbox.probe.directory.glob("h*ld-*"):
+            path.unlink()  # it trains on, where nobody hears of it
+        seconds = _until_elsewhere(driver, log, [o for o in others if o is not node])
+        print(f"trained elsewhere {seconds:.1f} s after the cut")
+        found = assert_all(sandbox, reference, driver.wait())
+        assert sum(trial["attempts"] for trial in found.trials) == len(found.trials) + 1
+        nodes.close()
+
+
+def _until_elsewhere(driver: Driver, log: str, others: list[Node]) -> float:
+    began = time.monotonic()
+    driver.until(
+        lambda: log in [theirs for node in others for theirs in node.workers().values()],
+        seconds=150,
+    )
+    return time.monotonic() - began
+
+
+def test_what_cannot_run_a_sweep_is_refused_and_nothing_created(
+    sandbox: Sandbox, nodes: RayNodes, tmp_path: Path
+) -> None:
+    """Each within 30 s, with exit 2, a sentence, and nothing made below the root."""
+    metadata = tmp_path / "older" / "gradsweep-0.0.9.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gradsweep\nVersion: 0.0.9\n")
+    head = nodes.start(cpus=2)
+
+    def refused(cause: str, *more: str, address: str = head.address) -> None:
+        ended = sandbox.run("--address", address, *more).wait(60)
+        assert_ended(ended, 2, cause)
+        assert ended.seconds < 30
+        assert not sandbox.cli.root.exists()
+
+    refused("nobody answers at 127.0.0.1:1 ", address="127.0.0.1:1")
+    refused(r"resources.cpu: 64 CPUs .* the largest is .* \(2 CPUs", "-s", "resources.cpu=64")
+    sandbox.cli.environment["RAY_AUTH_TOKEN"] = "another"
+    refused("does not let this process in: its token|with this process' token")
+    sandbox.cli.environment["RAY_AUTH_TOKEN"] = _TOKEN
+    nodes.start(cpus=1, environment={"PYTHONPATH": str(metadata.parent)})
+    refused(r"^node .*: has gradsweep 0\.0\.9; this process has ")
+
+
+def test_a_node_that_sees_other_files_and_a_cluster_of_another_version_are_named(
+    sandbox: Sandbox, nodes: RayNodes
+) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("only root may give a node other files, with unshare of util-linux")
+    sandbox.cli.root.mkdir()
+    head = nodes.start(cpus=1)
+    mount = f'mount -t tmpfs none {sandbox.cli.root} && exec "$@"'
+    nodes.start(cpus=1, within=("unshare", "-m", "sh", "-c", mount, "-"))
+    ended = sandbox.run("--address", head.address).wait(60)
+    assert_ended(ended, 2, rf"^node .*: {sandbox.cli.root}: what was written here is not there; ")
+    assert list(sandbox.cli.root.iterdir()) == []
+    other = _nodes(sandbox)
+    try:
+        old = other.start(cpus=1, version="2.1.0")
+        ended = sandbox.run("--address", old.address).wait(60)
+        assert_ended(ended, 2, "cannot be used: .*[Vv]ersion mismatch.* Ray: 2.1.0")
+        assert list(sandbox.cli.root.iterdir()) == []
+    finally:
+        other.close()
+
+
+def test_code_travels_and_is_what_trains(sandbox: Sandbox, nodes: RayNodes) -> None:
+    """The module that the nodes import is a copy; the sweep's own files are not in it."""
+    head = nodes.start(cpus=2)
+    (sandbox.directory / "large.bin").write_bytes(bytes(51 * 2**20))
+    probe = sandbox.directory / "probe_task.py"
+    said = "import sys; there = sorted(os.listdir(Path(__file__).parent))\n"
+    said += 'print("imported", __file__, there, file=sys.stderr)\n'
+    probe.write_text(probe.read_text() + said)
+    ended = sandbox.run("--address", head.address, "-s", "trials=1").wait()
+    assert_ended(ended, 0, r"stays here, .*: large.bin \(51 MiB\)")
+    log = (sandbox.paths.trial(0) / "trial.log").read_text()
+    ((where, there),) = re.findall(r"imported (\S+) (\[.*\])", log)
+    assert not Path(where).is_relative_to(sandbox.directory)
+    assert "chaos.yaml" in there
+    assert "large.bin" not in there
+    assert "runs" not in there
