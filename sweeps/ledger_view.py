@@ -48,18 +48,6 @@ _STATES = {
 }
 
 
-def _number(value: str, kind: str) -> str:
-    """Return SQL for a stored number. Optuna keeps what is not finite beside it; 9e999 is infinity
-    to SQLite, which has no NaN: that stays NULL, and no minimum takes it.
-    """
-    infinite = "WHEN 'INF_POS' THEN 9e999 WHEN 'INF_NEG' THEN -9e999"
-    return f"CASE {kind} WHEN 'FINITE' THEN {value} {infinite} END"
-
-
-_REPORTED = _number("intermediate_value", "intermediate_value_type")
-_TOLD = _number("value", "value_type")
-
-
 class Mutation(NamedTuple):
     """A member of a population goes on from another one, with other parameters."""
 
