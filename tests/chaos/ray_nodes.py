@@ -4,8 +4,8 @@
                                                it until its input ends or it is killed
 
 All of a node's processes die with the one that started it, as when a machine is switched off. On
-127.0.0.1 all nodes share an address; in network namespaces each has its own. What must not live
-here: sweeps, and what must be true of them.
+127.0.0.1 all nodes share an address. What must not live here: sweeps, and what must be true of
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +40,11 @@ class Node:
         id: Ray's name of it, in hex.
         address: Of the cluster's head.
         raylet: The process that makes it one.
-        head: The process that knows all nodes, on the head; None elsewhere.
     """
 
     id: str
     address: str
     raylet: int
-    head: int | None
     process: subprocess.Popen[str]
 
     def kill(self) -> None:
@@ -90,25 +87,19 @@ class RayNodes:
         self,
         *,
         cpus: int,
-        within: Sequence[str] = (),
         environment: dict[str, str] | None = None,
-        version: str = "",
     ) -> Node:
         """Start a node: the head when it is the first one.
 
         Args:
             cpus: How many Ray counts there.
-            within: What to put before the command, such as `ip netns exec NAME`.
             environment: Further variables of this node alone.
-            version: What it says that its Ray is.
         """
-        options = [f"--cpus={cpus}", f"--scratch={self._scratch.name}", f"--version={version}"]
+        options = [f"--cpus={cpus}", f"--scratch={self._scratch.name}"]
         options += [f"--join={self._started[0].address}"] if self._started else []
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "TUNE_"))}
-        if not within or within[0] != "ip":
-            variables[LOOPBACK] = "0"
         process = subprocess.Popen(
-            [*within, sys.executable, "-m", "tests.chaos.ray_nodes", *options],
+            [sys.executable, "-m", "tests.chaos.ray_nodes", *options],
             cwd=_ROOT,
             env=variables | self.environment | (environment or {}),
             stdin=subprocess.PIPE,
@@ -148,15 +139,13 @@ class RayNodes:
 def main() -> None:
     """Be a node."""
     reader = argparse.ArgumentParser()
-    for name in ("cpus", "scratch", "version", "join"):
+    for name in ("cpus", "scratch", "join"):
         reader.add_argument(f"--{name}", default="")
     asked = reader.parse_args()
-    import ray
+    os.environ[LOOPBACK] = "0"
     from ray._private.node import Node as RayNode
     from ray._private.parameter import RayParams
 
-    if asked.version:
-        ray.__version__ = asked.version
     settings: dict[str, Any] = {
         "num_cpus": int(asked.cpus),
         "num_gpus": 0,
@@ -175,12 +164,10 @@ def main() -> None:
         RayParams(**settings), head=not asked.join, shutdown_at_exit=True, spawn_reaper=True
     )
     processes = node.all_processes
-    head = processes.get("gcs_server")
     told = {
         "id": node._node_id,
         "address": node.gcs_address,
         "raylet": processes["raylet"][0].process.pid,
-        "head": head[0].process.pid if head else None,
     }
     print(json.dumps(told), flush=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

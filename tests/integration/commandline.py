@@ -49,8 +49,6 @@ class CommandLine:
             k: v for k, v in os.environ.items() if k not in ("SWEEP_ROOT", "PYTHONPATH")
         }
         self.environment["PATH"] = f"{SWEEP.parent}{os.pathsep}{os.environ['PATH']}"
-        self.prefix: tuple[str, ...] = ()
-        """What to put before every command, such as `ip netns exec NAME`."""
         self._started: list[subprocess.Popen[Any]] = []
 
     def write(self, name: str, text: str) -> Path:
@@ -88,7 +86,7 @@ class CommandLine:
     def popen(self, *arguments: str, stdout: int | IO[bytes], text: bool = False) -> Any:
         """Start a command that prints to `stdout`; it is ended with the test."""
         process = subprocess.Popen(
-            [*self.prefix, SWEEP, *arguments],
+            [SWEEP, *arguments],
             cwd=self.directory,
             env=self.environment,
             stdout=stdout,

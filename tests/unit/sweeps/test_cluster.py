@@ -9,17 +9,18 @@ import logging
 import re
 import socket
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from sweeps import address, display, travel
+from sweeps import address, display, nodes, travel
 from sweeps.address import ClusterRefused, find_address, is_loopback, knock, locate
 from sweeps.cluster import Cluster, refusal
 from sweeps.layout import SweepPaths
-from sweeps.nodes import fault_of, machine_of, survey
+from sweeps.nodes import _make_look, _unseen, fault_of, machine_of, survey
 from sweeps.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
 from sweeps.sections import ResourcesConfig
 from sweeps.travel import pack
@@ -259,3 +260,27 @@ def test_the_command_that_continues_has_the_address(
     said = io.StringIO()
     display.resume(Console(file=said), SweepPaths(tmp_path, "x"))
     assert said.getvalue() == f"sweep resume x --root {tmp_path}{end}\n"
+
+
+def test_a_node_says_whether_it_sees_what_was_written(tmp_path: Path) -> None:
+    """What runs on a node, run here; a directory of its own does not have the driver's file."""
+    look = _make_look()
+    assert look(str(tmp_path / "missing"), "node", "mark")["fault"] == (
+        "what was written here is not there"
+    )
+    (tmp_path / "driver").write_text("another mark")
+    assert "other files" in look(str(tmp_path), "node", "mark")["fault"]
+    (tmp_path / "driver").write_text("mark")
+    answer = look(str(tmp_path), "node", "mark")
+    assert (answer["fault"], answer["version"]) == (None, version("gradsweep"))
+    assert (tmp_path / "node").read_text() == "mark"
+
+
+def test_what_a_node_wrote_and_is_not_seen_here_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "_SEEN_SECONDS", 0.2)
+    (tmp_path / "node").write_text("mark")
+    assert _unseen(tmp_path / "node", "mark", tmp_path) is None
+    said = str(_unseen(tmp_path / "other", "mark", tmp_path))
+    assert said.startswith(f"{tmp_path}: what was written there is not here; every node must see")
