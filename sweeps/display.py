@@ -170,9 +170,9 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
             table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_number(value))
-    for epoch, donor, params in found["lineage"]:
-        told = f"from trial {donor}: {joined(params)}"
-        table.add_row(Text(f"after epoch {epoch}", style="bold"), told)
+    for one in found["lineage"]:
+        told = f"from trial {one['donor']}: {joined(one['params'])}"
+        table.add_row(Text(f"after epoch {one['epoch']}", style="bold"), told)
     reports = plain_table("epoch", *spec.metrics, right=("epoch", *spec.metrics))
     for epoch, value in found["reports"].items():
         reports.add_row(str(epoch), *cells(value, spec))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from sweeps.spec import check_name
@@ -69,7 +70,7 @@ class SweepPaths:
     def __post_init__(self) -> None:
         check_name(self.name)
 
-    @property
+    @cached_property
     def directory(self) -> Path:
         return self.root / self.name
 

@@ -90,7 +90,7 @@ def show(
         found = {
             **view.trial(record),
             "reports": view.ledger.reports_of(trial),
-            "lineage": record.lineage,
+            "lineage": [mutation._asdict() for mutation in record.lineage],
             "accumulation": record.accumulation,
             "traceback": record.traceback,
             "directory": str(view.paths.trial(trial)),

@@ -146,9 +146,7 @@ def test_a_population_killed_between_two_rungs_ends_as_one_that_was_not(cli: Com
         assert run.info.status == "FINISHED"
         assert ("gradsweep.lineage" in run.data.tags) == bool(lineage)
         points = client.get_metric_history(run.info.run_id, f"param/{rate}")
-        rates = {
-            epoch * STEPS: params[rate.removeprefix("space.")] for epoch, _, params in lineage
-        }
+        rates = {one["epoch"] * STEPS: one["params"]["train.optimizer.lr"] for one in lineage}
         assert {point.step: point.value for point in points} == rates
 
     best = cli.json("best", "killed")
