@@ -176,16 +176,17 @@ class SweepLock:
     def release(self) -> None:
         """Give the lock up and leave no holder behind."""
         self.abandon()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
         if self._beside is not None:
             self._beside.release()
 
     def abandon(self) -> None:
-        """Leave no holder behind; the lock goes with this process, which ends right now."""
+        """Give the directory's lock up; the one beside it goes with this process, which ends right
+        now and may be in the middle of a question to it.
+        """
         if self._file is not None:
             self._file.truncate(0)
+            self._file.close()
+            self._file = None
 
 
 def _for_its_owner(path: str, flags: int) -> int:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import optuna
 from ray.tune.result import TRAINING_ITERATION
@@ -31,6 +31,7 @@ from sweeps.control import Wishes
 from sweeps.departure import listen
 from sweeps.layout import SweepPaths
 from sweeps.ledger import Ending, Ledger, TrialRecord
+from sweeps.ledger_file import LedgerFile
 from sweeps.live import PlainLines
 from sweeps.lock import SweepLock
 from sweeps.opening import open_sweep
@@ -42,6 +43,8 @@ from sweeps.spec import SweepSpec
 from sweeps.tuning import tune_trials
 from tests.bench.quality_problems import METRIC
 from trainable.ray_adapter import OBJECTIVE
+
+_T = TypeVar("_T")
 
 AT_ONCE = 4
 """Trials at the same time, at most; a share of a CPU each, for they hardly use one."""
@@ -118,7 +121,11 @@ class Side(Protocol):
 class _Memory(optuna.storages.InMemoryStorage):
     """Keeps a ledger for as long as the process lives."""
 
-    at_once = staticmethod(contextlib.nullcontext)
+    def look(self, work: Callable[[], _T]) -> _T:
+        return work()
+
+    def transact(self, work: Callable[[], _T]) -> _T:
+        return work()
 
 
 class Ours:
@@ -130,7 +137,7 @@ class Ours:
         storage: Any = _Memory()
         study = optuna.create_study(storage=storage, direction="minimize")
         paths = SweepPaths(Path("nowhere"), spec.name)
-        self._ledger = Ledger(paths.ledger, study, storage)
+        self._ledger = Ledger(LedgerFile(paths.ledger), study, storage)
         self.scheduler = make_scheduler(
             spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0]
         )
