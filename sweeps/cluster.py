@@ -84,8 +84,7 @@ class Cluster:
         watch.start()
         try:
             yield
-        # Whatever Ray raises when its head is gone, that it is gone is the reason.
-        except Exception:
+        except Exception:  # of any kind, when the head is gone; that it is gone is the reason
             if (cause := self.fault()) is not None:
                 leave(cause)
             raise

@@ -115,8 +115,8 @@ class DatabaseLock:
             from psycopg2 import OperationalError
 
             raise OperationalError("an earlier connection of this driver still holds the lock")
-        except BaseException:
-            self._disconnect()  # there is none without the lock
+        except BaseException:  # whatever it was, no connection stays without the lock; raised again
+            self._disconnect()
             raise
 
     def _connect(self) -> None:

@@ -148,8 +148,8 @@ class _DatabaseStorage(EditableStorage):
             result = self._place.patiently(
                 lambda: self._try(work, results), before_again=self.engine.dispose
             )
-        except BaseException:
-            self._place.written = None  # whether the last commit was made is not known
+        except BaseException:  # whether the last commit was made is not known; raised again
+            self._place.written = None
             raise
         assert self._place.written is not None
         self._place.written += 1

@@ -117,7 +117,7 @@ class SweepLock:
             self._beside.acquire(holder)
         try:
             file = self._lock_file()
-        except BaseException:
+        except BaseException:  # an interruption, too, gives both back or none; raised again
             if self._beside is not None:
                 self._beside.release()
             raise
