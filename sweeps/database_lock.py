@@ -115,7 +115,7 @@ class DatabaseLock:
             from psycopg2 import OperationalError
 
             raise OperationalError("an earlier connection of this driver still holds the lock")
-        except BaseException:  # whatever it was, no connection stays without the lock; raised again
+        except BaseException:  # no connection stays without the lock; raised again
             self._disconnect()
             raise
 
