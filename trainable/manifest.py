@@ -98,13 +98,18 @@ def _layout() -> str:
 _LAYOUT = _layout()
 
 
-# `json.dumps` makes an encoder for each call that asks for more than the default.
-_encode = json.JSONEncoder().encode
-_encode_sorted = json.JSONEncoder(sort_keys=True).encode
+def _encode(value: str | float | None) -> str:
+    """What `json.dumps` returns of a text or a finite number, of the latter much sooner."""
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return json.dumps(value)
+    # of the type itself: a NumPy number is a float, too, and describes itself otherwise
+    return float.__repr__(value) if isinstance(value, float) else int.__repr__(value)
 
 
 def _seal(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(_encode_sorted(manifest).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(files: Files, name: str) -> Generation | str:
