@@ -81,10 +81,13 @@ class Bandit:
         return allowed[best]
 
     def _learn(self, member: TrialRecord, members: Mapping[int, TrialRecord], sign: float) -> None:
-        donors = {one.epoch: members[one.donor] for one in member.lineage if one.donor in members}
+        donors = {one.epoch: members.get(one.donor) for one in member.lineage}
         epochs = sorted(epoch for epoch in member.reports if epoch <= self._epoch)
         for before, after in itertools.pairwise(epochs):
-            began = donors.get(before, member).reports[before]  # with whose weights it began
+            owner = donors.get(before, member)  # with whose weights it began
+            if owner is None:
+                continue  # of one that is out of the running: what was gained is not known
+            began = owner.reports[before]
             gain = sign * (member.reports[after] - began)
             params = member.params_at(after)
             if math.isfinite(gain) and all(key in params for key in self._keys):

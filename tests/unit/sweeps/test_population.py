@@ -217,3 +217,5 @@ def test_what_was_inherited_is_no_gain() -> None:
     bandit = Bandit(RATES, {**members, 2: heir}, 2, minimize=True)
     assert bandit._gains[2] == pytest.approx(bandit._gains[1])
     assert bandit._points[2] == bandit._points[1]
+    unknown = Bandit(RATES, {0: members[0], 2: heir}, 2, minimize=True)
+    assert len(unknown._gains) == 1, "nobody can say what it gained"
