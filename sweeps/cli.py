@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sweeps import look
-from sweeps.console import (
+from sweeps.commands import look
+from sweeps.commands.console import (
     Address,
     AsJson,
     File,
@@ -34,7 +34,7 @@ from sweeps.console import (
 from sweeps.exits import LATE
 
 if TYPE_CHECKING:
-    from sweeps.spec import SweepSpec
+    from sweeps.spec.spec import SweepSpec
 
 app = typer.Typer(
     name="sweep",
@@ -73,7 +73,7 @@ def init(
     ] = Path(),
 ) -> None:
     """Write a starter spec and a task module to edit."""
-    from sweeps.starter import write_starter
+    from sweeps.commands.starter import write_starter
 
     with input_errors():
         written = write_starter(directory)
@@ -86,10 +86,10 @@ def init(
 @app.command()
 def check(file: File, settings: Overrides = None) -> None:
     """Validate everything that can be known before running; start nothing."""
-    from sweeps import display
-    from sweeps.preflight import Inspection
-    from sweeps.resources import Machine, plan
-    from sweeps.samplers import check_sampler
+    from sweeps.engine.preflight import Inspection
+    from sweeps.engine.resources import Machine, plan
+    from sweeps.results import display
+    from sweeps.search.samplers import check_sampler
 
     with input_errors():
         spec = _load(file, settings)
@@ -124,15 +124,15 @@ def run(
     address: Address = None,
 ) -> None:
     """Run a sweep."""
-    from sweeps.address import find_address
-    from sweeps.attempt import attempt
-    from sweeps.durations import parse_duration
+    from sweeps.commands.attempt import attempt
+    from sweeps.engine.address import find_address
     from sweeps.layout import SweepExists, SweepPaths, resolve_root
-    from sweeps.ledger_place import place_of
+    from sweeps.ledger.place import place_of
+    from sweeps.ledger.warm_start import take_along
     from sweeps.lock import SweepHeld, is_held, read_holder
     from sweeps.places import check_place
-    from sweeps.samplers import check_sampler
-    from sweeps.warm_start import take_along
+    from sweeps.search.samplers import check_sampler
+    from sweeps.spec.durations import parse_duration
 
     with input_errors():
         spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
@@ -175,14 +175,14 @@ def resume(
     address: Address = None,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
-    from sweeps import display
-    from sweeps.address import find_address
-    from sweeps.attempt import attempt
-    from sweeps.durations import parse_duration
-    from sweeps.ledger_place import check_kept
+    from sweeps.commands.attempt import attempt
+    from sweeps.engine.address import find_address
+    from sweeps.ledger.place import check_kept
     from sweeps.lock import SweepHeld
-    from sweeps.samplers import check_sampler
-    from sweeps.spec import with_overrides
+    from sweeps.results import display
+    from sweeps.search.samplers import check_sampler
+    from sweeps.spec.durations import parse_duration
+    from sweeps.spec.spec import with_overrides
 
     with input_errors():
         view = view_of(name, root)
@@ -227,8 +227,9 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Stop a running sweep from another terminal: trials save their state and end."""
-    from sweeps import control, display
-    from sweeps.durations import parse_duration
+    from sweeps.driver import control
+    from sweeps.results import display
+    from sweeps.spec.durations import parse_duration
 
     with input_errors():
         if now and trial is not None:
@@ -259,8 +260,8 @@ app.command()(look.report)
 @app.command()
 def sync(name: Name, root: Root = None) -> None:
     """Deliver what the tracking server lacks, and draw trials that have no pictures yet."""
-    from sweeps import display
-    from sweeps.sync import deliver
+    from sweeps.commands.sync import deliver
+    from sweeps.results import display
 
     with input_errors():
         view = view_of(name, root)
@@ -285,8 +286,8 @@ def ui(
     ] = True,
 ) -> None:
     """Start the MLflow UI on the page of training runs, best first."""
-    from sweeps import display
     from sweeps.layout import resolve_root
+    from sweeps.results import display
     from tracking.ui import ServerError
 
     try:
@@ -325,8 +326,8 @@ def train(
     ] = None,
 ) -> None:
     """Train once in this process, without Ray: for a debugger."""
+    from sweeps.commands.single import train_once
     from sweeps.places import check_place
-    from sweeps.single import train_once
 
     with input_errors():
         spec = _load(file, settings)
@@ -339,9 +340,9 @@ def train(
 @app.command()
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
     """Examine the machine: versions, GPUs, writable paths; clear away what dead sweeps left."""
-    from sweeps import display
-    from sweeps.doctor import clear_left_overs, examine, sweeps_off
+    from sweeps.commands.doctor import clear_left_overs, examine, sweeps_off
     from sweeps.layout import resolve_root
+    from sweeps.results import display
 
     where = resolve_root(root)
     cleared = [*clear_left_overs(where), *sweeps_off(where)]
@@ -370,6 +371,6 @@ def _load(
     name: str | None = None,
     tracking_uri: str | None = None,
 ) -> SweepSpec:
-    from sweeps.spec import load_spec
+    from sweeps.spec.spec import load_spec
 
     return load_spec(file, settings or [], name=name, tracking_uri=tracking_uri)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sweeps.spec import check_name
+from sweeps.spec.spec import check_name
 from tracking.address import is_database
 
 FORMAT = 1

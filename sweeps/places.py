@@ -10,7 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from sweeps.problems import Refused
+from sweeps.spec.problems import Refused
 
 
 def check_place(directory: Path, option: str) -> None:

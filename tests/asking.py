@@ -8,9 +8,9 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 
-from sweeps.ledger import Ledger
-from sweeps.ledger_view import TrialRecord
-from sweeps.proposal import Proposal
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.proposal import Proposal
+from sweeps.ledger.view import TrialRecord
 
 
 def ask(

@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def ray_on_two_cores() -> Iterator[None]:
     """A real local Ray with a logical GPU, shared by all tests that need one in this process."""
-    from sweeps import engine
-    from sweeps.resources import Gpu, Machine
+    from sweeps.engine import engine
+    from sweeps.engine.resources import Gpu, Machine
 
     before, token = dict(os.environ), uuid.uuid4().hex  # two sessions must not end each other's
     engine.configure(token)

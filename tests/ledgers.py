@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sweeps.ledger_database import LedgerDatabase
+from sweeps.ledger.database import LedgerDatabase
 from sweeps.lock import Holder
 from tests.chaos.postgres import Cluster
 

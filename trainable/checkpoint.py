@@ -96,6 +96,13 @@ class CheckpointStore:
         found = [read_manifest(self._files, name) for name in self._files.names()]
         return sorted((g for g in found if isinstance(g, Generation)), key=lambda g: g.number)
 
+    def saved_epoch(self) -> int:
+        """Return how many epochs the newest generation has; whoever goes on with it trains, and
+        reports, what lies beyond again.
+        """
+        saved = self.generations()
+        return saved[-1].epoch if saved else 0
+
     def newest(self) -> Generation | None:
         """Return the newest generation whose digest verifies; None when the run has none.
 

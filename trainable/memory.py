@@ -2,7 +2,7 @@
 a process may take of a GPU that it shares.
 
 What must not live here: deciding whether a run goes on (its owner's policy), and how large a share
-is (`sweeps.resources`).
+is (`sweeps.engine.resources`).
 """
 
 from __future__ import annotations

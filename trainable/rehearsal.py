@@ -1,6 +1,7 @@
 """What a training process takes of a GPU, measured: two steps and one batch of the evaluation.
 
-What must not live here: what follows from it for trials that share a GPU (`sweeps.resources`).
+What must not live here: what follows from it for trials that share a GPU
+(`sweeps.engine.resources`).
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ def against_mlflow(repeats: int) -> list[Result]:
     import mlflow
     from mlflow.entities import Metric, Param
 
-    from sweeps.compare import compare, resolved
     from sweeps.layout import SweepPaths
-    from sweeps.results import SweepView
+    from sweeps.results.compare import compare, resolved
+    from sweeps.results.sweep_view import SweepView
 
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
@@ -163,9 +163,9 @@ def write_large_sweep(root: Path) -> int:
     import optuna
 
     from sweeps.layout import SweepPaths
-    from sweeps.ledger import Ledger
-    from sweeps.revisions import write_spec
-    from sweeps.spec import load_spec
+    from sweeps.ledger.ledger import Ledger
+    from sweeps.spec.revisions import write_spec
+    from sweeps.spec.spec import load_spec
 
     file = root / "large.yaml"
     num_trials = size(_TRIALS, _SMOKE_TRIALS)

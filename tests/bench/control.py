@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import psutil
 
-from sweeps.resources import usable_cpus
+from sweeps.engine.resources import usable_cpus
 from tests.bench.table import Goal, Result, alone, paired, size
 
 _SWEEP = Path(sys.executable).with_name("sweep")

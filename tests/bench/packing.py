@@ -11,7 +11,7 @@ import sys
 from contextlib import ExitStack
 from typing import IO
 
-from sweeps.resources import Machine
+from sweeps.engine.resources import Machine
 from tests.bench.table import Result, interleave, not_measured
 
 _PACKED = (4, 8, 16)

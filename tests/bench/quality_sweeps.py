@@ -26,21 +26,21 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 from rich.console import Console
 
-from sweeps import engine
-from sweeps.control import Wishes
-from sweeps.departure import listen
+from sweeps.driver.control import Wishes
+from sweeps.driver.departure import listen
+from sweeps.driver.opening import open_sweep
+from sweeps.driver.tuning import tune_trials
+from sweeps.early_stopping.schedulers import TIME, make_scheduler
+from sweeps.engine import engine
+from sweeps.engine.resources import Machine, plan
 from sweeps.layout import SweepPaths
-from sweeps.ledger import Ending, Ledger, TrialRecord
-from sweeps.ledger_file import LedgerFile
-from sweeps.live import PlainLines
+from sweeps.ledger.file import LedgerFile
+from sweeps.ledger.ledger import Ending, Ledger, TrialRecord
 from sweeps.lock import SweepLock
-from sweeps.opening import open_sweep
-from sweeps.origin import Origin
-from sweeps.resources import Machine, plan
-from sweeps.schedulers import TIME, make_scheduler
-from sweeps.search import LedgerSearcher
-from sweeps.spec import SweepSpec
-from sweeps.tuning import tune_trials
+from sweeps.results.live import PlainLines
+from sweeps.search.searcher import LedgerSearcher
+from sweeps.spec.origin import Origin
+from sweeps.spec.spec import SweepSpec
 from tests.bench.quality_problems import METRIC
 from trainable.ray_adapter import OBJECTIVE
 

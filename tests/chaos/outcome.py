@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sweeps.ledger import Ledger
+from sweeps.ledger.ledger import Ledger
 from tests.chaos.probe_task import KINDS
 from tests.chaos.runs import curve
 from tests.chaos.sandbox import Sandbox

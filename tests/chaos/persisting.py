@@ -86,7 +86,7 @@ def ledger(directory: Path, acknowledge: Acknowledge) -> None:
     """Ask for two trials; the first reports and is complete, the other one is left running."""
     from optuna.samplers import RandomSampler
 
-    from sweeps.ledger import Ledger
+    from sweeps.ledger.ledger import Ledger
     from tests.asking import ask
     from tests.chaos.spaces import SPACE
 
@@ -129,11 +129,11 @@ def outbox(directory: Path, acknowledge: Acknowledge) -> None:
 
 def creation(directory: Path, acknowledge: Acknowledge) -> None:
     """Create a sweep: take its lock, make its ledger, commit by its spec."""
+    from sweeps.driver.opening import open_ledger
     from sweeps.layout import SweepPaths
     from sweeps.lock import SweepLock
-    from sweeps.opening import open_ledger
-    from sweeps.origin import Origin
-    from sweeps.spec import parse_spec
+    from sweeps.spec.origin import Origin
+    from sweeps.spec.spec import parse_spec
 
     paths = SweepPaths(directory, "small")
     lock = SweepLock(paths.lock)
@@ -154,9 +154,9 @@ PROGRAMS: dict[str, Program] = {
 _IMPORTS = {
     "saves": ["trainable.checkpoint", "trainable.snapshot"],
     "curve": ["trainable.history"],
-    "ledger": ["sweeps.ledger", "tests.chaos.spaces"],
+    "ledger": ["sweeps.ledger.ledger", "tests.chaos.spaces"],
     "outbox": ["tracking.outbox", "trainable.history"],
-    "creation": ["sweeps.opening", "sweeps.origin", "sweeps.spec"],
+    "creation": ["sweeps.driver.opening", "sweeps.spec.origin", "sweeps.spec.spec"],
 }
 
 

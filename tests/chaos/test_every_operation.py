@@ -19,8 +19,8 @@ import pytest
 from optuna.samplers import RandomSampler
 
 from sweeps.layout import SweepPaths
-from sweeps.ledger import Ledger
-from sweeps.spec import parse_spec
+from sweeps.ledger.ledger import Ledger
+from sweeps.spec.spec import parse_spec
 from tests.asking import ask
 from tests.chaos.faults import Faults, Kind
 from tests.chaos.persisting import SPEC, creation, open_store, save

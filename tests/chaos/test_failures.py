@@ -11,7 +11,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from sweeps.ledger import Ledger
+from sweeps.ledger.ledger import Ledger
 from tests.chaos.harness import (
     PARALLEL,
     References,

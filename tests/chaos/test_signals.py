@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.orphans import scratch_directory
+from sweeps.engine.orphans import scratch_directory
 from tests.chaos.harness import (
     PARALLEL,
     SERIAL,

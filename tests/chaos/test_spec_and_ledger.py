@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.ledger import Ledger
-from sweeps.ledger_file import WAIT_SECONDS
-from sweeps.revisions import read_spec, write_spec
-from sweeps.spec import with_overrides
+from sweeps.ledger.file import WAIT_SECONDS
+from sweeps.ledger.ledger import Ledger
+from sweeps.spec.revisions import read_spec, write_spec
+from sweeps.spec.spec import with_overrides
 from tests.chaos.cases import SEED
 from tests.chaos.harness import (
     SERIAL,

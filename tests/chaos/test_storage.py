@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.ledger import Ledger
+from sweeps.ledger.ledger import Ledger
 from tests.chaos.faults import Faults
 from tests.chaos.harness import (
     SERIAL,

@@ -17,14 +17,14 @@ from tests.chaos.harness import SERIAL, References, Sandbox, assert_all
 
 # In the order of one report and of one trial's end; numbers that fall into the second trial.
 PLACES = {
-    "commit and report": "sweeps.ledger:Ledger.report:4",
+    "commit and report": "sweeps.ledger.ledger:Ledger.report:4",
     "report and outbox": "tracking.outbox:Outbox.append_rows:4",
     "outbox and acknowledgement of the report": "tracking.outbox:Outbox.append_rows:-4",
-    "the end in the outbox and in the ledger": "sweeps.ledger:Ledger.finish:2",
+    "the end in the outbox and in the ledger": "sweeps.ledger.ledger:Ledger.finish:2",
     "send and acknowledgement": "tracking.outbox:Outbox.delivered:3",
     "claim and send": "tracking.outbox:Outbox.claim:-3",
     "run created and remembered": "tracking.outbox:Outbox.adopt:2",
-    "a trial in the ledger and its start": "sweeps.ledger:Ledger.add:-2",
+    "a trial in the ledger and its start": "sweeps.ledger.ledger:Ledger.add:-2",
 }
 """`module:Class.method:N`: killed before the N-th call; `-N`: after it."""
 # In the first trial: its third generation is that of its first epoch; its third report is its

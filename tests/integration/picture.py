@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from sweeps.layout import SweepPaths, artifact_root, tracking_uri
-from sweeps.results import SweepView
+from sweeps.results.sweep_view import SweepView
 from tests.integration.browser import open_page
 from tracking.ui import runs_page, start_server
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from sweeps.spec import load_spec
+from sweeps.spec.spec import load_spec
 from tests.integration.commandline import CommandLine, wait_until
 from trainable.history import read_rows
 

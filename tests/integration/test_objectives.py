@@ -11,7 +11,7 @@ import optuna
 from mlflow import MlflowClient
 from optuna.trial import TrialState
 
-from sweeps.ledger_view import LedgerView
+from sweeps.ledger.view import LedgerView
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from trainable.checkpoint import CheckpointStore
 from trainable.history import read_rows

@@ -11,12 +11,12 @@ import psutil
 import pytest
 from rich.console import Console
 
+from sweeps.driver.run import run_sweep
+from sweeps.engine.resources import Gpu, Machine, ResourceError, plan
 from sweeps.layout import SweepPaths
-from sweeps.ledger import Ledger
-from sweeps.live import PlainLines
-from sweeps.resources import Gpu, Machine, ResourceError, plan
-from sweeps.run import run_sweep
-from sweeps.spec import SweepSpec, parse_spec
+from sweeps.ledger.ledger import Ledger
+from sweeps.results.live import PlainLines
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.integration.commandline import wait_until
 
 SPEC = """

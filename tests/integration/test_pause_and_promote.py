@@ -12,7 +12,7 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from sweeps.ledger_view import LedgerView
+from sweeps.ledger.view import LedgerView
 from tests.chaos.runs import differences, without_measured
 from tests.integration.commandline import SMALL, CommandLine, wait_until
 from trainable.checkpoint import CheckpointStore

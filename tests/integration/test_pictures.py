@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from optuna.samplers import RandomSampler
 
+from sweeps.commands.sync import draw_what_is_missing
 from sweeps.layout import SweepPaths
-from sweeps.ledger import Ledger
-from sweeps.pictures import Gallery
-from sweeps.spec import parse_spec
-from sweeps.sync import draw_what_is_missing
+from sweeps.ledger.ledger import Ledger
+from sweeps.publishing.pictures import Gallery
+from sweeps.spec.spec import parse_spec
 from tests.asking import ask
 from tests.curves import append_rows
 from tracking.recorder import MemoryRecorder
@@ -132,7 +132,7 @@ def test_late_pictures_of_the_best_trial_are_the_sweeps_own_too(
     if concluded:
         sweep.ledger.conclude()
     queue = _Queue()
-    monkeypatch.setattr("sweeps.sync._queue", lambda *_: queue)
+    monkeypatch.setattr("sweeps.commands.sync._queue", lambda *_: queue)
     draw_what_is_missing(sweep.paths, sweep.spec)
     for number in (best, other):
         assert sorted(queue.runs[number].artifacts) == NAMES

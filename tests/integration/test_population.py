@@ -13,11 +13,11 @@ import pytest
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
-from sweeps import exploit
+from sweeps.early_stopping import exploit
 from sweeps.layout import SweepPaths
-from sweeps.ledger import Ledger, TrialRecord
-from sweeps.search import LedgerSearcher
-from sweeps.spec import SweepSpec, parse_spec
+from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.search.searcher import LedgerSearcher
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.chaos.runs import differences, without_measured
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from sweeps.curves import recorded
+from sweeps.recording.curves import recorded
 from tests.integration.commandline import CommandLine
 from trainable.build import find_device
 from trainable.history import Row, read_rows

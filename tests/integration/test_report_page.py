@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from sweeps.results import NoReport, draw_report
+from sweeps.publishing.publish import NoReport, draw_report
 from tests.integration.browser import photograph, require_chromium
 from tests.integration.shown_report import axes, colours, named, open_report, traces
 from tests.unit.sweeps.made_sweep import MadeSweep

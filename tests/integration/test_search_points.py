@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sweeps.ledger import Ledger
-from sweeps.proposals import Proposer
-from sweeps.report import write_report
-from sweeps.revisions import write_spec
-from sweeps.spec import SweepSpec, with_overrides
+from sweeps.ledger.ledger import Ledger
+from sweeps.publishing.report import write_report
+from sweeps.search.proposals import Proposer
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import SweepSpec, with_overrides
 from tests.integration.proposing import Params, end, ledger_at, search, spec_of
 from tests.unit.sweeps.made_sweep import MadeSweep
 

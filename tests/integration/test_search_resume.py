@@ -15,17 +15,18 @@ from optuna.storages import RDBStorage
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.corrections import apply
-from sweeps.facts import gather, saved_epoch
+from sweeps.early_stopping.schedulers import make_judge, make_scheduler, replay
 from sweeps.layout import SweepPaths
-from sweeps.ledger import Ledger
-from sweeps.reconcile import reconcile
-from sweeps.schedulers import make_judge, make_scheduler, replay
-from sweeps.search import LedgerSearcher
-from sweeps.spec import SweepSpec, parse_spec
+from sweeps.ledger.ledger import Ledger
+from sweeps.reconciliation.corrections import apply
+from sweeps.reconciliation.facts import gather
+from sweeps.reconciliation.reconcile import reconcile
+from sweeps.search.searcher import LedgerSearcher
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.curves import append_rows
 from tests.saving import commit
 from tracking.recorder import NullRecorder
+from trainable.checkpoint import CheckpointStore
 from trainable.history import Row
 
 SPEC = """
@@ -121,7 +122,7 @@ class Driver:
         directory = self.paths.trial(number)
         until = trial.config["until"]
         last = until or self.spec.budget.epochs
-        for epoch in range(1 + saved_epoch(directory), last + 1):
+        for epoch in range(1 + CheckpointStore(directory).saved_epoch(), last + 1):
             value = _loss(params, epoch)
             if not self.late or epoch == last:
                 self._save(directory, epoch, value)

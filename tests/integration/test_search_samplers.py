@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.proposals import Proposer
-from sweeps.samplers import SamplerRefused, check_sampler
+from sweeps.search.proposals import Proposer
+from sweeps.search.samplers import SamplerRefused, check_sampler
 from tests.integration.proposing import end, ledger_at, loss, search, spec_of
 
 GRID = (

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from sweeps.driver.opening import open_ledger
 from sweeps.layout import SweepPaths
-from sweeps.ledger import Ledger
-from sweeps.ledger_view import LedgerView
-from sweeps.opening import open_ledger
-from sweeps.origin import Origin
-from sweeps.proposal import Proposal
-from sweeps.proposals import Proposer
-from sweeps.search_changes import SearchChanged, check_search_changes
-from sweeps.spec import SweepSpec
-from sweeps.warm_start import WarmStartRefused, take_along
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.proposal import Proposal
+from sweeps.ledger.view import LedgerView
+from sweeps.ledger.warm_start import WarmStartRefused, take_along
+from sweeps.search.proposals import Proposer
+from sweeps.spec.origin import Origin
+from sweeps.spec.search_changes import SearchChanged, check_search_changes
+from sweeps.spec.spec import SweepSpec
 from tests.integration.proposing import end, loss, search, spec_of
 from tests.unit.sweeps.made_sweep import MadeSweep
 

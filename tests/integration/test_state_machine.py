@@ -37,15 +37,15 @@ from optuna.storages import RDBStorage
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.callbacks import Bookkeeper
-from sweeps.corrections import apply
-from sweeps.facts import gather
+from sweeps.driver.callbacks import Bookkeeper
+from sweeps.early_stopping.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.layout import SweepPaths
-from sweeps.ledger import Ledger, TrialRecord
-from sweeps.reconcile import STATUSES, reconcile
-from sweeps.schedulers import make_scheduler, replay, stopped_trials
-from sweeps.search import LedgerSearcher
-from sweeps.spec import SweepSpec, parse_spec
+from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.reconciliation.corrections import apply
+from sweeps.reconciliation.facts import gather
+from sweeps.reconciliation.reconcile import STATUSES, reconcile
+from sweeps.search.searcher import LedgerSearcher
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
 from tracking.mlflow_recorder import MlflowRecorder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from sweeps.orphans import scratch_directory
+from sweeps.engine.orphans import scratch_directory
 
 _ASK = """
 import sys

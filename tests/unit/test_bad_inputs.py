@@ -17,10 +17,10 @@ import torch
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.origin import Origin, OriginChanged, check_origin
-from sweeps.preflight import TaskRefused, _check_module
-from sweeps.resources import Machine
-from sweeps.spec import parse_spec, with_overrides
+from sweeps.engine.preflight import TaskRefused, _check_module
+from sweeps.engine.resources import Machine
+from sweeps.spec.origin import Origin, OriginChanged, check_origin
+from sweeps.spec.spec import parse_spec, with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 from trainable.build import open_trainer
 from trainable.config import TrialConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.cli import app
-from sweeps.spec import parse_spec
+from sweeps.spec.spec import parse_spec
 from tests.chaos.fault_table import ROWS, find_tests, promised_tests
 from trainable import check_task, load_task, open_trainer
 from trainable.config import TrainConfig

@@ -8,10 +8,10 @@ from pathlib import Path
 from optuna.samplers import RandomSampler
 
 from sweeps.layout import SweepPaths
-from sweeps.ledger import Ending, Ledger
-from sweeps.results import SweepView
-from sweeps.revisions import write_spec
-from sweeps.spec import parse_spec
+from sweeps.ledger.ledger import Ending, Ledger
+from sweeps.results.sweep_view import SweepView
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import parse_spec
 from tests.asking import ask
 from trainable.files import LocalFiles
 from trainable.history import History, Row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.spec import SpecError, parse_spec
+from sweeps.spec.spec import SpecError, parse_spec
 
 HEAD = """\
 name: digits

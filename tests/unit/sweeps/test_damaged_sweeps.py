@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.doctor import sweeps_off
+from sweeps.commands.doctor import sweeps_off
+from sweeps.commands.sync import tell_who_is_interrupted
 from sweeps.layout import SweepPaths
-from sweeps.revisions import read_spec
-from sweeps.sync import tell_who_is_interrupted
+from sweeps.spec.revisions import read_spec
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox_status import read_outbox
 from trainable.history import read_rows

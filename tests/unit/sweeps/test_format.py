@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.corrections import apply
-from sweeps.doctor import sweeps_off
-from sweeps.facts import gather
+from sweeps.commands.doctor import sweeps_off
 from sweeps.layout import FORMAT, SweepPaths
-from sweeps.ledger import Ledger
-from sweeps.reconcile import Interrupted, reconcile
-from sweeps.revisions import read_spec, write_spec
-from sweeps.spec import with_overrides
+from sweeps.ledger.ledger import Ledger
+from sweeps.reconciliation.corrections import apply
+from sweeps.reconciliation.facts import gather
+from sweeps.reconciliation.reconcile import Interrupted, reconcile
+from sweeps.spec.revisions import read_spec, write_spec
+from sweeps.spec.spec import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.recorder import MemoryRecorder
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.preflight import Inspection
-from sweeps.resources import Plan
-from sweeps.spec import load_spec
+from sweeps.engine.preflight import Inspection
+from sweeps.engine.resources import Plan
+from sweeps.spec.spec import load_spec
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sweeps.preflight import Facts
+from sweeps.engine.preflight import Facts
 from trainable.build import open_trainer
 from trainable.config import OptimizerConfig, TrialConfig
 from trainable.optim import state_bytes

@@ -1,0 +1,181 @@
+"""One attempt at a sweep, as `sweep run` and `sweep resume` make it: check, run, say how it ended.
+
+What must not live here: options and arguments (`cli`), the run itself (`run`).
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from contextlib import AbstractContextManager, ExitStack
+
+from rich.console import Console
+
+from sweeps.engine.cluster import Cluster, connected
+from sweeps.engine.interrupt import Left, leaving
+from sweeps.engine.preflight import Inspection
+from sweeps.engine.resources import Machine, plan
+from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
+from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths, tracking_place
+from sweeps.lock import LockLost
+from sweeps.results import display
+from sweeps.spec.origin import Origin
+from sweeps.spec.revisions import read_spec
+from sweeps.spec.spec import SweepSpec
+from tracking.address import credentials
+from tracking.outbox_file import OutboxError
+from tracking.outbox_status import read_outbox
+from trainable.startup import without_collection
+
+_REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
+"""What a storage answers that is full or read-only."""
+
+
+def attempt(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    out: Console,
+    err: Console,
+    *,
+    new: bool,
+    grace: float,
+    address: str | None = None,
+    accept_changes: bool = False,
+    offline: bool = False,
+) -> int:
+    """Run a sweep to its end or until it is interrupted, and say what comes next.
+
+    Args:
+        out: Where the sweep is shown.
+        err: Where everything else is said.
+        new: Whether the sweep must not exist yet; otherwise it must.
+        grace: Seconds from the first signal until the process has ended.
+        address: The Ray cluster to run on; None: a Ray of this machine's own.
+        accept_changes: Go on although code, data or what values mean has changed.
+        offline: Ask no tracking server: everything stays in the outbox.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: One of its subclasses: the user can put it right, and nothing was created.
+        SweepHeld: Another driver holds it.
+    """
+    inspection: Inspection | None = None
+    try:
+        with leaving(), err.status("loading the task") as spinner, ExitStack() as stack:
+            where: Machine | Cluster = Machine.probe()
+            if address is not None:
+                spinner.update("connecting to the cluster")
+                where = stack.enter_context(_connected(address, paths, spec, err))
+                spinner.update("loading the task")
+            nodes = where.nodes if isinstance(where, Cluster) else (where,)
+            ways = plan(spec.resources, spec.trials, spec.concurrency, nodes)
+            inspection = Inspection(spec, ways)
+            if not offline:  # asked while the child imports torch: who is refused hears it soon
+                from tracking.probe import TrackingUnusable, probe
+
+                uri, _ = tracking_place(spec.tracking.uri, paths.root)
+                try:
+                    probe(uri, known=_is_known(paths, spec, new=new))
+                except TrackingUnusable:
+                    inspection.give_up()
+                    raise
+
+            with without_collection():
+                from sweeps.driver.run import (
+                    run_sweep,  # imports Ray while the child imports torch
+                )
+                from sweeps.results.live import LiveTable, PlainLines
+
+            facts = inspection.facts()
+            ways = plan(spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory)
+
+            def make_view(finished: int) -> LiveTable | PlainLines:
+                spinner.stop()
+                there = f", {where.describe()}" if isinstance(where, Cluster) else ""
+                display.sentence(err, f"  {ways.describe()}{there}", style="")
+                display.task_facts(err, facts)
+                return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
+
+            def say(what: str) -> None:
+                spinner.update(what)
+                spinner.start()
+
+            outcome = run_sweep(
+                paths,
+                spec,
+                ways,
+                where,
+                make_view,
+                new=new,
+                origin=Origin(facts.code, facts.data),
+                accept_changes=accept_changes,
+                grace=grace,
+                offline=offline,
+                say=say,
+                warn=lambda message: display.sentence(err, message, style="yellow"),
+            )
+    except Left as left:
+        if inspection is not None:
+            inspection.give_up()
+        display.nothing_started(err)
+        return left.exit_code
+    except (LedgerError, LockLost, OSError) as error:
+        return give_up(error, paths, err)
+    display.outcome(out, err, outcome, paths)
+    return outcome.exit_code
+
+
+def _connected(
+    address: str, paths: SweepPaths, spec: SweepSpec, err: Console
+) -> AbstractContextManager[Cluster]:
+    return connected(
+        address,
+        paths.root,
+        spec.modules,
+        withhold=credentials(spec.tracking.uri, spec.storage.ledger),
+        tell=lambda message: display.sentence(err, message, style="yellow"),
+    )
+
+
+def _is_known(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> bool:
+    """Whether the tracking address needs no proof: our own store, or one recorded at before."""
+    if spec.tracking.uri is None:
+        return True
+    if new:
+        return False
+    before = read_spec(paths.spec).spec.tracking.uri
+    return before == spec.tracking.uri and read_outbox(paths.outbox).experiment_id is not None
+
+
+def give_up(error: LedgerError | LockLost | OSError, paths: SweepPaths, err: Console) -> int:
+    """Say why a sweep could not go on, and what continues it if there is one by now.
+
+    Returns:
+        The exit code: a storage that fails under a sweep stops it; one that fails before there is
+        a sweep, and a ledger that is damaged, are for the user to put right first.
+    """
+    code = WRONG_INPUT
+    if isinstance(error, LedgerBusy | LockLost):
+        code = HELD
+    elif isinstance(error, LedgerRefused | OSError) and paths.exists():
+        code = NO_SUCCESS
+    cause = str(error)
+    if isinstance(error, OSError) and not isinstance(error, OutboxError):
+        cause = _with_room(error, paths)
+    display.sentence(err, f"stopped: {cause}" if code == NO_SUCCESS else cause, style="red")
+    if paths.exists():
+        display.resume(err, paths)
+    return code
+
+
+def _with_room(error: OSError, paths: SweepPaths) -> str:
+    """What the system says about a file, made the sentence of all storages that fail."""
+    if error.errno not in _REFUSED or not paths.exists():
+        return str(error)
+    free = shutil.disk_usage(paths.directory).free
+    return (
+        f"{paths.directory} cannot be written: {error}; {free} bytes are free on that disk; what "
+        "was saved is untouched; free space or correct the permissions, then resume"
+    )

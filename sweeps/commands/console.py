@@ -1,0 +1,118 @@
+"""What all commands share: their options, the two consoles, and errors as exit codes.
+
+What must not live here: any command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console, RenderableType
+
+from sweeps.exits import HELD, WRONG_INPUT
+
+if TYPE_CHECKING:
+    from sweeps.results.sweep_view import SweepView
+
+# A pipe has no width: tables are then as wide as what they hold.
+out = Console(width=None if sys.stdout.isatty() else 500)
+err = Console(stderr=True)
+
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        "--root", help="Where sweeps live; default: $SWEEP_ROOT, or ./runs.", show_default=False
+    ),
+]
+File = Annotated[Path, typer.Argument(help="The sweep's YAML file.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="The sweep's name.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-s",
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of the spec, such as train.batch_size=32.",
+        show_default=False,
+    ),
+]
+Grace = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="Time to save and end after Ctrl-C: 30s, 2m, 90."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Run trials on this Ray cluster, not on this machine alone; default: $RAY_ADDRESS.",
+        show_default=False,
+    ),
+]
+Offline = Annotated[
+    bool,
+    typer.Option("--offline", help="Ask no tracking server; `sweep sync` delivers later."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def view_of(name: str, root: Path | None) -> SweepView:
+    """Return a sweep as it is now; what of its spec or its outbox is damaged is said."""
+    from sweeps.layout import SweepPaths, resolve_root
+    from sweeps.results import display
+    from sweeps.results.sweep_view import SweepView
+
+    view = SweepView(SweepPaths(resolve_root(root), name))
+    for damage in filter(None, (view.damage, view.delivered.damage)):
+        display.sentence(err, damage, style="yellow")
+    return view
+
+
+def show_found(found: Any, as_json: bool, render: Callable[[], RenderableType]) -> None:
+    """Print what was found: as JSON and nothing else, or for people."""
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        out.print(render())
+
+
+def fail(message: str, *, code: int) -> NoReturn:
+    """Say why, and leave with an exit code."""
+    from sweeps.results import display
+
+    display.sentence(err, message, style="red")
+    raise typer.Exit(code)
+
+
+@contextmanager
+def input_errors() -> Iterator[None]:
+    """What the user can put right becomes a message and exit code 2; a held sweep becomes 4."""
+    from sweeps.layout import LedgerBusy, LedgerError
+    from sweeps.lock import SweepHeld
+
+    try:
+        yield
+    except (SweepHeld, LedgerBusy) as error:
+        fail(str(error), code=HELD)
+    except OSError as error:
+        fail(_sentence(error), code=WRONG_INPUT)
+    except (ValueError, LedgerError) as error:
+        if type(error) is ValueError:
+            raise  # a bare ValueError is nobody's message to the user
+        fail(str(error), code=WRONG_INPUT)
+
+
+def _sentence(error: OSError) -> str:
+    """What the system says about a file, as value, rule and remedy; our own errors say it so."""
+    if error.errno is None or error.filename is None:
+        return str(error)
+    return (
+        f"{error.filename} cannot be used ({error.strerror}); what is named must be there, and be "
+        "yours to read and write; correct the name or its permissions"
+    )

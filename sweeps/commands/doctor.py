@@ -1,0 +1,316 @@
+"""`sweep doctor`: what about this machine would make a sweep fail, and what to do about it.
+
+Every look is bounded and imports neither torch, Ray nor MLflow; nothing is changed but what a dead
+driver left behind, which is cleared away. What must not live here: printing (the command line),
+and what only a running sweep can know; such findings are handed to `examine`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import psutil
+
+from sweeps.engine.orphans import clean_up_after_the_dead
+from sweeps.engine.resources import Machine
+from sweeps.layout import LedgerError, list_sweeps
+from sweeps.lock import is_held, read_holder
+from sweeps.spec.problems import redact
+
+_GIB = 1024**3
+_PYTHON = (3, 11)
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "ray",
+    "optuna",
+    "mlflow",
+    "pydantic",
+    "ruamel.yaml",
+    "safetensors",
+)
+_DISK_WARN, _DISK_FAIL = 5 * _GIB, _GIB // 2
+_LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock"}
+"""Options of an NFS mount under which other hosts do not see a lock."""
+_MEMORY_WARN = 4 * _GIB
+_SHM_WARN = 2 * _GIB
+_SHOWN = 5  # of what is off in one sweep
+_TIMEOUT = 3.0  # seconds for the tracking server to accept a connection
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report; `remedy` is empty when all is well."""
+
+    level: Literal["ok", "warn", "fail"]
+    what: str
+    detail: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the finding as it stands in `--json`."""
+        return asdict(self)
+
+
+def examine(root: Path, uri: str | None = None, extra: Sequence[Finding] = ()) -> list[Finding]:
+    """Look at everything a sweep depends on.
+
+    Args:
+        root: The directory sweeps are stored in; it need not exist, and is not created.
+        uri: The tracking server, None for the embedded store.
+        extra: Findings from elsewhere, such as processes that a dead sweep left behind; reported
+            last.
+    """
+    return [
+        _python(),
+        *_packages(),
+        *_machine(Machine.probe()),
+        *_storage(root),
+        _shared_memory(Path("/dev/shm")),
+        _loopback(),
+        *_tracking(uri),
+        *extra,
+    ]
+
+
+def clear_left_overs(root: Path) -> list[Finding]:
+    """End what dead drivers left running on this machine, of any sweep, and of those below `root`
+    also what left no directory; remove their files. Nobody else's Ray is touched.
+    """
+    known = [
+        holder.token
+        for paths in list_sweeps(root)
+        if (holder := read_holder(paths.lock)) is not None and not is_held(paths.lock)
+    ]
+    drivers, processes = clean_up_after_the_dead(*known)
+    if not drivers:
+        return [Finding("ok", "left-overs", "none of dead drivers")]
+    detail = f"processes that were ended: {processes}; dead drivers that had left them: {drivers}"
+    return [Finding("ok", "left-overs", detail)]
+
+
+def sweeps_off(root: Path) -> list[Finding]:
+    """Look for what ledger, store and tracking of the sweeps below `root` disagree about; nothing
+    is changed.
+    """
+    from sweeps.results.sweep_view import SweepView
+
+    found = []
+    for paths in list_sweeps(root):
+        try:
+            corrections = SweepView(paths).corrections()
+        except (ValueError, OSError, LedgerError) as error:
+            found.append(Finding("fail", paths.name, str(error), "put this right, then resume"))
+            continue
+        if off := list(map(str, corrections)):
+            more = f"; and {len(off) - _SHOWN} more" if len(off) > _SHOWN else ""
+            found.append(
+                Finding(
+                    "warn",
+                    paths.name,
+                    "; ".join(off[:_SHOWN]) + more,
+                    f"continuing the sweep puts right what can be: sweep resume {paths.name}",
+                )
+            )
+    return found
+
+
+def _python() -> Finding:
+    found = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < _PYTHON:
+        needed = ".".join(map(str, _PYTHON))
+        return Finding(
+            "fail",
+            "Python",
+            f"{found}; {needed} is the oldest supported",
+            f"use Python {needed} or newer",
+        )
+    return Finding("ok", "Python", found)
+
+
+def _packages() -> Iterator[Finding]:
+    for name in _PACKAGES:
+        try:
+            yield Finding("ok", name, version(name))
+        except PackageNotFoundError:
+            yield Finding(
+                "fail",
+                name,
+                "is not installed",
+                "reinstall gradsweep: its dependencies come with it",
+            )
+
+
+def _machine(machine: Machine) -> Iterator[Finding]:
+    yield Finding("ok", "CPUs", f"{machine.cpus} usable by this process")
+    size = f"{machine.memory / _GIB:.1f} GiB"
+    if machine.memory < _MEMORY_WARN:
+        yield Finding(
+            "warn",
+            "memory",
+            f"{size}; each trial's process takes about 1 GiB",
+            "set concurrency: 1",
+        )
+    else:
+        yield Finding("ok", "memory", size)
+    if not machine.gpus:
+        yield Finding("ok", "GPUs", "none visible; trials run on the CPU")
+    for index, gpu in enumerate(machine.gpus):
+        yield Finding(
+            "ok", f"GPU {index}", f"{gpu.name}, {gpu.memory / _GIB:.0f} GiB, driver {_driver()}"
+        )
+
+
+def _driver() -> str:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _storage(root: Path) -> Iterator[Finding]:
+    # The root is made by the first sweep; until then what counts is the directory it will be
+    # made in.
+    home = root
+    while not home.exists() and home != home.parent:
+        home = home.parent
+    fault = probe_writable(home)
+    remedy = "choose another place with --root, or correct its permissions"
+    if fault:
+        yield Finding("fail", "storage", f"{home}: {fault}", remedy)
+        return
+    yield Finding(
+        "ok", "storage", f"{root} is writable" if home == root else f"{root} can be made in {home}"
+    )
+    yield _locks(home)
+    free = shutil.disk_usage(home).free
+    detail = f"{free / _GIB:.1f} GiB free at {home}"
+    if free < _DISK_WARN:
+        level: Literal["warn", "fail"] = "fail" if free < _DISK_FAIL else "warn"
+        yield Finding(level, "disk", detail, "free some space, or choose another disk with --root")
+    else:
+        yield Finding("ok", "disk", detail)
+
+
+def _locks(directory: Path) -> Finding:
+    """Whether a lock taken here is seen by other hosts, should the file system be shared."""
+    mounts = psutil.disk_partitions(all=True)
+    within = [m for m in mounts if directory.resolve().is_relative_to(m.mountpoint)]
+    mount = max(within, key=lambda m: len(m.mountpoint), default=None)
+    remedy = "mount it with NFSv4, or with locks that are passed on; or choose another --root"
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return Finding("fail", "locks", f"{directory}: cannot lock ({error.strerror})", remedy)
+    if mount is not None and _LOCAL_LOCKS.intersection(mount.opts.split(",")):
+        detail = f"{mount.mountpoint} ({mount.fstype}) keeps locks to this host"
+        more = "run each sweep from this host only; or "
+        return Finding("warn", "locks", detail, more + remedy)
+    return Finding("ok", "locks", f"{directory} takes them")
+
+
+def probe_writable(directory: Path) -> str | None:
+    """Write, sync, rename and remove a small file in a directory, as a checkpoint does.
+
+    Returns:
+        None when all of it works, else what failed and why.
+    """
+    if not directory.is_dir():
+        return "is not a directory"
+    doing, names = "create a file", []
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=".probe-", dir=directory)
+        names.append(name)
+        try:
+            doing = "write"
+            os.write(descriptor, b"probe")
+            doing = "fsync"
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        doing = "rename"
+        os.replace(name, f"{name}.done")
+        names = [f"{name}.done"]
+        doing = "remove"
+        os.remove(names[0])
+        names = []
+    except OSError as error:
+        return f"cannot {doing} ({error.strerror})"
+    finally:
+        for name in names:
+            # Best effort: what kept the probe from working may also keep it from being removed.
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+    return None
+
+
+def _shared_memory(path: Path) -> Finding:
+    if not path.is_dir():
+        return Finding(
+            "ok", "shared memory", f"{path} does not exist here; Ray uses the temporary directory"
+        )
+    usage = shutil.disk_usage(path)
+    detail = f"{usage.free / _GIB:.1f} of {usage.total / _GIB:.1f} GiB free at {path}"
+    if usage.free < _SHM_WARN:
+        return Finding(
+            "warn",
+            "shared memory",
+            f"{detail}; Ray then moves objects through the disk",
+            "start the container with --shm-size=4g, or remove what fills it",
+        )
+    return Finding("ok", "shared memory", detail)
+
+
+def _loopback() -> Finding:
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=_TIMEOUT),
+        ):
+            return Finding("ok", "loopback", "127.0.0.1 accepts connections")
+    except OSError as error:
+        return Finding(
+            "fail",
+            "loopback",
+            f"127.0.0.1 refuses connections ({error.strerror or error})",
+            "allow local connections in the firewall or sandbox; Ray and the "
+            "tracking store need them",
+        )
+
+
+def _tracking(uri: str | None) -> Iterator[Finding]:
+    if uri is None:
+        yield Finding("ok", "tracking", "embedded in the root directory")
+        return
+    address, visible = urlsplit(uri), redact(uri)
+    if address.scheme not in ("http", "https"):
+        yield Finding("ok", "tracking", f"{visible}; not a server, nothing to connect to")
+        return
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname or "", port), timeout=_TIMEOUT).close()
+    except (OSError, ValueError) as error:  # ValueError: a port that is none
+        yield Finding(
+            "fail",
+            "tracking",
+            f"{visible} cannot be reached ({error})",
+            "start the server, correct tracking.uri, or run with --offline and `sweep sync` later",
+        )
+    else:
+        yield Finding("ok", "tracking", f"{visible} accepts connections")

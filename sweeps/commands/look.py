@@ -1,0 +1,215 @@
+"""The commands that only look. Each but the report answers within a second, also on a thousand
+trials, so nothing that is slow to import may be imported for them.
+
+What must not live here: anything that changes a sweep.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sweeps.commands.console import (
+    AsJson,
+    Name,
+    Root,
+    err,
+    fail,
+    input_errors,
+    out,
+    show_found,
+    view_of,
+)
+from sweeps.exits import LATE, NO_SUCCESS, WRONG_INPUT
+
+
+def list_command(root: Root = None, as_json: AsJson = False) -> None:
+    """List the sweeps below the root."""
+    from sweeps.layout import LedgerError, list_sweeps, resolve_root
+    from sweeps.results import display
+    from sweeps.results.sweep_view import SweepView
+    from sweeps.spec.revisions import RevisionError
+    from sweeps.spec.spec import SpecError
+
+    with input_errors():
+        found = []
+        for paths in list_sweeps(resolve_root(root)):
+            try:
+                found.append(SweepView(paths).status())
+            except (RevisionError, SpecError, LedgerError, OSError) as error:
+                # the others are shown nevertheless
+                display.sentence(err, str(error), style="yellow")
+    show_found(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
+
+
+def status(
+    name: Name,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep looking until the sweep stops.")
+    ] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a sweep has come."""
+    from sweeps.results import display
+
+    if watch and not as_json:
+        with input_errors():
+            display.watch(out, lambda: view_of(name, root))
+        return
+    with input_errors():
+        view = view_of(name, root)
+        found = view.status()
+    show_found(found, as_json, lambda: display.status(found, view.spec))
+
+
+def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
+    """Show a sweep's trials."""
+    from sweeps.results import display
+
+    with input_errors():
+        view = view_of(name, root)
+        found = view.trials()
+    show_found(found, as_json, lambda: display.trials(found, view.spec))
+
+
+def show(
+    name: Name,
+    trial: Annotated[int, typer.Argument(help="The trial's number.", show_default=False)],
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one trial: parameters, reports, end, reason and files."""
+    from sweeps.results import display
+
+    with input_errors():
+        view = view_of(name, root)
+        record = view.record(trial)
+        found = {
+            **view.trial(record),
+            "reports": view.ledger.reports_of(trial),
+            "lineage": [mutation._asdict() for mutation in record.lineage],
+            "accumulation": record.accumulation,
+            "traceback": record.traceback,
+            "directory": str(view.paths.trial(trial)),
+        }
+    show_found(found, as_json, lambda: display.trial(found, view.spec))
+
+
+def best(
+    name: Name,
+    trial: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Choose this one, where several trials are the best.",
+            show_default=False,
+        ),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            metavar="DIR",
+            help="Write its weights and configuration there.",
+            show_default=False,
+        ),
+    ] = None,
+    register: Annotated[
+        str | None,
+        typer.Option(
+            "--register",
+            metavar="MODEL",
+            help="Put it into MLflow's model registry under this name, as `best`.",
+            show_default=False,
+        ),
+    ] = None,
+    pickled: Annotated[
+        bool,
+        typer.Option(
+            "--pickle",
+            help="Register a pickle of its class, not a graph; loading it runs code.",
+        ),
+    ] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the best trial, export it, or register its model."""
+    from sweeps.places import check_place
+    from sweeps.publishing.publish import NoVersion, export_best, register_best
+    from sweeps.results import display, display_front
+    from sweeps.results.sweep_view import NoBest
+    from sweeps.spec.spec import check_name
+
+    if pickled and register is None:
+        fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
+    with input_errors():
+        if register is not None:
+            check_name(register, model=True)
+        view = view_of(name, root)
+        if export is not None:
+            check_place(export, "--export")
+        try:
+            if view.several and trial is None and export is None and register is None:
+                front = [view.trial(record) for record in view.front()]
+                show_found(front, as_json, lambda: display_front.table(front, view.spec))
+                return
+            found = view.best(trial)
+            written = export_best(view, export, trial) if export is not None else []
+            if register is not None:
+                with err.status("registering"):
+                    number = found["number"]
+                    version = register_best(view.paths, number, register, pickled=pickled)
+                found["registered"] = {"model": register, "version": version}
+        except NoBest as error:
+            fail(str(error), code=NO_SUCCESS)
+        except NoVersion as error:
+            fail(str(error), code=LATE)
+    show_found(found, as_json, lambda: display.best(found, view.spec, written))
+
+
+def compare(
+    names: Annotated[list[str], typer.Argument(help="The sweeps' names.", show_default=False)],
+    top: Annotated[int, typer.Option(min=1, help="How many leaders of each sweep.")] = 5,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the leaders of one or several sweeps, and in what they differ."""
+    from sweeps.results import compare, display
+
+    with input_errors():
+        found = compare.compare([view_of(name, root) for name in dict.fromkeys(names)], top=top)
+    show_found(found, as_json, lambda: display.comparison(found))
+    if not as_json:
+        display.pages(out, found)
+
+
+def report(
+    name: Name,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Where to write; default: NAME-report.html here.",
+            show_default=False,
+        ),
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Write a page with all figures of a sweep, also while it runs; it opens offline."""
+    from sweeps.places import check_file
+    from sweeps.publishing.publish import NoReport, draw_report
+
+    with input_errors():
+        view = view_of(name, root)
+        target = output or Path(f"{name}-report.html")
+        check_file(target, "--output")
+        try:
+            with err.status("drawing"):
+                written = draw_report(view.paths, target)
+        except NoReport as problem:
+            fail(str(problem), code=LATE)
+    out.print(f"wrote {written}", highlight=False, soft_wrap=True)

@@ -1,0 +1,105 @@
+"""One training run in this process, without Ray: for a debugger.
+
+The spec's `train` section is used as it stands; the search space is not sampled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sweeps.engine.preflight import Facts
+from sweeps.formats import format_number
+from sweeps.results import display
+from sweeps.spec.spec import SweepSpec
+from trainable.config import TrialConfig
+
+if TYPE_CHECKING:
+    from trainable.loop import Trainer
+    from trainable.own_loop import OwnLoop
+
+_SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
+
+
+def train_once(
+    spec: SweepSpec,
+    directory: Path | None,
+    console: Console,
+    err: Console,
+    figures: Path | None = None,
+) -> dict[str, float]:
+    """Train to the end of the budget, or resume an earlier run in `directory`.
+
+    Args:
+        directory: Where checkpoints are kept; None keeps them only while it trains.
+        console: Where the run is shown.
+        err: Where everything else is said.
+        figures: Where pictures of the run go; None draws none.
+
+    Returns:
+        The last report's metrics.
+    """
+    sys.path.insert(0, os.getcwd())  # a user's task module lies where the command was typed
+    from trainable.build import open_trainer
+
+    with ExitStack() as stack:
+        if directory is None:
+            directory = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
+            )
+        config = spec.trial_config(0, {})
+        device = "cpu" if spec.resources.gpu == 0 else None  # as its trials
+        trainer = open_trainer(config, directory, device=device)
+        stack.callback(trainer.close)
+        for sentence in trainer.store.set_aside:
+            console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        display.task_facts(err, _facts(config, trainer))
+        progress = stack.enter_context(
+            Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("epochs"),
+                TimeRemainingColumn(),
+                console=console,
+                disable=not console.is_terminal,
+            )
+        )
+        bar = progress.add_task(spec.name, total=spec.budget.epochs)
+        metrics: dict[str, float] = {}
+        for report in trainer.events():
+            metrics = report.metrics
+            shown = ", ".join(
+                f"{key} {format_number(metrics[key])}" for key in _SHOWN if key in metrics
+            )
+            console.print(
+                f"epoch {report.epoch} step {report.step}: {shown}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            for sentence in report.signals:
+                console.print(f"  {sentence}", style="yellow", highlight=False, soft_wrap=True)
+            progress.update(bar, completed=report.epoch)
+        if figures is not None:
+            from trainable.figures import draw_run
+
+            for path in draw_run(config, trainer, directory, figures):
+                console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    return metrics
+
+
+def _facts(config: TrialConfig, trainer: Trainer | OwnLoop) -> Facts:
+    """The same as before a sweep; what deserves caution was said when the trainer was built."""
+    from trainable.loop import Trainer
+    from trainable.preflight import measure
+
+    if not isinstance(trainer, Trainer):
+        return Facts(own_loop=True)
+    return Facts(**measure(config, trainer.groups, trainer.plans, trainer.precision))

@@ -1,0 +1,151 @@
+"""The end of an attempt at a sweep: what it came to, published and delivered.
+
+What must not live here: what weights, pictures and reports are made of (`results`, `pictures`).
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from sweeps.driver.departure import EXPORT
+from sweeps.driver.opening import OpenSweep
+from sweeps.early_stopping.failures import Hopeless
+from sweeps.engine.interrupt import Interruption
+from sweeps.exits import NO_SUCCESS
+from sweeps.layout import SweepPaths
+from sweeps.ledger.ledger import TrialRecord
+from sweeps.publishing.pictures import Gallery
+from sweeps.publishing.publish import NoReport, draw_report, export_trial
+from sweeps.recording.tags import (
+    STOPPED_BY_INTERRUPT,
+    attempt_tags,
+    best_tags,
+    front_tags,
+    health_tags,
+)
+from sweeps.results.sweep_view import NoBest, Outcome, no_success
+from tracking.mlflow_recorder import MlflowRecorder
+from tracking.recorder import Recorder
+
+_DELIVERY_SECONDS = 60.0
+_DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
+_SILENCE_SECONDS = 10.0
+_SECONDS_FOR_PICTURES = 10.0
+"""What the end of a sweep waits for pictures of trials, beside the best one's weights."""
+
+
+def conclude(
+    sweep: OpenSweep, gallery: Gallery, interruption: Interruption, hopeless: Hopeless | None
+) -> Outcome:
+    """Tell the sweep's own run how it ended, publish what is best, and deliver what waits.
+
+    Args:
+        gallery: Has the trials' pictures.
+        interruption: Whether the driver is to leave.
+        hopeless: Why the sweep stopped by its own decision; None when it did not.
+    """
+    spec, ledger, recorder = sweep.spec, sweep.ledger, sweep.recorder
+    trials, best = ledger.trials(), ledger.front()
+    recorder.tag(None, health_tags(trials))
+    left, stop = sweep.left, sweep.stopped
+    failed: int | None = None
+    cause: str | None = None
+    if hopeless:
+        failed, cause = hopeless.numbers[-1], hopeless.cause
+    elif not best:
+        failed, cause = no_success(trials)
+        if stop:
+            cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
+    if interruption.requested:
+        recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
+    elif cause is not None:
+        gallery.finish(_SECONDS_FOR_PICTURES)
+        _publish_report(sweep.paths, recorder)
+        recorder.finish(None, "FAILED", {"reason": cause})
+    else:
+        if len(spec.metrics) > 1:
+            _publish_front(sweep, best, trials, gallery)
+        else:
+            _publish_best(sweep, best[0], gallery)
+        recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
+    pending = _deliver(recorder, interruption)
+    code = interruption.exit_code or (NO_SUCCESS if cause else 0)
+    if not interruption.requested and not left:
+        ledger.conclude()
+    grows = not spec.early_stopping.is_population
+    return Outcome(
+        code, best, len(trials), pending, left, cause, failed, spec.metrics, stop, grows
+    )
+
+
+def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
+    """Wait until the tracking server has everything, but not for ever, and after an interruption
+    only as long as there is time; what is left is delivered by the next resume.
+    """
+    started = time.monotonic()
+    deadline = started + _DELIVERY_SECONDS
+    while (left := deadline - time.monotonic()) > 0 and recorder.flush(min(left, 0.2)):
+        now = time.monotonic()
+        if interruption.requested:
+            soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
+            deadline = min(deadline, now + soon)
+        waited = now - started if recorder.silence < math.inf else math.inf  # asking nobody
+        if min(recorder.silence, waited) > _SILENCE_SECONDS:
+            deadline = now  # nobody should wait for a server that is not there
+    left = deadline - time.monotonic()
+    return recorder.close(timeout=max(left, 0.0))
+
+
+def _publish_front(
+    sweep: OpenSweep, front: list[TrialRecord], trials: list[TrialRecord], gallery: Gallery
+) -> None:
+    """Say which trials the Pareto front is. No weights are published: which of these trials is
+    wanted is the user's choice.
+    """
+    for number, tags in front_tags(front, trials).items():
+        sweep.recorder.tag(number, tags)
+    gallery.finish(_SECONDS_FOR_PICTURES)
+    _publish_report(sweep.paths, sweep.recorder)
+
+
+def _publish_best(sweep: OpenSweep, best: TrialRecord, gallery: Gallery) -> None:
+    """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""
+    paths, ledger, recorder = sweep.paths, sweep.ledger, sweep.recorder
+    recorder.tag(None, best_tags(best))
+    with (
+        tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory,
+        ThreadPoolExecutor() as beside,  # child processes that import for seconds
+    ):
+        weights = beside.submit(
+            export_trial,
+            paths,
+            sweep.spec,
+            best,
+            Path(directory, "best"),
+            attempt_tags(ledger.attempts),
+        )
+        report = beside.submit(_publish_report, paths, recorder)
+        gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)
+        for picture in gallery.pictures(best.number):
+            recorder.artifact(None, picture, f"figures/{picture.name}")
+        try:
+            for file in weights.result():
+                recorder.artifact(None, file, f"best/{file.name}")
+        except NoBest as missing:
+            recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
+        report.result()
+
+
+def _publish_report(paths: SweepPaths, recorder: Recorder) -> None:
+    """Put the sweep's report on its own run."""
+    with tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory:
+        try:
+            file = draw_report(paths, Path(directory, "report.html"))
+        except NoReport as missing:
+            recorder.tag(None, {"report": f"missing: {missing}"})
+        else:
+            recorder.artifact(None, file, "report.html")

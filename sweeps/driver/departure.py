@@ -1,0 +1,92 @@
+"""How a driver goes before its time: in peace, at once, or because its cluster is gone; and what
+it leaves nobody.
+
+What must not live here: how signals are heard (`interrupt`), how wishes are read (`control`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from typing import NoReturn
+
+from sweeps.driver import control
+from sweeps.engine.interrupt import Interruption
+from sweeps.engine.orphans import kill_children
+from sweeps.exits import NO_SUCCESS
+from sweeps.layout import SweepPaths
+from sweeps.lock import SweepLock
+from sweeps.reconciliation.corrections import close_stores
+from sweeps.results import display
+
+EXPORT = ".export-"
+"""What the names of directories begin with in which a driver puts an export together."""
+
+
+def listen(
+    paths: SweepPaths, lock: SweepLock, token: str, wishes: control.Wishes, *, grace: float
+) -> Interruption:
+    """What hears signals and wishes, and acts on them.
+
+    Args:
+        grace: Seconds from the first signal until the process has ended.
+    """
+
+    def look() -> None:
+        wishes.look()
+        if wishes.now:
+            interruption.leave()
+        if wishes.drain:
+            interruption.drain()
+
+    interruption = Interruption(
+        on_first=lambda: _drain(paths, grace),
+        on_last=lambda: _leave_at_once(paths, lock, token, interruption),
+        grace=grace,
+        look=look,
+    )
+    return interruption
+
+
+def remove_scratch(paths: SweepPaths) -> None:
+    """Remove what is of use to one driver only."""
+    for directory in [paths.control, paths.ray, *paths.directory.glob(f"{EXPORT}*")]:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _drain(paths: SweepPaths, grace: float) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the trials then go back to their last save
+        control.order(paths)
+    print(
+        f"\nstopping: trials save at their next step and end, within {grace:g} s; "
+        "another Ctrl-C leaves at once",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _leave_at_once(
+    paths: SweepPaths, lock: SweepLock, token: str, interruption: Interruption
+) -> None:
+    """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
+    _let_go(paths, lock, token)
+    display.left_at_once(paths)
+    os._exit(interruption.exit_code or 128 + signal.SIGINT)
+
+
+def leave_the_lost(paths: SweepPaths, lock: SweepLock, token: str, cause: str) -> NoReturn:
+    """Go, because the cluster is gone: Ray in this process would wait for it, and then end it."""
+    _let_go(paths, lock, token)
+    display.cluster_lost(paths, cause)
+    os._exit(NO_SUCCESS)
+
+
+def _let_go(paths: SweepPaths, lock: SweepLock, token: str) -> None:
+    kill_children(token)
+    if lock.is_ours():  # what lies there is otherwise another driver's
+        remove_scratch(paths)
+        close_stores(paths.directory.glob("trials/*"))
+    lock.abandon()

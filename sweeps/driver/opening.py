@@ -1,0 +1,166 @@
+"""Opening a sweep: its ledger, its recorder, and what an earlier driver left half done put right.
+
+Whoever opens a sweep holds its lock. What must not live here: what is wrong with a sweep and how
+that is put right (`reconcile`, `corrections`), and running it (`run`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ray.tune.schedulers import TrialScheduler
+
+from sweeps.early_stopping.schedulers import make_judge, make_scheduler
+from sweeps.early_stopping.stopping import BY_THE_SWEEP, Fired, fired
+from sweeps.layout import SweepPaths, tracking_place
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.place import Place, check_kept, place_of
+from sweeps.ledger.warm_start import take_along
+from sweeps.reconciliation.corrections import apply, close_stores
+from sweeps.reconciliation.facts import gather
+from sweeps.reconciliation.reconcile import reconcile
+from sweeps.recording.tags import NOT_STOPPED, attempt_tags, curve_tags, leaders_view
+from sweeps.spec.origin import Origin, check_origin
+from sweeps.spec.parameters import flatten
+from sweeps.spec.revisions import read_revisions, read_spec, write_spec
+from sweeps.spec.search_changes import check_search_changes
+from sweeps.spec.spec import SweepSpec
+from tracking.mlflow_recorder import MlflowRecorder
+from tracking.provenance import provenance
+
+
+@dataclass(frozen=True)
+class OpenSweep:
+    """A sweep in the hands of its driver."""
+
+    paths: SweepPaths
+    spec: SweepSpec
+    ledger: Ledger
+    recorder: MlflowRecorder
+
+    def scheduler(self) -> TrialScheduler:
+        """A fresh scheduler, which knows nothing of the past."""
+        spec = self.spec
+        return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0])
+
+    @property
+    def stopped(self) -> Fired | None:
+        """The stop that ends the sweep before all of its trials are; None without one."""
+        return fired(self.spec, self.ledger.trials(), self.ledger.seconds)
+
+    @property
+    def left(self) -> int:
+        """How many trials are still to come to their end, or to be begun."""
+        trials = self.ledger.trials()
+        awaited = len(trials) if self.stopped else self.spec.trials
+        return awaited - sum(trial.finished for trial in trials)
+
+    def reconcile(self, warn: Callable[[str], None]) -> None:
+        """Put right what an earlier driver left half done; a new sweep is a case like any other.
+
+        Raises:
+            LedgerError: The ledger lost trials.
+            StrangerInTheWay: A new trial would find files that are not its own.
+        """
+        paths, spec, ledger = self.paths, self.spec, self.ledger
+        if not ledger.trials() and (told := ledger.warm_start.told):
+            warn(told)
+
+        stop = self.stopped
+        facts = gather(
+            paths,
+            spec,
+            ledger.trials(),
+            live=False,
+            judge=make_judge(spec),
+            stop=BY_THE_SWEEP + stop.why if stop else None,
+        )
+        apply(
+            reconcile(facts),
+            paths,
+            spec,
+            ledger,
+            self.recorder,
+            warn=warn,
+        )
+
+    def close_stores(self) -> None:
+        """Close what workers left open that were killed; none of them may live any more."""
+        close_stores(self.paths.trial(trial.number) for trial in self.ledger.trials())
+
+
+def open_sweep(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    origin: Origin,
+    *,
+    new: bool,
+    accept_changes: bool = False,
+    offline: bool = False,
+    place: Place | None = None,
+) -> OpenSweep:
+    """Open a sweep, or create it.
+
+    Args:
+        place: Of its ledger, whose lock the caller holds; None: as the spec says.
+
+    Raises:
+        LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
+        OriginChanged: Trials before and after could not be compared.
+    """
+    ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
+    now = {**provenance(), **ledger.origin.tags()}
+    ledger.note_attempt(now)
+    charts = leaders_view(spec)
+    uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
+    recorder = MlflowRecorder(
+        uri=uri,
+        artifact_root=artifacts,
+        experiment=spec.name,
+        sweep_id=ledger.sweep_id,
+        outbox=paths.outbox,
+        tags={
+            **attempt_tags(ledger.attempts),
+            **curve_tags([one.tracking.every for one in read_revisions(paths.spec)]),
+            **({} if new else NOT_STOPPED),
+        },
+        inherited=now,
+        experiment_tags={charts.tag: charts.state},
+        params=dict(flatten(spec.model_dump(mode="json"))),
+        offline=offline,
+    )
+    return OpenSweep(paths, spec, ledger, recorder)
+
+
+def open_ledger(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    origin: Origin,
+    *,
+    new: bool,
+    accepted: bool,
+    place: Place | None = None,
+) -> Ledger:
+    """The spec's file is the commit point: a sweep exists once it is there, and its ledger was
+    made before.
+    """
+    place = place or place_of(paths, spec)
+    if new:
+        place.remove_unborn(paths.spec)
+        warm = take_along(paths.root, spec)
+        ledger = Ledger.create(place, mode=spec.mode, sweep_id=uuid.uuid4().hex)
+        if warm.told:
+            ledger.note_warm_start(warm)
+    else:
+        before = read_spec(paths.spec).spec
+        check_kept(before, spec)
+        ledger = Ledger.open(place)
+        # Where nothing has been trained yet, there is nothing to compare with.
+        accepted = accepted or not any(trial.reports for trial in ledger.trials())
+        check_origin(ledger.origin, origin, before, spec, accepted=accepted)
+        check_search_changes(before, spec, len(ledger.trials()))
+    ledger.note_origin(origin)
+    write_spec(paths.spec, spec)
+    return ledger

@@ -1,0 +1,144 @@
+"""Running a sweep: `run`, `resume` and `extend` are the same operation.
+
+Take the lock; clean up after a dead driver; open the ledger and put right what was left half
+done; start a fresh Tuner whose searcher first hands out the unfinished trials and then asks for
+new ones; tell the scheduler the past; record; publish the best. Ray's own directory is thrown
+away at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+
+from sweeps.driver.conclusion import conclude
+from sweeps.driver.control import Wishes
+from sweeps.driver.departure import leave_the_lost, listen, remove_scratch
+from sweeps.driver.opening import open_sweep
+from sweeps.driver.tuning import tune_trials
+from sweeps.engine import engine
+from sweeps.engine.cluster import Cluster
+from sweeps.engine.orphans import clean_up_after_the_dead, mark_children
+from sweeps.engine.resources import Machine, Plan
+from sweeps.layout import SweepExists, SweepPaths
+from sweeps.ledger.place import place_of
+from sweeps.lock import SweepLock
+from sweeps.publishing.pictures import Gallery
+from sweeps.results.running import View
+from sweeps.results.sweep_view import Outcome
+from sweeps.spec.origin import Origin
+from sweeps.spec.spec import SweepSpec
+from tracking.address import credentials
+
+ViewFactory = Callable[[int], AbstractContextManager[View]]
+"""Makes the view, given how many trials were finished before."""
+
+
+def run_sweep(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    plan: Plan,
+    machine: Machine | Cluster,
+    make_view: ViewFactory,
+    *,
+    new: bool,
+    origin: Origin | None = None,
+    accept_changes: bool = False,
+    grace: float = 30.0,
+    offline: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Run a sweep to its end, or until it is interrupted.
+
+    Args:
+        paths: Where the sweep lives.
+        spec: What to run; for a resumed sweep, with what was changed.
+        plan: Resources per trial and how many at once.
+        machine: What a local Ray may use, or the cluster that this process is connected to.
+        new: Whether the sweep must not exist yet; otherwise it must.
+        origin: What its trials are run from; None leaves that unknown.
+        accept_changes: Go on although code, data or what values mean has changed.
+        grace: Seconds from the first signal until this process has ended; trials have most of
+            them to save their state.
+        offline: Ask no tracking server: everything stays in the outbox.
+        say: Told in a few words what is happening when it takes long.
+        warn: Told in a sentence what the user should know and need not act on.
+
+    Raises:
+        SweepHeld: Another driver holds it.
+        SweepExists: `new`, and the name is taken.
+        LockLost: The lock was taken away from under this driver.
+        LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
+        OriginChanged: Trials before and after could not be compared.
+        StrangerInTheWay: A new trial would find files that are not its own.
+    """
+    place = place_of(paths, spec)
+    lock = SweepLock(paths.lock, place.lock())
+    token = lock.acquire().token
+    try:
+        remove_scratch(paths)  # of an earlier driver, with what it was asked
+        wishes = Wishes(paths, token)
+        with listen(paths, lock, token, wishes, grace=grace) as interruption:
+            if new and paths.exists():
+                raise SweepExists(paths.name)
+            clean_up_after_the_dead(*([lock.previous.token] if lock.previous else []))
+            if isinstance(machine, Cluster):
+                mark_children(token)
+            else:
+                engine.configure(token)
+            sweep = open_sweep(
+                paths,
+                spec,
+                origin or Origin(),
+                new=new,
+                accept_changes=accept_changes,
+                offline=offline,
+                place=place,
+            )
+            hopeless = None
+            node_died = machine.node_died if isinstance(machine, Cluster) else lambda _: False
+            try:
+                sweep.recorder.artifact(None, paths.spec, paths.spec.name)
+                sweep.reconcile(warn)
+                with Gallery(spec, paths, sweep.ledger.trials(), sweep.recorder) as gallery:
+                    finished = sum(trial.finished for trial in sweep.ledger.trials())
+                    if sweep.left and not interruption.requested:
+                        say("starting Ray")
+                        if isinstance(machine, Cluster):
+                            ray_runs = machine.watched(
+                                plan.concurrency, lost=partial(leave_the_lost, paths, lock, token)
+                            )
+                        else:
+                            ray_runs = engine.running(
+                                token,
+                                machine,
+                                concurrency=plan.concurrency,
+                                interruption=interruption,
+                                withhold=credentials(spec.tracking.uri, spec.storage.ledger),
+                            )
+                        with ray_runs:
+                            if not interruption.requested:
+                                with make_view(finished) as view:
+                                    hopeless = tune_trials(
+                                        sweep,
+                                        plan,
+                                        view,
+                                        interruption,
+                                        wishes,
+                                        lock,
+                                        on_end=gallery.add,
+                                        node_died=node_died,
+                                    )
+                        lock.check()  # the stores are otherwise another driver's workers'
+                        sweep.close_stores()
+                    lock.check()
+                    say("delivering to the tracking store")
+                    return conclude(sweep, gallery, interruption, hopeless)
+            finally:
+                sweep.recorder.close(timeout=0.0)
+    finally:
+        if lock.is_ours():  # what lies there is otherwise another driver's
+            remove_scratch(paths)
+        lock.release()

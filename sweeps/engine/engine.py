@@ -1,0 +1,175 @@
+"""Ray, the engine: how it is set up, started and stopped on one machine.
+
+It runs what is asked of it and remembers nothing that must last. What must not live here: trials
+or anything they mean, and a cluster that runs already (`cluster`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from sweeps.engine.interrupt import Interruption
+from sweeps.engine.orphans import (
+    claim_scratch,
+    end_orphans,
+    kill_children,
+    mark_children,
+    scratch_directory,
+)
+from sweeps.engine.resources import Machine
+
+_OBJECT_STORE_BYTES = (
+    100 * 2**20
+)  # results are small and checkpoints go past Ray; its default takes 30 % of memory
+
+_SETTINGS = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # it would rebuild the environment in every worker
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # trials that ask for no GPU see none, instead of all training on the first one
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    "RAY_AIR_NEW_OUTPUT": "0",  # what is printed is the view's
+    # none of those that Ray starts in advance is ever used: trials bring their own environment
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a task's relative paths mean what they meant to the user
+    # the recorder records; CSV, JSON and TensorBoard copies only cost
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failed trial's last result has no metric
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are the driver's
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's own experiment state is never read again
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+
+_alive: dict[str, IO[str]] = {}
+"""What says that this driver lives, by token, while its Ray runs."""
+
+
+class NoRay(OSError):
+    """Ray could not be started."""
+
+
+def settle() -> None:
+    """Set the environment that Ray and Tune read in this process, wherever trials run."""
+    os.environ.update(_SETTINGS)
+
+
+def configure(token: str) -> None:
+    """Set the environment that a local Ray and its workers read; must precede its start.
+
+    Args:
+        token: The driver's token, by which its processes are found again.
+    """
+    settle()
+    # Ray takes orders from who knows this; its own would lie in a file that others may read. One
+    # for the process, because Ray keeps the first that it has seen.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    mark_children(token)
+    # A user's task module lies where the command was typed; workers inherit the path.
+    path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
+
+
+@contextmanager
+def running(
+    token: str,
+    machine: Machine,
+    *,
+    concurrency: int,
+    interruption: Interruption,
+    withhold: Iterable[str] = (),
+) -> Iterator[None]:
+    """A local Ray for as long as the context is open; none when a signal comes while it starts.
+
+    See `start` for the arguments.
+    """
+    ours = True
+    try:
+        try:
+            ours = start(token, machine, concurrency=concurrency, withhold=withhold)
+        except SystemExit:  # Ray's own answer to SIGTERM while it starts
+            interruption.drain(signal.SIGTERM)
+        interruption.reinstall()
+        yield
+    finally:
+        if ours and interruption.trials_left <= 0:
+            kill_children(token)  # politeness takes seconds that are no longer there
+        if ours:
+            stop(token)
+
+
+def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[str] = ()) -> bool:
+    """Start a local Ray, unless this process has one already.
+
+    Args:
+        token: The driver's token.
+        machine: What Ray may use.
+        concurrency: How many trials may wait for an actor at once.
+        withhold: Environment variables that workers get empty.
+
+    Returns:
+        Whether it was started here, and so is ours to stop.
+
+    Raises:
+        NoRay: It did not come up.
+    """
+    prepare_tune(concurrency)
+    import ray
+
+    if ray.is_initialized():
+        return False
+    _alive[token] = claim_scratch(token)
+    withheld = {name: "" for name in withhold if name in os.environ}
+    options: dict[str, Any] = {
+        "address": "local",  # whatever RAY_ADDRESS says
+        "num_cpus": machine.cpus,
+        "num_gpus": len(machine.gpus),
+        "include_dashboard": False,
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "runtime_env": {"env_vars": withheld} if withheld else None,
+        # One level below ours: Ray lets everybody write to its own.
+        "_temp_dir": str(scratch_directory(token) / "ray"),
+        "_node_ip_address": "127.0.0.1",  # see `sweeps/__init__.py`
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        try:
+            ray.init(**options)
+        except Exception as error:  # of no narrower kind, on a machine too busy for its patience
+            raise NoRay(
+                f"Ray could not be started: {error}; its processes must come up within 30 s, for "
+                "which the machine is short of memory or of time; free some, then resume"
+            ) from error
+    return True
+
+
+def prepare_tune(concurrency: int) -> None:
+    """Set what Tune reads when a session begins.
+
+    Args:
+        concurrency: How many trials may wait for an actor at once; Tune's own default starts them
+            one by one.
+    """
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(concurrency)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # Of a lost worker Tune prints its own stack; the trial's reason says what happened. Its own
+    # state, which nobody reads, it sometimes copies while it renames a part of it.
+    for name in ("tune_controller", "experiment_state"):
+        logging.getLogger(f"ray.tune.execution.{name}").setLevel(logging.CRITICAL)
+
+
+def stop(token: str) -> None:
+    """Stop this process' Ray, and see to it that nothing of it remains."""
+    import ray
+
+    ray.shutdown()
+    end_orphans(token)
+    if alive := _alive.pop(token, None):
+        alive.close()

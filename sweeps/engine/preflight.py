@@ -1,0 +1,175 @@
+"""What can only be known by loading the task, asked of a child process.
+
+The command line never imports torch: a child loads the task, builds model and data once, and
+answers in JSON. Its memory is gone when it ends. What must not live here: checks that need no
+torch (spec, resources).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.machinery import PathFinder
+
+from sweeps.engine.resources import Plan, StepMemory
+from sweeps.formats import format_bytes
+from sweeps.spec.spec import SpecError, SweepSpec
+from tracking.address import credentials
+from trainable.config import TrialConfig
+
+
+class TaskRefused(ValueError):
+    """The task cannot be loaded, or cannot be trained as configured."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the task is, in numbers; a loop of the user's own keeps them to itself."""
+
+    num_parameters: int = 0
+    num_train: int = 0
+    num_val: int = 0
+    steps_per_epoch: int = 0
+    total_steps: int = 0
+    device: str = ""
+    precision: str = ""
+    weight_bytes: int = 0
+    optimizer_bytes: int = 0
+    own_loop: bool = False
+    code: dict[str, str] = field(default_factory=dict)
+    """Digests of the task's source files."""
+    data: str | None = None
+    """What identifies the task's data; None where that cannot be known."""
+    cautions: list[str] = field(default_factory=list)
+    """What can be trained as it is, but is probably not meant, in sentences."""
+    step_memory: StepMemory | None = None
+    """What of a GPU a trial takes; None where it was not measured."""
+
+    def lines(self) -> list[str]:
+        """The facts in sentences."""
+        if self.own_loop:
+            return ["a loop of its own: one report for each epoch of the budget"]
+        weight, optimizer = (
+            count / self.num_parameters for count in (self.weight_bytes, self.optimizer_bytes)
+        )
+        return [
+            f"{self.num_parameters:,} parameters, {2 * weight + optimizer:.3g} bytes per "
+            f"parameter (weight {weight:.3g}, gradient {weight:.3g}, optimizer {optimizer:.3g}); "
+            f"the optimizer keeps {format_bytes(self.optimizer_bytes)} for them",
+            f"{self.num_train:,} training and {self.num_val:,} validation samples",
+            f"{self.steps_per_epoch:,} steps per epoch, {self.total_steps:,} in all",
+            f"{self.precision} on {self.device}",
+        ]
+
+
+class Inspection:
+    """A child process that loads the task and builds everything a run would build.
+
+    Where trials are to share GPUs and the spec leaves their share open, it also takes two steps of
+    the largest trial that is known, to see what of a GPU that takes.
+
+    It starts at once; `facts` waits for its answer, so that the caller can do something meanwhile.
+
+    Args:
+        spec: The sweep.
+        plan: What each trial gets if nothing is known of its memory.
+
+    Raises:
+        TaskRefused: The task's module does not exist; that is known without a child.
+    """
+
+    def __init__(self, spec: SweepSpec, plan: Plan) -> None:
+        self._task = spec.task.name
+        _check_module(self._task)
+        path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+        # As its trials see it: their GPUs, and nothing that opens the tracking store.
+        environment = dict.fromkeys(credentials(spec.tracking.uri, spec.storage.ledger), "")
+        if not plan.gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "trainable.preflight"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment, "PYTHONPATH": path},
+        )
+        configs = [spec.trial_config(0, spec.example_params())]
+        if spec.resources.gpu == "auto" and 0 < plan.gpu < 1:
+            configs.append(largest_config(spec))
+        self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
+
+    def give_up(self) -> None:
+        """End the child without an answer."""
+        self._child.kill()
+        self._child.communicate()
+
+    def facts(self) -> Facts:
+        """Wait for the answer.
+
+        Raises:
+            TaskRefused: The task cannot be loaded or trained as configured; the message says why.
+        """
+        printed, complaints = self._child.communicate(self._configs)
+        try:
+            answer, *measured = [json.loads(line) for line in printed.splitlines()]
+        except ValueError:
+            code = f"exit code {self._child.returncode}"
+            last = (complaints.strip().splitlines() or [code])[-1]
+            raise TaskRefused(f"loading task '{self._task}' ended its process: {last}") from None
+        if "refused" in answer:
+            raise TaskRefused(answer["refused"])
+        facts = Facts(**answer)
+        if facts.own_loop or self._configs.count("\n") == 1:
+            return facts
+        memory = measured[0] if measured else {"failed": "ended its process"}
+        return replace(facts, step_memory=StepMemory(**memory))
+
+
+def largest_config(spec: SweepSpec) -> TrialConfig:
+    """Return the trial of a sweep that takes most memory, as far as a spec can tell.
+
+    Of each searched number the largest is taken, and of what is known to work the other way round
+    the smallest. What a spec cannot tell: which of several words, such as a model's name, stands
+    for the largest model (the first is taken), and whether a larger number makes a model smaller,
+    as a stride does. Where these values do not fit together, those of `example_params` are taken.
+    """
+    params = {
+        key: max((value for _, value in distribution.probes()), key=partial(_weight, key))
+        for key, distribution in spec.space.items()
+    }
+    try:
+        return spec.trial_config(0, params)
+    except SpecError:
+        return spec.trial_config(0, spec.example_params())
+
+
+def _weight(key: str, value: object) -> float:
+    """How much memory a value of a searched key asks for, beside its other values."""
+    if key == "train.precision":
+        return ("fp16", "bf16", "auto", "fp32").index(str(value))
+    if key == "train.optimizer.name":
+        return value in ("adam", "adamw", "lamb")  # two moments of each parameter
+    if not isinstance(value, int | float):
+        return 0
+    return -value if key in ("train.accumulation", "train.activation_checkpointing") else value
+
+
+def _check_module(task: str) -> None:
+    module, colon, _ = task.partition(":")
+    package = module.partition(".")[0]
+    if not colon or PathFinder.find_spec(package, [os.getcwd()]) is not None:
+        return
+    # every finder is asked: a package that was installed to be edited lies on no path
+    if not package or importlib.util.find_spec(package) is None:
+        raise TaskRefused(
+            f"task '{task}': there is no module '{package}' in {os.getcwd()} or among "
+            "the installed packages; the part before the colon must be importable from where "
+            "you start; "
+            "change the directory, install the package, or correct the name"
+        )

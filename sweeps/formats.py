@@ -1,0 +1,55 @@
+"""Numbers, durations and sizes as people read them.
+
+What must not live here: tables and sentences (`results`), and reading what people write (`spec`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def format_number(value: Any) -> str:
+    """A number for people: four significant digits."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or not math.isfinite(value):
+        return str(value)
+    return f"{value:.4g}"
+
+
+def format_best(metrics: Sequence[str], result: float | Sequence[float]) -> str:
+    """What a trial came to, for people: `best val/loss 0.1234`; of several metrics each value by
+    its name, since only the first is at its best.
+    """
+    if not isinstance(result, Sequence):
+        return f"best {metrics[0]} {format_number(result)}"
+    named = zip(metrics, result, strict=True)
+    return ", ".join(f"{metric} {format_number(value)}" for metric, value in named)
+
+
+def format_result(metrics: Sequence[str], result: Any) -> str:
+    """The same, without the name where there is one metric alone."""
+    return format_best(metrics, result) if isinstance(result, list) else format_number(result)
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people: `7s`, `2m05s`, `1h03m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def format_bytes(count: float) -> str:
+    """An amount of memory for people: `512 B`, `48.3 KiB`, `1.2 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"

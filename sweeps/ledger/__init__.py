@@ -1,0 +1,1 @@
+"""The record: which trials exist, their parameters, values, states and attempts."""

@@ -1,0 +1,119 @@
+"""The model card of a trial's weights: what they are, from what, and how they are read.
+
+What must not live here: anything that is guessed; what is not recorded is not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sweeps.formats import format_best, format_number
+from sweeps.layout import TRIAL_CONFIG
+from sweeps.ledger.view import TrialSummary
+from sweeps.spec.spec import SweepSpec
+from trainable.manifest import Generation
+
+FILE_NAME = "model_card.md"
+
+
+def model_card(
+    spec: SweepSpec,
+    record: TrialSummary,
+    generation: Generation,
+    provenance: Mapping[str, str],
+) -> str:
+    """Return the card in Markdown.
+
+    Args:
+        spec: The sweep.
+        record: The trial.
+        generation: The checkpoint that the weights are from.
+        provenance: From where and with what the sweep was run, as tags.
+    """
+    arguments = {k: v for k, v in spec.task.model_dump(mode="json").items() if k != "name"}
+    searched = [
+        f"| `{k}` | {format_number(v)} | searched: {_range(spec, k)} |"
+        for k, v in record.best_params.items()
+    ]
+    train = spec.train
+    fixed = {
+        "train.batch_size": train.batch_size,
+        "train.precision": train.precision,
+        "train.optimizer.name": train.optimizer.name,
+        "train.schedule.name": train.schedule.name,
+        "budget.epochs": spec.budget.epochs,
+    }
+    told = [
+        f"| `{key}` | {value} | fixed |"
+        for key, value in fixed.items()
+        if key not in record.best_params
+    ]
+    lines = [
+        f"# {spec.name}, trial {record.number}",
+        "",
+        _rank(spec),
+        "",
+        "## Data",
+        "",
+        f"Task `{spec.task.name}`"
+        + (f" with {', '.join(f'{k}={v!r}' for k, v in arguments.items())}" if arguments else "")
+        + "; its `build_data()` makes the samples that were trained on and evaluated on.",
+        "",
+        "## Metric",
+        "",
+        f"{spec.metrics[0]} {generation.value!r} on the validation samples, after epoch "
+        f"{generation.epoch} (step {generation.step}). It chose this checkpoint and this trial, "
+        "so it is optimistic: measure on samples that the sweep never saw.",
+        *_others(spec, record),
+        "",
+        "## Parameters",
+        "",
+        "| parameter | value | |",
+        "|---|---|---|",
+        *searched,
+        *told,
+        "",
+        *_lineage(record),
+        f"All of them: `{TRIAL_CONFIG}` beside this file.",
+        "",
+        "## Provenance",
+        "",
+        f"- checkpoint sha256 `{generation.sha256}`",
+        f"- attempts: {record.attempts}",
+        *(f"- {key}: {value}" for key, value in sorted(provenance.items()) if value),
+        "",
+        "## Use",
+        "",
+        "`model.safetensors` holds the weights of the task's `build_model()`; read them with "
+        "`safetensors.torch.load_model(model, 'model.safetensors')`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _lineage(record: TrialSummary) -> list[str]:
+    """Say how it came about when it did not train with these parameters from the beginning."""
+    at_best = [one for one in record.lineage if one.epoch < (record.best_epoch or 0)]
+    if not at_best:
+        return []
+    steps = ", ".join(f"trial {one.donor}'s after epoch {one.epoch}" for one in at_best)
+    return [f"With these it came to its value; it went on from other weights: {steps}.", ""]
+
+
+def _rank(spec: SweepSpec) -> str:
+    if len(spec.metrics) == 1:
+        return f"The best of a sweep of {spec.trials} trials, by the {spec.aim}."
+    return (
+        f"On the Pareto front of a sweep of {spec.trials} trials, by the {spec.aim}: no other "
+        "trial is as good in all of them and better in one."
+    )
+
+
+def _others(spec: SweepSpec, record: TrialSummary) -> Iterator[str]:
+    if record.others:
+        yield ""
+        yield f"In the same report: {format_best(spec.metrics[1:], record.others)}."
+
+
+def _range(spec: SweepSpec, key: str) -> str:
+    return str(spec.space[key]) if key in spec.space else "in an earlier revision"

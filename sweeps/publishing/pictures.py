@@ -1,0 +1,241 @@
+"""Pictures of every trial that has ended, drawn beside the sweep and put on the trial's own run.
+
+A child process of low priority draws one trial after another from the rows on disk; a
+thread hands it the trials and records what it made. A trial's `figures/` directory is there once
+all of them are recorded: after a crash, what is missing is drawn again. What must not live here:
+how a picture looks (see `trainable.figures`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from sweeps.engine.orphans import TOKEN_VARIABLE
+from sweeps.layout import SweepPaths
+from sweeps.ledger.view import TrialSummary
+from sweeps.spec.problems import SpecError
+from sweeps.spec.spec import SweepSpec
+from tracking.recorder import Recorder
+
+_DIRECTORY = "figures"
+_SECONDS_FOR_THE_FIRST = 60.0  # one second on an idle machine
+
+
+def undrawn(paths: SweepPaths, trials: Iterable[TrialSummary]) -> list[TrialSummary]:
+    """Return the trials that have ended and have no pictures yet."""
+    return [one for one in trials if one.finished and not _figures(paths, one.number).is_dir()]
+
+
+class NotDrawn(Exception):
+    """A trial's pictures could not be drawn."""
+
+
+class Gallery:
+    """Draws trials in the order in which they ended, in a thread and a process of its own.
+
+    Leaving it as a context manager drops what is not drawn yet; the next driver of the sweep
+    draws it, or `sweep sync`.
+
+    Args:
+        spec: The sweep.
+        paths: Where each trial's directory is.
+        trials: Those that ended before and have no pictures are drawn too.
+        recorder: Takes the pictures; a trial without any is tagged `figures` with the reason.
+    """
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        paths: SweepPaths,
+        trials: Iterable[TrialSummary],
+        recorder: Recorder,
+    ) -> None:
+        self._spec = spec
+        self._paths = paths
+        self._recorder = recorder
+        self._news = threading.Condition()  # guards what follows
+        self._waiting: dict[int, str] = {}
+        self._first: int | None = None
+        self._drawing: int | None = None
+        self._closing = self._dropping = False
+        self._artist: _Artist | None = None
+        self._thread = threading.Thread(target=self._work, name="pictures", daemon=True)
+        self._thread.start()
+        for record in undrawn(paths, trials):
+            self.add(record)
+
+    def add(self, record: TrialSummary) -> None:
+        """Draw a trial that has just ended, when its turn comes."""
+        try:
+            # A resumed sweep's spec may have changed so that old parameters no longer fit it.
+            config = self._spec.trial_config(record.number, record.best_params)
+        except SpecError as problem:
+            self._tell(record.number, f"missing: {problem}")
+            return
+        with self._news:
+            self._waiting[record.number] = config.model_dump_json()
+            self._news.notify_all()
+
+    def pictures(self, number: int) -> list[Path]:
+        """The pictures of a trial; none when they are not drawn."""
+        return sorted(_figures(self._paths, number).glob("*.png"))
+
+    def finish(self, timeout: float | None = None, first: int | None = None) -> None:
+        """Wait until all are drawn, but not much longer than `timeout` seconds; drop the rest.
+
+        Args:
+            timeout: In seconds; None waits for all.
+            first: The trial whose pictures matter most; it is waited for beyond the timeout.
+        """
+        started = time.monotonic()
+        with self._news:
+            self._closing, self._first = True, first
+            self._news.notify_all()
+            self._news.wait_for(
+                lambda: first is None or first not in (*self._waiting, self._drawing),
+                _SECONDS_FOR_THE_FIRST,
+            )
+        waited = time.monotonic() - started
+        self._thread.join(None if timeout is None else max(0.0, timeout - waited))
+        self._drop()
+
+    def __enter__(self) -> Gallery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        with self._news:
+            dropped, self._waiting = list(self._waiting), {}
+            self._closing = self._dropping = True
+            self._news.notify_all()
+            if self._artist is not None:
+                self._artist.kill()
+        self._thread.join()
+        for number in dropped:
+            self._tell(number, f"missing: {self._not_awaited}")
+
+    def _work(self) -> None:
+        while (taken := self._take()) is not None:
+            number, config = taken
+            try:
+                self._draw(number, config)
+            except (NotDrawn, OSError) as problem:
+                self._tell(number, f"missing: {self._not_awaited if self._dropping else problem}")
+        if self._artist is not None:
+            self._artist.close()
+
+    def _take(self) -> tuple[int, str] | None:
+        with self._news:
+            self._drawing = None
+            self._news.notify_all()
+            self._news.wait_for(lambda: self._waiting or self._closing)
+            if not self._waiting:
+                return None
+            if self._artist is None:
+                self._artist = _Artist()
+            number = self._first if self._first in self._waiting else next(iter(self._waiting))
+            assert number is not None
+            self._drawing = number
+            return number, self._waiting.pop(number)
+
+    def _draw(self, number: int, config: str) -> None:
+        assert self._artist is not None
+        figures = _figures(self._paths, number)
+        aside = figures.with_name(f".{_DIRECTORY}")
+        shutil.rmtree(aside, ignore_errors=True)  # of a driver that died
+        try:
+            for file in self._artist.draw(config, figures.parent, aside):
+                self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
+            aside.replace(figures)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        self._tell(number, "drawn")
+
+    def _tell(self, number: int, text: str) -> None:
+        # A disk that takes no tag is met by the driver itself, which ends the sweep for it.
+        with contextlib.suppress(OSError):
+            self._recorder.tag(number, {"figures": text})
+
+    @property
+    def _not_awaited(self) -> str:
+        return f"the sweep did not wait for them; sweep sync {self._paths.name} draws them"
+
+
+def _figures(paths: SweepPaths, number: int) -> Path:
+    return paths.trial(number) / _DIRECTORY
+
+
+class _Artist:
+    """The process that draws: Matplotlib would stay in this one's memory."""
+
+    def __init__(self) -> None:
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "trainable.figures"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+            # It outlives the driver's Ray, with which all that carries the token is ended, and
+            # Ctrl-C at the terminal, which is for the driver; it ends when its input does.
+            env={k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE},
+            process_group=0,
+        )
+
+    def draw(self, config: str, directory: Path, target: Path) -> list[Path]:
+        """Draw a run.
+
+        Args:
+            config: The trial's configuration in JSON.
+            directory: The run's directory.
+            target: Where the pictures go; made when missing.
+
+        Raises:
+            NotDrawn: It could not be done; the message says why.
+        """
+        request = {
+            "config": json.loads(config),
+            "directory": str(directory),
+            "target": str(target),
+        }
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line:
+            raise NotDrawn(f"the process that draws ended with {self._last_words()}")
+        answer: dict[str, list[str]] = json.loads(line)
+        if "refused" in answer:
+            raise NotDrawn(answer["refused"])
+        return list(map(Path, answer["written"]))
+
+    def kill(self) -> None:
+        """End it now; whoever waits for a drawing is told."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Let it come to its end."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+        self._complaints.close()
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._complaints.seek(0)
+        lines = self._complaints.read().strip().splitlines()
+        return lines[-1] if lines else f"exit code {code}"

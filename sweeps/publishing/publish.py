@@ -1,0 +1,161 @@
+"""Weights, registered models and reports, each made by a child process: torch, MLflow and Plotly
+would stay in this one's memory, and a driver must remain small.
+
+What must not live here: what they are made of (`trainable.export`, `register`, `report`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from sweeps.layout import TRIAL_CONFIG, SweepPaths
+from sweeps.ledger.view import TrialSummary
+from sweeps.publishing.model_card import FILE_NAME, model_card
+from sweeps.recording.tags import attempt_tags
+from sweeps.results.sweep_view import NoBest, SweepView
+from sweeps.spec.spec import SweepSpec
+from trainable.checkpoint import CheckpointStore
+
+
+class NoReport(Exception):
+    """A sweep's report could not be written."""
+
+
+class NoVersion(Exception):
+    """A model could not be registered."""
+
+
+def export_best(view: SweepView, directory: Path, trial: int | None = None) -> list[Path]:
+    """Write the best trial's weights and resolved configuration into a new directory.
+
+    Args:
+        view: The sweep.
+        directory: Where to write.
+        trial: Which one, where several trials are the best.
+
+    Raises:
+        NoBest: No trial has completed, or it saved no weights.
+        NoChoice: Several are, and none of them was chosen.
+        FileExistsError: The directory holds files already.
+    """
+    record = view.chosen(trial)
+    if directory.exists() and any(directory.iterdir()):
+        raise FileExistsError(
+            f"{directory} is not empty; an export overwrites nothing; name a new directory"
+        )
+    where = attempt_tags(view.ledger.attempts)
+    return export_trial(view.paths, view.spec, record, directory, where)
+
+
+def export_trial(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    record: TrialSummary,
+    directory: Path,
+    provenance: Mapping[str, str],
+) -> list[Path]:
+    """Write a trial's best weights (safetensors), its resolved configuration and its model card.
+
+    Args:
+        paths: The sweep.
+        spec: What it is.
+        record: The trial.
+        directory: Where to write; made when missing.
+        provenance: Where it was trained, as tags, for the card.
+
+    Returns:
+        The files written.
+
+    Raises:
+        NoBest: The trial saved no evaluated checkpoint, or it is damaged.
+    """
+    trial = paths.trial(record.number)
+    generation = CheckpointStore(trial).best()
+    if generation is None:
+        raise NoBest(f"there is no sound checkpoint with a value below {trial}")
+    directory.mkdir(parents=True, exist_ok=True)
+    weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
+    # A child process: torch would stay in this one's memory, and the driver must remain small.
+    child = subprocess.run(
+        [sys.executable, "-m", "trainable.export", str(generation.path), str(weights)],
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,  # Ctrl-C is the driver's to answer
+    )
+    if child.returncode:
+        raise NoBest(child.stderr.strip().splitlines()[-1])
+    if record.lineage:  # the file beside the trial is that of its last hyperparameters
+        resolved = spec.trial_yaml(record.number, record.best_params)
+        config.write_text(resolved, encoding="utf-8")
+    else:
+        shutil.copyfile(trial / TRIAL_CONFIG, config)
+    card = directory / FILE_NAME
+    text = model_card(spec, record, generation, provenance)
+    card.write_text(text, encoding="utf-8")
+    return [weights, config, card]
+
+
+def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool = False) -> str:
+    """Put a sweep's best model into the model registry.
+
+    Args:
+        paths: The sweep.
+        number: The best trial.
+        model: The registered model's name; a further version when it exists.
+        pickled: As a pickle of its class, not as a graph.
+
+    Returns:
+        The version.
+
+    Raises:
+        NoVersion: It could not be done; the message says why.
+    """
+    form = "pickle" if pickled else "pt2"
+    # A child process, for the same reason as in `export_trial`; it finds the task's module as the
+    # trials did.
+    path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    child = subprocess.run(
+        [
+            *(sys.executable, "-m", "sweeps.publishing.register"),
+            *(str(paths.root), paths.name, str(number), model, form),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    if child.returncode:
+        raise NoVersion((child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1])
+    return child.stdout.strip()
+
+
+def draw_report(paths: SweepPaths, target: Path) -> Path:
+    """Write a sweep's report, a page that needs nothing but a browser.
+
+    Args:
+        paths: The sweep; it may be running.
+        target: The file; its directory is made when missing.
+
+    Raises:
+        NoReport: It could not be done; the message says why.
+    """
+    # A child process, for the same reason as in `export_trial`.
+    child = subprocess.run(
+        [
+            *(sys.executable, "-m", "sweeps.publishing.report"),
+            *(str(paths.root), paths.name, str(target)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        process_group=0,  # Ctrl-C at the terminal is for the caller
+    )
+    if child.returncode:
+        raise NoReport((child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1])
+    return target

@@ -1,0 +1,87 @@
+"""A sweep's best model, put into the model registry.
+
+    python -m sweeps.publishing.register ROOT NAME NUMBER MODEL {pt2|pickle}
+
+prints the version, in a program of its own: torch and MLflow take seconds to import. What must not
+live here: how a model is built (`trainable`), or kept (`tracking`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from sweeps.layout import SweepPaths, tracking_uri
+from sweeps.results.sweep_view import NoBest, SweepView
+from tracking.registry import NotRegistered, register_model
+from trainable.checkpoint import CheckpointStore
+from trainable.errors import TrainingError
+from trainable.export import load_model
+
+_OURS = ("sweeps", "trainable", "tracking")
+"""Who loads a model need not have them."""
+
+
+def register_best(view: SweepView, number: int, model: str, *, pickled: bool) -> str:
+    """Register a trial's model, the best one's, under a name.
+
+    Args:
+        view: The sweep.
+        model: The registered model's name.
+        pickled: As a pickle of its class, not as a graph.
+
+    Returns:
+        The version.
+
+    Raises:
+        NoBest: It saved no weights.
+        NotRegistered: The sweep's run does not exist yet, or the registry refuses.
+        TrainingError: The model cannot be built again.
+    """
+    record = view.record(number)
+    generation = CheckpointStore(view.paths.trial(record.number)).best()
+    if generation is None:
+        raise NoBest(f"trial {record.number} of '{view.paths.name}' saved no evaluated checkpoint")
+    run_id = view.delivered.sweep_run_id
+    if run_id is None:
+        raise NotRegistered(
+            f"the run of sweep '{view.paths.name}' is not at the tracking store yet, and a model "
+            f"belongs to a run; deliver it with: sweep sync {view.paths.name}"
+        )
+    config = view.spec.trial_config(record.number, record.best_params)
+    with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints
+        built, inputs = load_model(config, generation.path)
+        return register_model(
+            view.spec.tracking.uri or tracking_uri(view.paths.root),
+            run_id,
+            model,
+            built,
+            inputs,
+            digest=generation.sha256,
+            tags={
+                "gradsweep.sweep_id": view.ledger.sweep_id,
+                "gradsweep.trial": str(record.number),
+                **{
+                    metric: repr(value)
+                    for metric, value in zip(view.spec.metrics, record.values, strict=True)
+                },
+            },
+            pickled=pickled,
+            without=_OURS,
+        )
+
+
+def main(arguments: list[str]) -> None:
+    """Register as the module's docstring says."""
+    root, name, number, model, form = arguments
+    try:
+        view = SweepView(SweepPaths(Path(root), name))
+        version = register_best(view, int(number), model, pickled=form == "pickle")
+    except (NoBest, NotRegistered, TrainingError) as error:
+        sys.exit(str(error))
+    print(version)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

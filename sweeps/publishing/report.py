@@ -1,0 +1,209 @@
+"""A sweep as one page that needs nothing but a browser: `report.html`.
+
+    python -m sweeps.publishing.report ROOT NAME TARGET
+
+writes it in a program of its own, because what draws it (Plotly, Optuna) would stay in the
+driver's memory. What must not live here: how the page is put together (`report_page`), and
+anything that is not read from the ledger and the trials' rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from sweeps.formats import format_number, format_result
+from sweeps.layout import SweepPaths
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.view import TrialSummary
+from sweeps.publishing.report_basis import basis
+from sweeps.publishing.report_figures import Figure, NotEnough, SweepData, figures
+from sweeps.publishing.report_page import Section, escape, page, table
+from sweeps.results.compare import compare
+from sweeps.results.display_front import cells
+from sweeps.results.sweep_view import STATES, SweepView
+from trainable.startup import without_collection
+
+_LEADERS = 10
+_NO_VALUE = "<p class=missing>No trial has a value yet.</p>"
+
+
+def write_report(paths: SweepPaths, target: Path) -> None:
+    """Write a sweep's report.
+
+    Args:
+        paths: The sweep; it may be running.
+        target: The file; its directory is made when missing.
+
+    Raises:
+        UnknownSweep: There is no such sweep.
+        LedgerError: Its ledger cannot be read.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of each trial that it leaves out
+    sweep = _read(paths)
+    drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = page(sweep.spec.name, _summary(sweep), [_leaders(sweep), *drawn, _failures(sweep)])
+    target.write_text(text, encoding="utf-8")
+
+
+def _read(paths: SweepPaths) -> SweepData:
+    view = SweepView(paths)
+    drawn = (key for record in view.records for key in record.params)
+    keys = list(dict.fromkeys([*view.spec.space, *drawn]))
+    last = Counter(key.rsplit(".", 1)[-1] for key in keys)
+    names = {k: short if last[short := k.rsplit(".", 1)[-1]] == 1 else k for k in keys}
+    # Those that were added since the view was taken are left out.
+    stored = Ledger.open(view.place).frozen_trials()[: len(view.records)]
+    known = [_at_its_best(*pair, stored) for pair in zip(stored, view.records, strict=True)]
+    study, front = (_study(known, names, view.ledger.minimizes[:count]) for count in (1, None))
+    states = {record.number: view.trial_state(record) for record in view.records}
+    curves = view.ledger.reports()
+    compared = basis(view.spec, states, curves)
+    alike = optuna.create_study(direction=study.direction)
+    for number, value in compared.values.items():
+        alike.add_trial(_renamed(known[number], names, TrialState.COMPLETE, [value]))
+    return SweepData(view, study, front, names, states, curves, compared, alike)
+
+
+def _study(
+    trials: Sequence[FrozenTrial], names: Mapping[str, str], minimizes: Sequence[bool]
+) -> optuna.Study:
+    """Return the ledger's study in memory, by the first metrics alone, one for each direction."""
+    study = optuna.create_study(
+        directions=["minimize" if low else "maximize" for low in minimizes]
+    )
+    for trial in trials:
+        values = None if trial.values is None else trial.values[: len(minimizes)]
+        study.add_trial(_renamed(trial, names, trial.state, values))
+    return study
+
+
+def _at_its_best(
+    trial: FrozenTrial, record: TrialSummary, others: Sequence[FrozenTrial]
+) -> FrozenTrial:
+    """Return a trial whose parameters changed while it trained with those of its value."""
+    if not record.lineage:
+        return trial
+    drawn = {key: one for other in others for key, one in other.distributions.items()}
+    shown = copy.copy(trial)
+    shown.params = {key: value for key, value in record.best_params.items() if key in drawn}
+    shown.distributions = {key: drawn[key] for key in shown.params}
+    return shown
+
+
+def _renamed(
+    trial: FrozenTrial,
+    names: Mapping[str, str],
+    state: TrialState,
+    values: Sequence[float] | None,
+) -> FrozenTrial:
+    return create_trial(
+        state=state,
+        values=values,
+        params={names[key]: value for key, value in trial.params.items()},
+        distributions={names[key]: value for key, value in trial.distributions.items()},
+    )
+
+
+def _draw(sweep: SweepData, figure: Figure) -> Section:
+    sentence = figure.sentence
+    try:
+        drawn = figure.draw(sweep)
+    except NotEnough as missing:
+        body = f"<p class=missing>Not drawn: {escape(str(missing))}.</p>"
+    else:
+        drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
+        drawn.update_xaxes(exponentformat="none")  # 0.0001, not 100µ
+        drawn.update_yaxes(exponentformat="none")
+        config = {"responsive": True, "displaylogo": False}
+        body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
+        sentence = f"{sentence} {figure.further(sweep)}".rstrip()
+    return Section(figure.title, sentence, body)
+
+
+# -- words and tables -----------------------------------------------------------------------------
+
+
+def _summary(sweep: SweepData) -> list[str]:
+    spec, counts = sweep.spec, Counter(sweep.states.values())
+    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    early = spec.early_stopping.scheduler
+    lines = [
+        f"{len(sweep.view.records)} of {spec.trials} trials: {told or 'none yet'}",
+        f"{spec.aim} over {spec.budget.epochs} epochs; sampler "
+        f"{spec.search.sampler}; early stopping {early}",
+    ]
+    for best in sweep.view.ledger.front():
+        params = ", ".join(f"{k} {format_number(v)}" for k, v in best.best_params.items())
+        result = format_result(spec.metrics, best.result)
+        lines.append(f"best: trial {best.number} with {result} ({params})")
+    return [*lines, f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"]
+
+
+def _leaders(sweep: SweepData) -> Section:
+    found = compare([sweep.view], top=_LEADERS)
+    keys = list(sweep.spec.space)
+    rows = [
+        [
+            str(one["number"]),
+            one["state"],
+            *cells(one["value"], sweep.spec),
+            str(one["epoch"]),
+            str(one["attempts"]),
+            "-" if one["clip_fraction"] is None else f"{one['clip_fraction']:.0%}",
+            *(format_number(one["params"].get(key)) for key in keys),
+        ]
+        for one in found["leaders"]
+    ]
+    heads = ["trial", "state", *sweep.spec.metrics, "epoch", "attempts", "clipped"]
+    heads += [sweep.names.get(key, key) for key in keys]
+    sentence = (
+        f"The best {_LEADERS} trials at most, complete ones first: a trial that was stopped early "
+        "is never ranked as if its value were final."
+    )
+    return Section("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
+
+
+def _failures(sweep: SweepData) -> Section:
+    failed = [record for record in sweep.view.records if record.state == "failed"]
+    if not failed:
+        return Section("Failures", "No trial failed.", "")
+    rows = [
+        [
+            str(record.number),
+            record.reason or "no reason was given",
+            str(record.epoch),
+            str(record.step),
+            ", ".join(
+                f"{sweep.names[key]} {format_number(value)}"
+                for key, value in record.params.items()
+            ),
+        ]
+        for record in failed
+    ]
+    count = f"{len(failed)} trials" if len(failed) > 1 else "1 trial"
+    sentence = f"{count} failed; the traceback of one: sweep show NAME TRIAL."
+    return Section(
+        "Failures", sentence, table(["trial", "reason", "epoch", "step", "parameters"], rows)
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write a report as the module's docstring says."""
+    root, name, target = arguments
+    os.nice(5)  # behind whoever trains, and yet drawn on a busy machine: a sweep's end waits
+    write_report(SweepPaths(Path(root), name), Path(target))
+
+
+if __name__ == "__main__":
+    with without_collection():
+        main(sys.argv[1:])

@@ -1,0 +1,50 @@
+"""How many trials reached each rung of early stopping, and what became of them there.
+
+What must not live here: drawing, and the decision itself (`halving`, `schedulers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from sweeps.early_stopping import halving
+from sweeps.ledger.view import TrialSummary
+from sweeps.spec.spec import SweepSpec
+
+
+def rungs(spec: SweepSpec) -> list[int]:
+    """Return the epochs at which early stopping decides on any trial, and the last one; none
+    where it does not decide at rungs.
+    """
+    early, epochs = spec.early_stopping, spec.budget.epochs
+    if early.scheduler in ("none", "median"):
+        return []
+    return [*halving.rungs(early.grace_epochs, early.reduction, epochs), epochs]
+
+
+def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list[int]]:
+    """Count what became of the trials that reached each rung.
+
+    Args:
+        spec: The sweep.
+        records: Its trials, from number 0 on.
+
+    Returns:
+        By fate, one number for each rung: those that reached the next one, and those that have
+        their end or are under way in between, by state. A rung's numbers add up to those that
+        reached it and are judged there: with HyperBand, only some brackets' are.
+    """
+    levels = rungs(spec)
+    firsts = [0] * len(records)
+    if spec.early_stopping.scheduler == "hyperband":  # each bracket begins one rung later
+        firsts = list(islice(halving.brackets(levels, spec.early_stopping.reduction), len(firsts)))
+    counts: dict[str, list[int]] = {"went on": [0] * len(levels)}
+    for record, first in zip(records, firsts, strict=True):
+        for index in range(first, len(levels)):
+            if record.epoch < levels[index]:
+                break
+            is_last = index == len(levels) - 1 or record.epoch < levels[index + 1]
+            fate = record.state if is_last else "went on"
+            counts.setdefault(fate, [0] * len(levels))[index] += 1
+    return counts

@@ -1,0 +1,1 @@
+"""What the owners of truth say, what of it is wrong, and putting it right."""

@@ -1,0 +1,146 @@
+"""Carrying out corrections, each by the owner of what is wrong.
+
+What must not live here: deciding what is wrong (`reconcile`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from sweeps.layout import LedgerError, SweepPaths
+from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.reconciliation.reconcile import (
+    STATUSES,
+    Correction,
+    Ended,
+    Gap,
+    Interrupted,
+    LeftOpen,
+    Logged,
+    Reported,
+    Stranger,
+    Suggested,
+    Told,
+)
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags
+from sweeps.search.proposals import Proposer
+from sweeps.spec.parameters import searched, trial_parameters
+from sweeps.spec.spec import SpecError, SweepSpec
+from tracking.recorder import Recorder
+from trainable.errors import Fenced
+from trainable.files import LocalFiles
+
+
+class StrangerInTheWay(ValueError):
+    """A directory holds the place of a trial that is still to come."""
+
+
+def apply(
+    corrections: Iterable[Correction],
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: Ledger,
+    recorder: Recorder,
+    *,
+    warn: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Put right what is wrong; each correction may be carried out any number of times.
+
+    Args:
+        warn: Told of what is only named.
+
+    Raises:
+        LedgerError: The ledger lost trials.
+        StrangerInTheWay: A new trial would find files that are not its own.
+    """
+    corrections = list(corrections)
+    for wrong in corrections:  # what forbids going on, before anything is changed
+        _refuse(wrong, paths, ledger)
+    for wrong in corrections:
+        match wrong:
+            case Stranger():
+                warn(f"{wrong}; it is left alone")
+            case Suggested(number):
+                stored = ledger.trial(number).params
+                ledger.complete(number, Proposer(spec, ledger).propose(number, stored))
+            case LeftOpen(number):
+                close_store(paths.trial(number))
+            case Ended(number, ending, reason):
+                record = replace(ledger.trial(number), state=ending, reason=reason)
+                if reason:  # one that nobody had begun with has no run yet
+                    recorder.start(number, _parameters(spec, record), {})
+                recorder.finish(number, STATUSES[ending], end_tags(record, spec))
+                ledger.finish(number, ending, reason=reason)
+            case Told() | Interrupted():
+                tell(wrong, spec, ledger.trial(wrong.number), recorder)
+            case Reported() | Logged():
+                catch_up([wrong], ledger, recorder)
+
+
+def tell(
+    wrong: Logged | Told | Interrupted, spec: SweepSpec, record: TrialRecord, recorder: Recorder
+) -> None:
+    """Give tracking what it lacks of a trial that nobody works on."""
+    match wrong:
+        case Logged(number, rows):
+            recorder.log(number, rows)
+        case Told(number, status, rows):
+            recorder.start(number, _parameters(spec, record), {})
+            recorder.log(number, rows)
+            recorder.finish(number, status, end_tags(record, spec))
+        case Interrupted(number):
+            recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
+
+
+def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder: Recorder) -> None:
+    """Give ledger and tracking what the store has of a trial that goes on."""
+    for wrong in corrections:
+        match wrong:
+            case Reported(number, report):
+                ledger.report(number, **report._asdict())
+            case Logged(number, rows):
+                recorder.log(number, rows)
+
+
+def close_store(trial: Path) -> None:
+    """Remove what a worker was writing with that was killed: nobody opens this trial again."""
+    files = LocalFiles.of(trial)
+    if files.has_writer():
+        files.open()
+        files.close()
+
+
+def close_stores(trials: Iterable[Path]) -> None:
+    """Close what workers left open that were killed; none of them may live any more.
+
+    Where the storage refuses, it is left to whoever goes on with the trial: there is something
+    worse to be told.
+    """
+    for trial in trials:
+        with contextlib.suppress(OSError, Fenced):
+            close_store(trial)
+
+
+def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
+    match wrong:
+        case Gap():
+            raise LedgerError(
+                f"the ledger {ledger.place} is not whole: {wrong}; trials are numbered without "
+                "gaps; restore it from a backup, or start a new sweep under another name"
+            )
+        case Stranger(directory, in_the_way=True):
+            raise StrangerInTheWay(
+                f"{paths.directory / 'trials' / directory} belongs to no trial of the ledger, and "
+                "a new trial would take it for its own; trials start in directories of their "
+                "own; move it away"
+            )
+
+
+def _parameters(spec: SweepSpec, record: TrialRecord) -> dict[str, object]:
+    try:
+        return trial_parameters(spec.trial_config(record.number, record.params), record.params)
+    except SpecError:  # the spec was changed since, and the old parameters do not fit it
+        return searched(record.params)

@@ -1,0 +1,245 @@
+"""Reconciliation: from what ledger, store, tracking and lock say to what must be put right.
+
+`reconcile` is a pure function, and the only place that decides it. `run`, `resume` and `extend`
+apply all of its corrections before anything else happens; `sync` those that concern tracking
+alone; `doctor` shows them. What must not live here: reading the facts (`facts`) and carrying out
+the corrections (`corrections`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sweeps.ledger.view import Ending, TrialRecord
+from tracking.recorder import Status
+from trainable.history import Row
+
+STATUSES: Mapping[str, Status] = {
+    "complete": "FINISHED",
+    "pruned": "KILLED",
+    "failed": "FAILED",
+}
+"""How a trial's end in the ledger is told to tracking."""
+
+
+class Report(NamedTuple):
+    """The metric after an epoch, as the store's curve has it."""
+
+    epoch: int
+    step: int
+    value: float
+    others: tuple[float, ...] = ()
+    """The sweep's other metrics."""
+
+
+@dataclass(frozen=True)
+class TrialFacts:
+    """What is known of one trial."""
+
+    record: TrialRecord
+    """The ledger's."""
+    curve: tuple[Report, ...] = ()
+    """The store's."""
+    trained: bool = False
+    """The store has the last epoch, and a sound checkpoint of it."""
+    stopped: bool = False
+    """The scheduler stops it at its last report."""
+    went_on: bool = False
+    """The store has steps after the last report: the verdict on it was to go on."""
+    told: str | None = None
+    """The status that tracking was told last; None: it was never told of the trial."""
+    rows: tuple[Row, ...] = ()
+    """The store's rows that tracking must have: those up to the last report, or to the end."""
+    unlogged: bool = False
+    """Tracking was never given some of them."""
+    left_open: bool = False
+    """A worker was killed before it closed the store's checkpoints."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of one sweep."""
+
+    trials: Sequence[TrialFacts]
+    parameters: frozenset[str] = frozenset()
+    """What every trial has a value of."""
+    strangers: Sequence[str] = field(default=())
+    """Directories below `trials/` that belong to no trial of the ledger."""
+    awaited: int = 0
+    """How many trials the sweep shall have."""
+    stop: str | None = None
+    """Why the sweep is over although trials have no end; None while it is not."""
+    live: bool = False
+    """A driver holds the lock: what is unfinished is being worked on."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The ledger lacks a report that the store has."""
+
+    number: int
+    report: Report
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: the ledger lacks the report of epoch {self.report.epoch}"
+
+
+@dataclass(frozen=True)
+class Suggested:
+    """A trial that nobody began lacks parameters: the space was edited since, or an older release
+    stored them one by one and died."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: its parameters are incomplete"
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Tracking lacks rows that the store has."""
+
+    number: int
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: tracking lacks part of its curve"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial came to its end and nobody wrote it down."""
+
+    number: int
+    ending: Ending
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: it ended ({self.ending}), which the ledger does not know"
+
+
+@dataclass(frozen=True)
+class LeftOpen:
+    """A trial has ended, and what its worker was writing with is still there."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: its worker was killed and left its checkpoints open"
+
+
+@dataclass(frozen=True)
+class Told:
+    """Tracking does not know the end that the ledger has."""
+
+    number: int
+    status: Status
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: tracking does not know that its run is {self.status}"
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Tracking takes a trial for running on which nobody works."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: its run looks live, and nobody works on it"
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A directory that belongs to no trial; it is named and left alone."""
+
+    directory: str
+    in_the_way: bool
+    """A trial that is still to come would take it for its own."""
+
+    def __str__(self) -> str:
+        return f"trials/{self.directory} belongs to no trial of the ledger"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The ledger lost trials; nothing can be put right."""
+
+    missing: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"the ledger has no trial {', '.join(map(str, self.missing))}, but later ones"
+
+
+Correction = Reported | Suggested | Logged | Ended | LeftOpen | Told | Interrupted | Stranger | Gap
+
+
+def reconcile(facts: Facts) -> list[Correction]:
+    """Return what must be put right, in the order in which it must be done.
+
+    The ledger knows which trials exist and how they ended; the store knows what they trained; so
+    the ledger is completed from the store, and tracking from both. Nothing is ever taken back.
+    """
+    numbers = [trial.record.number for trial in facts.trials]
+    if missing := tuple(n for n in range(max(numbers, default=-1)) if n not in set(numbers)):
+        return [Gap(missing)]
+    coming = {f"{number:04d}" for number in range(len(numbers), facts.awaited)}
+    found: list[Correction] = [Stranger(name, name in coming) for name in facts.strangers]
+    if not facts.live:
+        for trial in facts.trials:
+            found += _of_finished(trial) if trial.record.finished else _of_open(trial, facts)
+    return found
+
+
+def untold(facts: Facts) -> Iterator[Logged | Told | Interrupted]:
+    """Yield what can be put right in tracking alone, by one who does not run the sweep.
+
+    A trial whose end the ledger does not know is interrupted until a resume finds its end.
+    """
+    for trial in facts.trials:
+        for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, facts):
+            if isinstance(wrong, Logged | Told | Interrupted):
+                yield wrong
+            elif isinstance(wrong, Ended) and trial.told == "RUNNING":
+                yield Interrupted(wrong.number)
+
+
+def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
+    """Yield what a trial's worker had stored and could not tell any more when it died."""
+    number, known = trial.record.number, trial.record.reports
+    yield from (Reported(number, report) for report in trial.curve if report.epoch not in known)
+    if trial.unlogged:
+        yield Logged(number, trial.rows)
+
+
+def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
+    number = trial.record.number
+    yield from missed(trial)
+    begun = trial.record.attempts > 0  # with the parameters that it has, whatever the space is now
+    if not begun and not trial.record.params.keys() >= facts.parameters:
+        yield Suggested(number)
+    ending = _ending(trial)
+    reason = facts.stop if ending is None else None
+    if ending or reason:
+        if trial.left_open:
+            yield LeftOpen(number)
+        yield Ended(number, ending or "pruned", reason)
+    elif trial.told == "RUNNING" or (trial.told is None and trial.unlogged):
+        yield Interrupted(number)
+
+
+def _ending(trial: TrialFacts) -> Ending | None:
+    if trial.trained:
+        return "complete"
+    return "pruned" if trial.stopped and not trial.went_on else None
+
+
+def _of_finished(trial: TrialFacts) -> Iterator[Correction]:
+    if trial.left_open:  # one that is not finished is closed by whoever goes on with it
+        yield LeftOpen(trial.record.number)
+    status = STATUSES[trial.record.state]
+    if trial.told != status:
+        yield Told(trial.record.number, status, trial.rows)

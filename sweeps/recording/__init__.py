@@ -1,0 +1,1 @@
+"""What of a trial tracking is given: its curve, its tags."""

@@ -1,0 +1,149 @@
+"""The leaders of one or several sweeps side by side, and in what they differ.
+
+What must not live here: printing, and anything that asks the tracking server.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sweeps.layout import tracking_uri
+from sweeps.ledger.view import TrialSummary, front, ranking
+from sweeps.recording.tags import leaders_view
+from sweeps.results.sweep_view import SweepView
+from sweeps.spec.parameters import flatten
+from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
+from trainable.history import read_rows
+
+CLIPPED = "train/clip_fraction"
+_CONFIGURATION = ("budget.", "checkpoint.", "task.", "train.")
+"""What a trial's result may depend on."""
+
+
+class Incomparable(ValueError):
+    """Sweeps whose values mean different things."""
+
+
+def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
+    """Return the object that `sweep compare --json` prints.
+
+    Args:
+        views: The sweeps; of each the leaders are taken.
+        top: How many leaders of each sweep.
+
+    Returns:
+        `metric` and `mode`; `leaders`, the best first, each with all of its parameters, and with
+        several metrics whether no other trial of these sweeps beats it (`pareto`);
+        `differing`, the parameters in which they differ, and `same`, the searched ones in which
+        they do not; `mlflow_compare_page`, `mlflow_metric_page` and `mlflow_charts_page`, None
+        before the runs exist or when they lie on several servers, the last also when the sweeps
+        do not search the same parameters.
+
+    Raises:
+        Incomparable: They do not have one metric and mode.
+    """
+    first = views[0].spec
+    for view in views[1:]:
+        if (view.spec.metric, view.spec.mode) != (first.metric, first.mode):
+            raise Incomparable(
+                f"'{first.name}' is after the {first.aim}, '{view.spec.name}' "
+                f"after the {view.spec.aim}; only values of one metric "
+                "have an order; compare them one by one"
+            )
+    # By identity: trials of two sweeps may be equal.
+    best = set(map(id, front((r for v in views for r in v.records), views[0].ledger.minimizes)))
+    chosen = [(view, record) for view in views for record in leaders(view, top)]
+    chosen.sort(key=lambda pair: (id(pair[1]) not in best, *_order(*pair)))
+    rows = [
+        _row(view, record) | ({"pareto": id(record) in best} if view.several else {})
+        for view, record in chosen
+    ]
+    names = dict.fromkeys(name for row in rows for name in row["params"])
+    values = {name: [row["params"].get(name) for row in rows] for name in names}
+    searched = {name for view in views for name in view.spec.space}
+    return {
+        "metric": first.metric,
+        "mode": first.mode,
+        "leaders": rows,
+        "differing": [n for n in names if any(v != values[n][0] for v in values[n])],
+        "same": {
+            n: values[n][0]
+            for n in searched & set(names)
+            if all(v == values[n][0] for v in values[n])
+        },
+        **_pages(views, rows, first.metrics),
+    }
+
+
+def leaders(view: SweepView, top: int) -> list[TrialSummary]:
+    """Return a sweep's best trials, those of a Pareto front before others: complete ones first,
+    the others' values are not final."""
+    best = view.ledger.front()
+    complete = [
+        *best,
+        *(r for r in ranking(view.records, minimize=view.ledger.minimize) if r not in best),
+    ]
+    others = [r for r in view.records if r.state != "complete" and r.value is not None]
+    others.sort(key=lambda record: _order(view, record))
+    return [*complete, *others][:top]
+
+
+def clip_fraction(directory: Path) -> float | None:
+    """Return the share of a trial's steps that were clipped; None when it logged none."""
+    shares = [row.metrics[CLIPPED] for row in read_rows(directory) if CLIPPED in row.metrics]
+    return statistics.fmean(shares) if shares else None
+
+
+def resolved(view: SweepView, record: TrialSummary) -> dict[str, Any]:
+    """Return a trial's parameters: the spec's, and over them what was drawn for it."""
+    # Not the validated configuration: a spec that was changed since need not fit old trials.
+    whole = dict(flatten(view.spec.model_dump(mode="json")))
+    return {k: v for k, v in whole.items() if k.startswith(_CONFIGURATION)} | record.best_params
+
+
+def _order(view: SweepView, record: TrialSummary) -> tuple[bool, float]:
+    value = record.value or 0.0
+    return record.state != "complete", value if view.ledger.minimize else -value
+
+
+def _row(view: SweepView, record: TrialSummary) -> dict[str, Any]:
+    return {
+        "sweep": view.paths.name,
+        "number": record.number,
+        "state": view.trial_state(record),
+        "value": record.result,
+        "epoch": record.epoch,
+        "attempts": record.attempts,
+        "clip_fraction": clip_fraction(view.paths.trial(record.number)),
+        "params": resolved(view, record),
+        "mlflow_run_id": view.delivered.run_ids.get(record.number),
+    }
+
+
+def _pages(
+    views: Sequence[SweepView], rows: Sequence[dict[str, Any]], metrics: Sequence[str]
+) -> dict[str, str | None]:
+    stores = {view.spec.tracking.uri or tracking_uri(view.paths.root) for view in views}
+    experiments = [e for view in views if (e := view.delivered.experiment_id) is not None]
+    runs = [row["mlflow_run_id"] for row in rows if row["mlflow_run_id"] is not None]
+    if len(stores) > 1 or not runs:
+        return dict.fromkeys(("mlflow_compare_page", "mlflow_metric_page", "mlflow_charts_page"))
+    (store,) = stores
+    base = store if store.startswith(("http://", "https://")) else DEFAULT_ADDRESS
+    return {
+        "mlflow_compare_page": compare_page(base, runs, experiments),
+        "mlflow_metric_page": metrics_page(base, runs, experiments, [*metrics, "train/loss"]),
+        "mlflow_charts_page": _charts(base, views, experiments),
+    }
+
+
+def _charts(base: str, views: Sequence[SweepView], experiments: Sequence[str]) -> str | None:
+    drawn = {leaders_view(view.spec) for view in views}
+    if len(drawn) > 1:
+        return None
+    (view,) = drawn  # MLflow reads it from one of the experiments, whichever it sorts first
+    known = all(view.tag in one.delivered.experiment_tags for one in views)
+    return charts_page(base, experiments, view.key) if known else None

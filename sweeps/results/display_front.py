@@ -1,0 +1,73 @@
+"""How values are shown where a sweep has several metrics, and the trials of its Pareto front.
+
+What must not live here: which trials these are (`ledger.view`), and what looks the same whatever
+the number of metrics (`display`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from sweeps.formats import format_best, format_number
+from sweeps.results.grid import plain_table
+from sweeps.spec.spec import SweepSpec
+
+if TYPE_CHECKING:
+    from sweeps.results.sweep_view import Outcome
+
+
+def cells(result: Any, spec: SweepSpec) -> list[str]:
+    """One cell for each metric of a sweep; dashes before the first report."""
+    values = result if isinstance(result, list | tuple) else [result] * len(spec.metrics)
+    return [format_number(value) for value in values]
+
+
+def joined(params: Mapping[str, Any]) -> str:
+    """Parameters in one line."""
+    return ", ".join(f"{key} {format_number(value)}" for key, value in params.items())
+
+
+def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[RenderableType]:
+    """The front in `sweep status`, two lines for each trial."""
+    if not front:
+        return []
+    found: list[RenderableType] = [Text(_head(len(front)))]
+    for one in front:
+        found.append(Text(f"  trial {one['number']}: {format_best(metrics, one['value'])}"))
+        found.append(Text("      " + joined(one["params"])))
+    return found
+
+
+def table(front: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
+    """The table of `sweep best` without a choice."""
+    short = [key.rsplit(".", 1)[-1] for key in spec.space]
+    numbers = (*spec.metrics, "epoch", *short)
+    found = plain_table("trial", *numbers, right=numbers)
+    for one in front:
+        found.add_row(
+            str(one["number"]),
+            *cells(one["value"], spec),
+            str(one["epoch"]),
+            *(format_number(one["params"].get(key)) for key in spec.space),
+        )
+    choose = f"take one of them: sweep best {spec.name} --trial K --export DIR"
+    return Group(Text(_head(len(front)), style="bold"), found, Text(choose))
+
+
+def outcome(out: Console, result: Outcome) -> None:
+    """The front at the end of a sweep."""
+    if result.best:
+        out.print(_head(len(result.best)), style="bold", highlight=False, soft_wrap=True)
+    for one in result.best:
+        told = f"  trial {one.number}: {format_best(result.metrics, one.values)}"
+        out.print(f"{told} ({joined(one.best_params)})", highlight=False, soft_wrap=True)
+
+
+def _head(count: int) -> str:
+    if count == 1:
+        return "best: one trial, which no other beats in any metric"
+    return f"best: {count} trials on the Pareto front, each better than any other in some metric"

@@ -1,0 +1,283 @@
+"""What a sweep has come to: read from the ledger, the lock, the outbox and the checkpoint
+directories, never guessed.
+
+Works while the sweep runs, from another process. What must not live here: printing, and anything
+that writes to a sweep.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweeps.early_stopping.pauses import make_pauses
+from sweeps.early_stopping.stopping import Fired, fired
+from sweeps.exits import NO_SUCCESS
+from sweeps.layout import SweepPaths, list_sweeps
+from sweeps.ledger.place import holder_of, place_of
+from sweeps.ledger.view import LedgerView, TrialSummary
+from sweeps.reconciliation.facts import gather
+from sweeps.reconciliation.reconcile import Correction, Stranger, reconcile
+from sweeps.spec.revisions import read_spec
+from sweeps.spec.spec import SweepSpec
+from tracking.outbox_status import Delivered, read_outbox
+from trainable.checkpoint import CheckpointStore, rank
+from trainable.files import LocalFiles
+
+STATES = ("waiting", "running", "complete", "pruned", "failed")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How running a sweep ended."""
+
+    exit_code: int
+    best: Sequence[TrialSummary]
+    """The best trial; with several metrics the Pareto front. Empty when none succeeded."""
+    num_trials: int
+    pending: int
+    """Records that the tracking server has not taken yet."""
+    num_left: int = 0
+    """Trials that have not ended yet, or were not even begun."""
+    cause: str | None = None
+    """Why no trial succeeded, or why the sweep stopped by itself, in one line."""
+    failed: int | None = None
+    """The number of a trial that shows the cause."""
+    metrics: Sequence[str] = ()
+    """By what the best ones are."""
+    stop: Fired | None = None
+    """What ended the sweep before all of its trials were tried."""
+    grows: bool = True
+    """Whether more trials can be added to it."""
+
+
+class UnknownSweep(ValueError):
+    """There is no sweep of that name."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        names = [paths.name for paths in list_sweeps(root)]
+        near = difflib.get_close_matches(name, names, n=3)
+        hint = (
+            f"did you mean {' or '.join(repr(n) for n in near)}?"
+            if near
+            else f"the sweeps there are: {', '.join(names)}"
+            if names
+            else "there are no sweeps there yet"
+        )
+        super().__init__(f"there is no sweep '{name}' below {root}; {hint}")
+
+
+class UnknownTrial(ValueError):
+    """The sweep has no trial of that number."""
+
+
+class NoBest(Exception):
+    """No trial has completed, so there is no best one."""
+
+
+class NoChoice(ValueError):
+    """Several trials are the best, each in its own way, and none of them was chosen."""
+
+
+class SweepView:
+    """One sweep, read at one moment.
+
+    Raises:
+        UnknownSweep: It was never created below that root.
+    """
+
+    def __init__(self, paths: SweepPaths) -> None:
+        if not paths.exists():
+            raise UnknownSweep(paths.name, paths.root)
+        self.paths = paths
+        revision = read_spec(paths.spec)
+        self.spec: SweepSpec = revision.spec
+        self.damage = revision.damage
+        self.place = place_of(paths, self.spec)
+        self.running, self.holder = holder_of(paths, self.place)
+        self.ledger = LedgerView(self.place)
+        self.records = self.ledger.trials
+        self.delivered: Delivered = read_outbox(paths.outbox)
+        self.stop = fired(self.spec, self.records, self.ledger.seconds)
+        """What ends the sweep before all of its trials are tried."""
+        self._pauses = make_pauses(self.spec)
+
+    @property
+    def state(self) -> str:
+        """`running`, `interrupted`, `finished` or `failed`."""
+        if self.running:
+            return "running"
+        few = len(self.records) < self.spec.trials and self.stop is None
+        if few or not all(trial.finished for trial in self.records):
+            return "interrupted"
+        return "finished" if any(t.state == "complete" for t in self.records) else "failed"
+
+    @property
+    def concluded(self) -> bool:
+        """Whether there is nothing left to do: no trial, no publication, no delivery, no
+        correction.
+        """
+        done = self.state in ("finished", "failed") and not self.delivered.pending
+        return (
+            done
+            and self.ledger.concluded == len(self.records)
+            and all(isinstance(wrong, Stranger) for wrong in self.corrections())
+        )
+
+    def corrections(self) -> list[Correction]:
+        """What ledger, store and tracking disagree about; looking changes nothing."""
+        return reconcile(gather(self.paths, self.spec, self.ledger.records(), live=self.running))
+
+    def outcome(self) -> Outcome:
+        """How a concluded sweep ended."""
+        best, count = self.ledger.front(), len(self.records)
+        if best:
+            grows = not self.spec.early_stopping.is_population
+            return Outcome(
+                0, best, count, pending=0, metrics=self.spec.metrics, stop=self.stop, grows=grows
+            )
+        failed, cause = no_success(self.records)
+        return Outcome(NO_SUCCESS, [], count, pending=0, cause=cause, failed=failed)
+
+    def trial_state(self, record: TrialSummary) -> str:
+        """A trial's state; one that nobody works on waits."""
+        if record.state != "running":
+            return record.state
+        if not self.running:
+            return "waiting"
+        # Promoted or not, the ledger says the same of it; only the former has a worker.
+        paused = (
+            self._pauses
+            and record.epoch in self._pauses.rungs
+            and not self._is_open(record.number)
+        )
+        return "waiting" if paused else "running"
+
+    def _is_open(self, number: int) -> bool:
+        """Whether a worker has a trial's checkpoints open."""
+        return LocalFiles.of(self.paths.trial(number)).has_writer()
+
+    def status(self) -> dict[str, Any]:
+        """The object that `sweep status --json` prints."""
+        counts = Counter(self.trial_state(record) for record in self.records)
+        if self.stop is None:
+            counts["waiting"] += max(0, self.spec.trials - len(self.records))
+        best = [
+            {"number": one.number, "value": one.result, "params": one.best_params}
+            for one in self.ledger.front()
+        ]
+        return {
+            "name": self.paths.name,
+            "state": self.state,
+            "trials": {state: counts[state] for state in STATES},
+            "num_trials": self.spec.trials,
+            "stopped_by": self.stop and {"key": self.stop.key, "why": self.stop.why},
+            "best": best if self.several else best[0] if best else None,
+            "outbox_pending": self.delivered.pending,
+            "outbox_refused": self.delivered.refused,
+            "mlflow_experiment_id": self.delivered.experiment_id,
+            "mlflow_run_id": self.delivered.sweep_run_id,
+        }
+
+    @property
+    def several(self) -> bool:
+        """Whether the sweep is after several metrics: then several trials may be the best."""
+        return len(self.spec.metrics) > 1
+
+    def best(self, number: int | None = None) -> dict[str, Any]:
+        """The object that `sweep best --json` prints. See `chosen`."""
+        return self.trial(self.chosen(number))
+
+    def chosen(self, number: int | None) -> TrialSummary:
+        """The best trial; of several that are, the one of that number.
+
+        Raises:
+            NoBest: No trial has completed.
+            NoChoice: There are several and no number is given, or it is not one of theirs.
+        """
+        name, best = self.paths.name, self.front()
+        numbers = ", ".join(str(record.number) for record in best)
+        among = "on the Pareto front" if self.several else "the best"
+        if number is None:
+            if len(best) == 1:
+                return best[0]
+            raise NoChoice(
+                f"{len(best)} trials of sweep '{name}' are {among}: {numbers}; none of them is "
+                f"the best in all metrics; see: sweep best {name}, and choose one with --trial K"
+            )
+        for record in best:
+            if record.number == number:
+                return record
+        raise NoChoice(
+            f"trial {number} of sweep '{name}' is not {among}; a choice is one of: {numbers}; "
+            f"see: sweep best {name}"
+        )
+
+    def front(self) -> list[TrialSummary]:
+        """The best trial, or with several metrics those of the Pareto front.
+
+        Raises:
+            NoBest: No trial has completed.
+        """
+        front = self.ledger.front()
+        if not front:
+            raise NoBest(
+                f"no trial of sweep '{self.paths.name}' has completed; "
+                f"see: sweep trials {self.paths.name}"
+            )
+        return front
+
+    def trials(self) -> list[dict[str, Any]]:
+        """The list that `sweep trials --json` prints."""
+        return [self.trial(record) for record in self.records]
+
+    def trial(self, record: TrialSummary) -> dict[str, Any]:
+        """One trial as the looking commands show it."""
+        saved = CheckpointStore(self.paths.trial(record.number)).generations()
+        best = min((g for g in saved if g.value is not None), key=rank, default=None)
+        return {
+            "number": record.number,
+            "state": self.trial_state(record),
+            "params": record.best_params,
+            "value": record.result,
+            "step": record.step,
+            "epoch": record.epoch,
+            "attempts": record.attempts,
+            "reason": record.reason,
+            "mlflow_run_id": self.delivered.run_ids.get(record.number),
+            "checkpoint": str(saved[-1].path) if saved else None,
+            "best_checkpoint": best and str(best.path),
+        }
+
+    def record(self, number: int) -> TrialSummary:
+        """One trial's record.
+
+        Raises:
+            UnknownTrial: There is no such trial.
+        """
+        if not 0 <= number < len(self.records):
+            raise UnknownTrial(
+                f"sweep '{self.paths.name}' has no trial {number}; "
+                f"its trials are 0 to {len(self.records) - 1}"
+                if self.records
+                else f"sweep '{self.paths.name}' has no trials yet"
+            )
+        return self.records[number]
+
+
+def no_success(records: Sequence[TrialSummary]) -> tuple[int | None, str]:
+    """Why no trial succeeded: the last one that failed, by number, and the cause in one line."""
+    failed = [record for record in records if record.state == "failed"]
+    if not failed:
+        return None, "no trial succeeded"
+    count, last = len(failed), failed[-1]
+    who = (
+        f"no trial succeeded, {count} failed; trial {last.number}"
+        if count > 1
+        else "the trial failed"
+    )
+    return last.number, f"{who}: {last.reason}"

@@ -1,0 +1,1 @@
+"""Which point the next trial gets: the searcher between ledger and Ray, and the samplers."""

@@ -1,0 +1,291 @@
+"""Samplers: Optuna's by name, anybody's by `module:Class`, each built anew for each trial.
+
+A trial's sampler is seeded by the sweep's seed and the trial's number: what it suggests then
+depends on the ledger alone, not on how often the driver was restarted. What must not live here:
+what a sampler is shown, and what becomes of its suggestions (`proposals`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import itertools
+import os
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from sweeps.spec.scalars import write_flow
+from sweeps.spec.space import Choice
+from sweeps.spec.spec import SweepSpec
+from trainable.seeding import derive_seed
+
+_SEEDS = 2**32  # NumPy's legacy generator takes 32 bits
+_OWN_ARGUMENTS = {"seed": "seed", "n_startup_trials": "search.startup_trials"}
+"""Arguments that have a key of their own."""
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_FEWEST_SOURCES = 10  # of which CMA-ES takes the best tenth
+_PACKAGES = {"cmaes": "cmaes", "gp": "torch", "qmc": "scipy"}
+"""What a sampler needs beside Optuna."""
+
+
+class SamplerRefused(ValueError):
+    """A sampler cannot be made as the spec has it."""
+
+
+def check_sampler(spec: SweepSpec) -> None:
+    """Build the sampler of a sweep's first trial.
+
+    Raises:
+        SamplerRefused: It cannot be built: with what is wrong, the rule and the remedy.
+    """
+    package = _PACKAGES.get(spec.search.sampler)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise SamplerRefused(
+            f"search.sampler: {spec.search.sampler} needs the package '{package}', which is not "
+            f"installed; run `pip install {package}`, or choose another sampler"
+        )
+    Samplers(spec).of(0)
+
+
+class Samplers:
+    """The samplers of one sweep.
+
+    Args:
+        spec: The sweep.
+        warm: Trials of earlier sweeps that it learns from.
+    """
+
+    def __init__(self, spec: SweepSpec, warm: Sequence[FrozenTrial] = ()) -> None:
+        self._warm = warm
+        self._search = spec.search
+        self._sampler = _short(spec.search.sampler)
+        self._seed = spec.seed
+        self._trials = spec.trials
+        self._space = spec.search_space()
+
+    def of(self, number: int, attempt: int = 0) -> BaseSampler:
+        """Build the sampler of a trial.
+
+        Args:
+            number: The trial's.
+            attempt: How many of its points were thrown away before.
+        """
+        # Without the attempt in the first one, which most trials end with.
+        parts = ("sampler", number, attempt) if attempt else ("sampler", number)
+        seed = derive_seed(self._seed, *parts) % _SEEDS
+        with warnings.catch_warnings():
+            # Their interface may change, which the pinned version bounds.
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            if self._sampler == "grid":
+                return self._of_grid(number - len(self._search.try_first), seed)
+            return self._build(number, seed)
+
+    def _of_grid(self, place: int, seed: int) -> BaseSampler:
+        _checked(_GridPoint, self._search.arguments, "point")
+        if place < 0:
+            return optuna.samplers.RandomSampler(seed=seed)  # what try_first leaves out
+        return _GridPoint(self._grid[place])
+
+    def _sources(self) -> list[FrozenTrial]:
+        """Return complete earlier trials with the parameters that CMA-ES models."""
+        unconditional = self._space.unconditional()
+        numbers = [key for key, one in unconditional.items() if not isinstance(one, Choice)]
+        return [
+            optuna.trial.create_trial(
+                value=trial.value,
+                params={key: trial.params[key] for key in numbers},
+                distributions={key: trial.distributions[key] for key in numbers},
+            )
+            for trial in self._warm
+            if trial.state == TrialState.COMPLETE
+        ]
+
+    @cached_property
+    def _grid(self) -> Sequence[Mapping[str, Any]]:
+        return list(itertools.islice(self._space.grid(), self._trials))
+
+    def _build(self, number: int, seed: int) -> BaseSampler:
+        search = self._search
+        given: dict[str, Any] = {"seed": seed, "n_startup_trials": search.startup_trials}
+        own: dict[str, Any] = {}
+        match self._sampler:
+            case "tpe" if self._space.conditional and search.arguments.get("multivariate", True):
+                given["group"] = True  # what exists together is modelled together
+            case "gp":
+                given["warn_independent_sampling"] = False  # of conditional parameters
+            case "cmaes":
+                given["warn_independent_sampling"] = False  # of choices, and as above
+                if len(sources := self._sources()) >= _FEWEST_SOURCES:
+                    given["source_trials"] = sources
+            case "nsgaii":
+                given["population_size"] = search.startup_trials
+            case "qmc":
+                given["seed"] = derive_seed(self._seed, "sampler") % _SEEDS
+                unconditional = self._space.unconditional().items()
+                own = {"number": number, "space": {k: d.to_optuna() for k, d in unconditional}}
+        kind = _CLASSES.get(self._sampler) or _load(self._sampler)
+        taken = inspect.signature(kind).parameters
+        given = {key: value for key, value in given.items() if key in taken}
+        try:
+            built = kind(**given | _checked(kind, search.arguments, *own) | own)
+        except (TypeError, ValueError) as error:
+            written = write_flow(given | search.arguments)
+            raise SamplerRefused(
+                f"search.sampler: {search.sampler} refuses {written}: {error}; change "
+                "search.arguments or search.startup_trials"
+            ) from error
+        return built
+
+
+class _NumberedSequence(optuna.samplers.QMCSampler):
+    """A low-discrepancy sequence in which a trial's place is its number.
+
+    Optuna counts places in the study: a driver that died between counting and storing would leave
+    a place out. The sequence is one, so its scrambling must not change from trial to trial.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        space: dict[str, BaseDistribution],
+        *,
+        seed: int,
+        scramble: bool = True,
+        qmc_type: str = "sobol",
+    ) -> None:
+        super().__init__(
+            scramble=scramble, seed=seed, qmc_type=qmc_type, warn_independent_sampling=False
+        )
+        self._number = number
+        self._space = space
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return what every trial has; the sweep's first trial is drawn independently."""
+        del study, trial
+        return self._space if self._number > 0 else {}
+
+    def _find_sample_id(
+        self, study: optuna.Study, search_space: dict[str, BaseDistribution]
+    ) -> int:
+        del study, search_space
+        return self._number - 1
+
+
+_CLASSES: dict[str, type[BaseSampler]] = {
+    "tpe": optuna.samplers.TPESampler,
+    "gp": optuna.samplers.GPSampler,
+    "cmaes": optuna.samplers.CmaEsSampler,
+    "nsgaii": optuna.samplers.NSGAIISampler,
+    "random": optuna.samplers.RandomSampler,
+    "qmc": _NumberedSequence,
+}
+
+
+_NAMES = {optuna.samplers.QMCSampler: "qmc"} | {kind: name for name, kind in _CLASSES.items()}
+
+
+def _short(sampler: str) -> str:
+    """Return the name of a sampler that has one, also where it was written as `module:Class`: it
+    is the same one then. Of Optuna's QMC sampler each trial would have the first point.
+    """
+    return _NAMES.get(_load(sampler), sampler) if ":" in sampler else sampler
+
+
+class _GridPoint(BaseSampler):
+    """Suggests one point of a grid."""
+
+    def __init__(self, point: Mapping[str, Any]) -> None:
+        self._point = point
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return nothing: each parameter is asked for alone."""
+        del study, trial
+        return {}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return nothing: each parameter is asked for alone."""
+        del study, trial, search_space
+        return {}
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Return the point's value."""
+        del study, trial, param_distribution
+        return self._point[param_name]
+
+
+def _load(name: str) -> type[BaseSampler]:
+    module_name, _, class_name = name.partition(":")
+    where = f"search.sampler: '{name}'"
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)  # as for a task's module
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise SamplerRefused(
+                f"{where}: its module needs '{error.name}', which is not installed; install it, "
+                "or choose another sampler"
+            ) from error
+        raise SamplerRefused(
+            f"{where}: there is no module '{error.name}' in {here} or among the installed "
+            "packages; the part before the colon must be importable from where you start; change "
+            "the directory, install the package, or correct the name"
+        ) from error
+    except Exception as error:  # whatever a module of the user's own does when it is run
+        raise SamplerRefused(
+            f"{where}: importing '{module_name}' failed ({type(error).__name__}: {error}); a "
+            "sampler's module must be importable; correct it"
+        ) from error
+    kind = getattr(module, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, BaseSampler)):
+        found = sorted(
+            key
+            for key, one in vars(module).items()
+            if isinstance(one, type) and issubclass(one, BaseSampler) and one is not BaseSampler
+        )
+        what = "is not there" if kind is None else "is no optuna.samplers.BaseSampler"
+        fix = f"write one of: {', '.join(found)}" if found else "derive a class from BaseSampler"
+        raise SamplerRefused(
+            f"{where}: '{class_name}' {what}; a sampler is a class of that kind; {fix}"
+        )
+    return kind
+
+
+def _checked(kind: type[BaseSampler], arguments: dict[str, Any], *hidden: str) -> dict[str, Any]:
+    """Return a user's arguments when the class takes them."""
+    parameters = inspect.signature(kind).parameters.values()
+    anything = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    named = [one.name for one in parameters if one.kind in _BY_NAME]
+    taken = [name for name in named if name not in (*hidden, *_OWN_ARGUMENTS)]
+    for key in arguments:
+        if key in _OWN_ARGUMENTS:
+            raise SamplerRefused(
+                f"search.arguments.{key}: it has a key of its own; set {_OWN_ARGUMENTS[key]}"
+            )
+        if key not in taken and not anything:
+            raise SamplerRefused(
+                f"search.arguments.{key}: {kind.__name__.strip('_')} takes no such argument; "
+                f"valid: {', '.join(taken) or 'none'}; remove it"
+            )
+    return arguments

@@ -1,0 +1,403 @@
+"""Checks across the parts of a spec: what no single field can know.
+
+They work on plain data, so that they also run where another part is wrong, and all problems are
+told in one pass. What must not live here: rules of one field or one section (they stand beside the
+field).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from sweeps.spec.problems import (
+    FOLLOWS,
+    RANGE_ERRORS,
+    Fault,
+    KeyPath,
+    describe,
+    expectation,
+    field_at,
+    leaves,
+    nearest,
+    section_of,
+    unknown_key,
+)
+from sweeps.spec.scalars import shown, write_flow
+from sweeps.spec.search_checks import search_faults
+from sweeps.spec.search_space import UNFIT, SearchSpace, mutable
+from sweeps.spec.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
+from sweeps.spec.space import Choice, Distribution
+from trainable.config import BudgetConfig, TrainConfig
+from trainable.masking import is_secret
+
+LONGEST_VALUE = 6000  # characters that the tracking store takes for a parameter
+_ONE_METRIC_SAMPLERS = {"cmaes"}
+
+Show = Callable[[KeyPath, object], str]
+
+
+def written(value: object) -> str:
+    """Return a value that stands in no file as it would be written in a spec."""
+    return write_flow(value) if isinstance(value, list | dict) else shown(value)
+
+
+def cross_faults(
+    root: type[BaseModel],
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    show: Show = lambda _path, value: written(value),
+) -> Iterator[Fault]:
+    """Check what no single field can know.
+
+    Args:
+        root: The model of a whole spec.
+        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
+        space: The distributions; None for one that is wrong in itself.
+        show: Gives a value as the user wrote it.
+    """
+    yield from _objective_faults(data)
+    yield from _early_stopping_faults(data, space)
+    yield from _shared_database_faults(data)
+    task, search = data.get("task"), data.get("search")
+    if isinstance(task, dict):
+        yield from _argument_faults(task)
+    yield from _secret_faults(task, ("task",))
+    yield from _secret_faults(data.get("space"), ("space",))
+    if isinstance(search, dict):
+        yield from _secret_faults(search.get("arguments"), ("search", "arguments"))
+    train = data.get("train")
+    for key, distribution in space.items():
+        yield from _space_faults(
+            root, key, distribution, space, train if isinstance(train, dict) else {}, show
+        )
+    yield from search_faults(data, space, show)
+
+
+def _objective_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+    """Check that each metric has a mode, and that nothing needs one number where there are
+    several."""
+    metric, mode = data.get("metric"), data.get("mode")
+    if not isinstance(metric, str | list) or not isinstance(mode, str | list):
+        return
+    count, modes = (len(one) if isinstance(one, list) else 1 for one in (metric, mode))
+    if count != modes:
+        each = ", ".join((["min", "max"] * count)[:count])
+        yield Fault(
+            ("mode",),
+            f"{modes} for {count} {'metrics' if count > 1 else 'metric'}; each metric has a mode "
+            f"of its own; write for example {f'[{each}]' if count > 1 else 'min'}",
+        )
+    if not isinstance(metric, list):
+        return
+    for index, name in enumerate(metric):
+        if name in metric[:index]:
+            yield Fault(("metric", index), f"{written(name)} is named before; write each one once")
+    stopping, search = data.get("early_stopping"), data.get("search")
+    scheduler = stopping.get("scheduler", "asha") if isinstance(stopping, dict) else "none"
+    if scheduler != "none":
+        yield Fault(
+            ("early_stopping", "scheduler"),
+            f"{scheduler} compares trials by one number, and metric names {count}; write "
+            "scheduler: none, or a single metric",
+        )
+    for path in _stops_by_value(data.get("stop")):
+        yield Fault(
+            path,
+            f"such a stop watches one number, and metric names {count}; leave it out, or write a "
+            "single metric",
+        )
+    if isinstance(search, dict) and search.get("warm_start"):
+        yield Fault(
+            ("search", "warm_start"),
+            f"earlier trials are taken along with one number, and metric names {count}; leave it "
+            "out, or write a single metric",
+        )
+    sampler = search.get("sampler") if isinstance(search, dict) else None
+    if sampler in _ONE_METRIC_SAMPLERS:
+        yield Fault(
+            ("search", "sampler"),
+            f"{sampler} learns from one number, and metric names {count}; write tpe or gp, "
+            "or a single metric",
+        )
+
+
+def _stops_by_value(stop: object) -> Iterator[tuple[str, ...]]:
+    """Yield what of the section `stop` looks at the metric's value."""
+    if not isinstance(stop, dict):
+        return
+    if stop.get("value") is not None:
+        yield "stop", "value"
+    plateau = stop.get("plateau")
+    if isinstance(plateau, dict) and plateau.get("trials") is not None:
+        yield "stop", "plateau", "trials"
+
+
+def _early_stopping_faults(
+    data: Mapping[str, Any], space: Mapping[str, Distribution | None]
+) -> Iterator[Fault]:
+    stopping, budget = data.get("early_stopping"), data.get("budget", {})
+    if not isinstance(stopping, dict) or not isinstance(budget, dict):
+        return
+    scheduler = stopping.get("scheduler")
+    if scheduler in ("pbt", "pb2"):
+        yield from _population_faults(data, space, stopping, str(scheduler))
+        return
+    grace = stopping.get("grace_epochs", EarlyStoppingConfig().grace_epochs)
+    epochs = budget.get("epochs", BudgetConfig().epochs)
+    whole = isinstance(grace, int) and isinstance(epochs, int) and epochs >= 1
+    if whole and stopping.get("scheduler") != "none" and grace >= epochs:
+        fix = (
+            f"write a number from 1 to {epochs - 1}, or"
+            if epochs > 1
+            else "give budget.epochs 2 or more, or write"
+        )
+        yield Fault(
+            ("early_stopping", "grace_epochs"),
+            f"{grace} is not below budget.epochs ({epochs}); early stopping needs a "
+            f"rung before the last epoch; {fix} scheduler: none",
+        )
+
+
+def _population_faults(
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    stopping: Mapping[str, Any],
+    scheduler: str,
+) -> Iterator[Fault]:
+    """Check what the trials of a population must have in common, and what they must differ in."""
+    interval = stopping.get("interval_epochs", EarlyStoppingConfig().interval_epochs)
+    budget, trials = data.get("budget", {}), data.get("trials")
+    epochs = budget.get("epochs", BudgetConfig().epochs)
+    if isinstance(interval, int) and isinstance(epochs, int) and interval >= epochs >= 1:
+        yield Fault(
+            ("early_stopping", "interval_epochs"),
+            f"{interval} is not below budget.epochs ({epochs}); {scheduler} compares trials "
+            "before their last epoch; write a smaller interval, or more epochs",
+        )
+    if isinstance(trials, int) and trials < 2:
+        yield Fault(
+            ("trials",),
+            f"{trials} is no population; {scheduler} compares trials with each other; write 4 or "
+            "more",
+        )
+    for key in UNFIT:
+        if key in space:
+            yield Fault(
+                ("space", key),
+                f"{key} cannot be searched by {scheduler}: trials go on from each other's "
+                "weights, and a step of one would not be a step of the other; set it in the file "
+                "itself",
+                at_key=True,
+            )
+    sound = {key: one for key, one in space.items() if one is not None}
+    if len(sound) == len(space) and not mutable(SearchSpace(sound)):
+        yield Fault(
+            ("early_stopping", "scheduler"),
+            f"{scheduler} changes what lies below train.optimizer. and train.clip. while trials "
+            "train, and the space has none of it; search for example train.optimizer.lr, or write "
+            "scheduler: asha",
+        )
+
+
+def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+    """Refuse ledger and tracking store in one database, where both note the version of their
+    tables in the same place."""
+    sections = data.get("tracking"), data.get("storage")
+    uris = [
+        section.get(key) if isinstance(section, dict) else None
+        for section, key in zip(sections, ("uri", "ledger"), strict=True)
+    ]
+    tracking, ledger = (re.sub(r"^postgresql\+\w+:", "postgresql:", str(uri)) for uri in uris)
+    if None not in uris and tracking == ledger:
+        yield Fault(
+            ("storage", "ledger"),
+            "tracking.uri names the same database; each needs one of its own, because both note "
+            "the version of their tables in the same place; create another one and name it here",
+        )
+
+
+def _argument_faults(task: Mapping[str, Any]) -> Iterator[Fault]:
+    """Check a task's arguments, which no model describes: what is stored and tracked must be
+    storable."""
+    for key, argument in task.items():
+        if len(key) + len("task.") > LONGEST_KEY:
+            yield Fault(
+                ("task", key),
+                f"the key has {len(key)} characters; tracking takes "
+                f"{LONGEST_KEY - 5}; choose a shorter one",
+                True,
+            )
+        if len(text := write_flow(argument)) > LONGEST_VALUE:
+            yield Fault(
+                ("task", key),
+                f"the value has {len(text)} characters; tracking takes "
+                f"{LONGEST_VALUE}; keep data in a file and name the file",
+            )
+        for path, value in _scalars(argument, ("task", key)):
+            if isinstance(value, float) and not math.isfinite(value):
+                yield Fault(
+                    path,
+                    f"{write_flow(value)} is not finite; numbers in a spec are "
+                    "finite; write a number, or null",
+                )
+
+
+def _secret_faults(value: object, path: KeyPath) -> Iterator[Fault]:
+    """Refuse secrets where keys are the user's own."""
+    rule = "a spec is stored and tracked in clear; let the task read"
+    if isinstance(value, str) and CREDENTIALS.search(value):
+        yield Fault(path, f"the address holds credentials; {rule} them from the environment")
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
+        name = str(key).rpartition(".")[2]
+        if is_secret(name) and not isinstance(inner, bool | None):
+            yield Fault(
+                (*path, key),
+                f"{name} looks like a secret; {rule} it from the environment, or give it another "
+                "name",
+                at_key=True,
+            )
+        else:
+            yield from _secret_faults(inner, (*path, key))
+
+
+def _scalars(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _scalars(inner, (*path, key))
+    else:
+        yield path, value
+
+
+def _space_faults(
+    root: type[BaseModel],
+    key: str,
+    distribution: Distribution | None,
+    space: Mapping[str, Distribution | None],
+    train: dict[str, Any],
+    show: Show,
+) -> Iterator[Fault]:
+    path = ("space", key)
+    if key.startswith("task."):
+        argument = key.removeprefix("task.")
+        if argument == "name" or not argument or "." in argument:
+            yield Fault(
+                path,
+                f"'{key}' cannot be searched; a space varies arguments of one task; "
+                "write task.ARGUMENT",
+                True,
+            )
+        return
+    fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
+    if key not in fields:
+        yield Fault(path, _no_such_parameter(root, key, list(fields)), at_key=True)
+        return
+    if distribution is None:
+        return
+    parts = tuple(key.split("."))[1:]
+    others = {other.rpartition(".")[2] for other in space if other != key}
+    train = _where_it_exists(train, distribution, space)
+    before = {loc for loc, _ in _train_errors(train)}
+    for index, value in distribution.probes():
+        at = (*path, distribution.name) if index is None else (*path, distribution.name, index)
+        tried = copy.deepcopy(train)
+        if not set_path(tried, parts, value):
+            return
+        errors = _train_errors(tried)
+        # A union reports once for each of its arms; the last one is the widest.
+        if own := [error for loc, error in errors if loc[: len(parts)] == parts][-1:]:
+            error, info = own[0], fields[key]
+            by_range = error["type"] in RANGE_ERRORS | {"value_error"}
+            if not by_range and not isinstance(distribution, Choice):
+                message = _wrong_kind(distribution, key, error, info)
+                yield Fault((*path, distribution.name), message, at_key=True)
+                return
+            text = shown(value) if index is None else show(at, value)
+            yield Fault(at, describe(error, info, key, text))
+            continue
+        # A check across fields counts where it held before and no other searched field mends it.
+        for loc, error in errors:
+            message = str(error.get("ctx", {}).get("error", ""))
+            if loc not in before and not others & set(re.findall(r"\w+", message)):
+                yield Fault(at, message)
+                break
+
+
+def _where_it_exists(
+    train: dict[str, Any], distribution: Distribution, space: Mapping[str, Distribution | None]
+) -> dict[str, Any]:
+    """Return a configuration that a parameter's conditions hold for."""
+    train, waiting, seen = copy.deepcopy(train), list(distribution.when), set()
+    while waiting:
+        other, values = waiting.pop()
+        if other not in seen and (parent := space.get(other)) is not None:
+            seen.add(other)
+            waiting += parent.when
+            if other.startswith("train."):
+                set_path(train, other.split(".")[1:], values[0])
+    return train
+
+
+def _train_errors(train: dict[str, Any]) -> list[tuple[tuple[str | int, ...], Any]]:
+    try:
+        TrainConfig.model_validate(train)
+    except ValidationError as error:
+        items = error.errors(include_url=False)
+        return [(item["loc"], item) for item in items if item["type"] != FOLLOWS]
+    return []
+
+
+def _wrong_kind(distribution: Distribution, key: str, error: Any, info: Any) -> str:
+    takes = expectation(error["type"], info, error.get("ctx", {}))
+    whole = takes.startswith("a whole number")
+    fix = "use int or logint" if whole else "use choice: [...]"
+    return f"{distribution.name} draws {distribution.draws}; {key} takes {takes}; {fix}"
+
+
+def _no_such_parameter(root: type[BaseModel], key: str, fields: Sequence[str]) -> str:
+    inside = [name for name in fields if name.startswith(f"{key}.")]
+    if inside:
+        some = ", ".join(inside[:8]) + (", ..." if len(inside) > 8 else "")
+        return (
+            f"'{key}' is a section; a space names single fields by their dotted path; "
+            f"write one of: {some}"
+        )
+    if not key.startswith("train.") and field_at(root, key.split(".")) is not None:
+        return (
+            f"'{key}' cannot be searched; a space varies what lies below train. and "
+            "task.; set it in the file itself"
+        )
+    ends = [name for name in fields if name.endswith(f".{key}")]
+    meant = ends[0] if len(ends) == 1 else nearest(key, fields)
+    if meant is None:
+        guess = unknown_key(root, (*_known_head(root, key), key.split(".")[-1]))
+        return f"'{key}' names no field of the spec; {guess.partition('; ')[2]}"
+    return f"'{key}' names no field of the spec; did you mean '{meant}'?"
+
+
+def _known_head(root: type[BaseModel], key: str) -> tuple[str, ...]:
+    path = tuple(key.split("."))[:-1]
+    while path and ((info := field_at(root, path)) is None or section_of(info) is None):
+        path = path[:-1]
+    return path
+
+
+def set_path(data: dict[str, Any], path: Sequence[str], value: object) -> bool:
+    """Set a value by its path; False when something other than a section is in the way."""
+    for part in path[:-1]:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            return False
+    data[path[-1]] = value
+    return True

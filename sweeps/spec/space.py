@@ -1,0 +1,288 @@
+"""The search space: what values a parameter may take, and with what weight.
+
+    {uniform: [low, high]}           a number, every value as likely
+    {loguniform: [low, high]}        a number, every order of magnitude as likely
+    {quniform: [low, high, step]}    low, low + step, ..., high
+    {int: [low, high]}               a whole number, both ends included
+    {logint: [low, high]}            a whole number, every order of magnitude as likely
+    {choice: [a, b, ...]}            one of the listed values
+
+What must not live here: reading the short form (`space_form`), all parameters together
+(`search_space`), which fields a space may name (`checks`), and how values are drawn (the sampler).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
+
+from sweeps.spec.scalars import write_flow
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+Scalar = None | bool | int | float | str
+
+WHEN = "when"
+"""The key beside a distribution that says under which other values the parameter exists."""
+_MOST_VALUES = 100  # whole numbers of a range that are tried one by one when a spec is checked
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Base of all distributions; `str()` is the YAML form, and `parse_distribution` reads it
+    back."""
+
+    name: ClassVar[str]
+    form: ClassVar[str]
+    draws: ClassVar[str] = "numbers"
+
+    when: tuple[tuple[str, tuple[Scalar, ...]], ...] = field(default=(), kw_only=True)
+    """The parameter exists in trials in which each of these keys has one of these values."""
+
+    def to_optuna(self) -> BaseDistribution:
+        """Return the same distribution for an Optuna study."""
+        raise NotImplementedError
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the short form as it stands in a spec, such as `{"int": [1, 8]}`."""
+        data: dict[str, Any] = {self.name: self.arguments()}
+        if self.when:
+            data[WHEN] = {k: v[0] if len(v) == 1 else list(v) for k, v in self.when}
+        return data
+
+    def arguments(self) -> list[Any]:
+        """Return the numbers or options in the order of the short form."""
+        raise NotImplementedError
+
+    def probes(self) -> list[tuple[int | None, Any]]:
+        """Return values that every field of this distribution must accept.
+
+        Returns:
+            Pairs of the argument's index (None: a value in between) and the value as it would be
+            drawn.
+        """
+        raise NotImplementedError
+
+    def at(self, share: float) -> Any:
+        """Return the value below which this share of all draws lies; `share` is in [0, 1)."""
+        raise NotImplementedError
+
+    def values(self) -> Iterable[Any] | None:
+        """Return every value in order, or None where a grid cannot have them all."""
+        return None
+
+    def contains(self, value: object) -> bool:
+        """Say whether the distribution could have drawn a value."""
+        raise NotImplementedError
+
+    def own(self, value: Any) -> Any:
+        """Return a value that it contains as it would have drawn it: 1 as 1.0, for example."""
+        return value
+
+    def nearest(self, value: float) -> Any:
+        """Return the value nearest to a number that it could have drawn; of numbers only."""
+        raise NotImplementedError
+
+    def exists(self, values: Mapping[str, Any]) -> bool:
+        """Say whether the parameter exists beside these values of other ones."""
+        return all(key in values and values[key] in allowed for key, allowed in self.when)
+
+    def __str__(self) -> str:
+        return write_flow(self.to_data())
+
+
+@dataclass(frozen=True)
+class _Range(Distribution):
+    low: float
+    high: float
+
+    form: ClassVar[str] = "[low, high]"
+
+    def arguments(self) -> list[Any]:
+        return [self.low, self.high]
+
+    def probes(self) -> list[tuple[int | None, Any]]:
+        return [(0, self.low), (1, self.high)]
+
+    def at(self, share: float) -> Any:
+        return min(self.high, self.low + share * (self.high - self.low))
+
+    def contains(self, value: object) -> bool:
+        return _is_number(value) and self.low <= value <= self.high
+
+    def own(self, value: Any) -> Any:
+        return float(value)
+
+    def nearest(self, value: float) -> Any:
+        return float(min(max(value, self.low), self.high))
+
+
+@dataclass(frozen=True)
+class Uniform(_Range):
+    """A number between `low` and `high`."""
+
+    name: ClassVar[str] = "uniform"
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class LogUniform(_Range):
+    """A number between `low` and `high`, uniform in its logarithm."""
+
+    name: ClassVar[str] = "loguniform"
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high, log=True)
+
+    def at(self, share: float) -> Any:
+        return min(self.high, max(self.low, self.low * (self.high / self.low) ** share))
+
+
+@dataclass(frozen=True)
+class QUniform(_Range):
+    """One of `low`, `low + step`, ..., `high`."""
+
+    step: float
+
+    name: ClassVar[str] = "quniform"
+    form: ClassVar[str] = "[low, high, step]"
+
+    def arguments(self) -> list[Any]:
+        return [self.low, self.high, self.step]
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high, step=self.step)
+
+    def at(self, share: float) -> Any:
+        return self._on_step(int(share * self._count()))
+
+    def values(self) -> Iterable[Any] | None:
+        return map(self._on_step, range(self._count()))
+
+    def contains(self, value: object) -> bool:
+        if not _is_number(value) or not self.low <= value <= self.high:
+            return False
+        steps = (value - self.low) / self.step
+        return math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # as Optuna has it
+
+    def nearest(self, value: float) -> Any:
+        return self._on_step(round((super().nearest(value) - self.low) / self.step))
+
+    def _count(self) -> int:
+        return round((self.high - self.low) / self.step) + 1
+
+    def _on_step(self, index: int) -> float:
+        # In decimal, as people write it: three steps of 0.1 are 0.3.
+        return float(Decimal(str(self.low)) + index * Decimal(str(self.step)))
+
+
+@dataclass(frozen=True)
+class Int(Distribution):
+    """A whole number from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    name: ClassVar[str] = "int"
+    form: ClassVar[str] = "[low, high]"
+    draws: ClassVar[str] = "whole numbers"
+
+    def arguments(self) -> list[Any]:
+        return [self.low, self.high]
+
+    def probes(self) -> list[tuple[int | None, Any]]:
+        inner = range(self.low + 1, self.high) if self.high - self.low <= _MOST_VALUES else ()
+        return [(0, self.low), (1, self.high), *((None, value) for value in inner)]
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import IntDistribution
+
+        return IntDistribution(self.low, self.high)
+
+    def at(self, share: float) -> Any:
+        return self.low + int(share * (self.high - self.low + 1))
+
+    def values(self) -> Iterable[Any] | None:
+        return range(self.low, self.high + 1)
+
+    def contains(self, value: object) -> bool:
+        return _is_number(value) and self.low <= value <= self.high and value == int(value)
+
+    def own(self, value: Any) -> Any:
+        return int(value)
+
+    def nearest(self, value: float) -> Any:
+        return min(max(round(value), self.low), self.high)
+
+
+@dataclass(frozen=True)
+class LogInt(Int):
+    """A whole number from `low` to `high`, uniform in its logarithm."""
+
+    name: ClassVar[str] = "logint"
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import IntDistribution
+
+        return IntDistribution(self.low, self.high, log=True)
+
+    def at(self, share: float) -> Any:
+        low, high = self.low - 0.5, self.high + 0.5  # each end gets as much room as the others
+        return min(self.high, max(self.low, round(low * (high / low) ** share)))
+
+    def values(self) -> Iterable[Any] | None:
+        return None  # its weights are its meaning, and a grid has none
+
+
+@dataclass(frozen=True)
+class Choice(Distribution):
+    """One of the listed values."""
+
+    options: tuple[Scalar, ...]
+
+    name: ClassVar[str] = "choice"
+    form: ClassVar[str] = "[first, second, ...]"
+
+    def arguments(self) -> list[Any]:
+        return list(self.options)
+
+    def probes(self) -> list[tuple[int | None, Any]]:
+        return list(enumerate(self.options))
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.options)
+
+    def at(self, share: float) -> Any:
+        return self.options[int(share * len(self.options))]
+
+    def values(self) -> Iterable[Any] | None:
+        return self.options
+
+    def contains(self, value: object) -> bool:
+        return value in self.options
+
+    def own(self, value: Any) -> Any:
+        return self.options[self.options.index(value)]
+
+
+KINDS: dict[str, type[Distribution]] = {
+    kind.name: kind for kind in (Uniform, LogUniform, QUniform, Int, LogInt, Choice)
+}
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

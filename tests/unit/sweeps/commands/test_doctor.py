@@ -1,0 +1,203 @@
+"""What the doctor finds, and that looking leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import uuid
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+from optuna.samplers import RandomSampler
+
+from sweeps.commands import doctor
+from sweeps.commands.doctor import Finding, clear_left_overs, examine, probe_writable, sweeps_off
+from sweeps.engine.orphans import TOKEN_VARIABLE
+from sweeps.engine.resources import Gpu, Machine
+from sweeps.layout import SweepPaths
+from sweeps.ledger.ledger import Ledger
+from sweeps.lock import SweepLock
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import parse_spec
+from tests.asking import ask
+
+GIB = 1024**3
+Usage = namedtuple("Usage", ["total", "used", "free"])
+Mount = namedtuple("Mount", ["device", "mountpoint", "fstype", "opts"])
+
+
+def _named(findings: list[Finding], what: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.what == what]
+    return found
+
+
+def test_a_healthy_machine_and_nothing_left_behind(tmp_path: Path) -> None:
+    root = tmp_path / "new" / "runs"
+    extra = Finding("warn", "left-over processes", "2", "end them")
+    findings = examine(root, None, [extra])
+    assert findings[-1] is extra
+    assert _named(findings, "torch").level == "ok"
+    assert _named(findings, "loopback").level == "ok"
+    assert _named(findings, "storage").detail == f"{root} can be made in {tmp_path}"
+    assert list(tmp_path.iterdir()) == []
+    assert all(finding.remedy for finding in findings if finding.level != "ok")
+
+
+def test_a_finding_for_json() -> None:
+    assert Finding("ok", "a", "b").as_dict() == {
+        "level": "ok",
+        "what": "a",
+        "detail": "b",
+        "remedy": "",
+    }
+
+
+def test_a_root_that_is_a_file(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    root.write_text("")
+    assert _named(examine(root), "storage") == Finding(
+        "fail",
+        "storage",
+        f"{root}: is not a directory",
+        "choose another place with --root, or correct its permissions",
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "doing"),
+    [("write", "write"), ("fsync", "fsync"), ("replace", "rename"), ("remove", "remove")],
+)
+def test_the_probe_names_what_fails_and_cleans_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, doing: str
+) -> None:
+    def fail(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        assert probe_writable(tmp_path) == f"cannot {doing} (No space left on device)"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(GIB // 4, "fail"), (2 * GIB, "warn"), (50 * GIB, "ok")]
+)
+def test_free_disk_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, level: str
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(100 * GIB, 0, free))
+    assert _named(examine(tmp_path), "disk").level == level
+
+
+def test_the_machine_as_it_was_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("node", 2, 3 * GIB, (Gpu("H200", 139 * GIB),))
+    monkeypatch.setattr(Machine, "probe", lambda: machine)
+    monkeypatch.setattr(doctor, "_driver", lambda: "570.1")
+    findings = examine(tmp_path)
+    assert _named(findings, "CPUs").detail == "2 usable by this process"
+    assert _named(findings, "memory").level == "warn"
+    assert _named(findings, "GPU 0").detail == "H200, 139 GiB, driver 570.1"
+
+
+def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package-here",))
+    assert _named(examine(tmp_path), "no-such-package-here").level == "fail"
+
+
+def test_a_tracking_server_that_listens(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://user:geheim@127.0.0.1:{server.getsockname()[1]}"
+        found = _named(examine(tmp_path, uri), "tracking")
+    assert found.level == "ok"
+    assert "geheim" not in found.detail
+
+
+def test_a_tracking_server_that_does_not(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    found = _named(examine(tmp_path, f"http://user:geheim@127.0.0.1:{port}"), "tracking")
+    assert found.level == "fail"
+    assert "geheim" not in found.detail
+    assert "--offline" in found.remedy
+    assert _named(examine(tmp_path, "http://host:port"), "tracking").level == "fail"
+    assert _named(examine(tmp_path, "sqlite:///x.db"), "tracking").level == "ok"
+
+
+def test_what_a_dead_driver_left_is_cleared_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeps.engine.orphans._PLACE", tmp_path / "place")
+    token = uuid.uuid4().hex
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits/sweep.yaml").touch()
+    holder = {"host": "here", "pid": 1, "started": 0.0, "token": token}
+    (tmp_path / "digits/lock").write_text(json.dumps(holder))
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, TOKEN_VARIABLE: token})
+    (finding,) = clear_left_overs(tmp_path)
+    assert finding.level == "ok"
+    assert finding.detail == "processes that were ended: 1; dead drivers that had left them: 1"
+    assert child.wait(5) is not None
+    (finding,) = clear_left_overs(tmp_path)
+    assert finding.detail == "none of dead drivers"
+
+
+def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path, "quad")
+    paths.directory.mkdir()
+    spec = parse_spec("{name: quad, task: digits, metric: val/loss, mode: min, trials: 2}", "quad")
+    write_spec(paths.spec, spec)
+    ledger = Ledger.create(paths.ledger, mode="min", sweep_id="s")
+    assert sweeps_off(tmp_path) == []
+    ledger.finish(ask(ledger, {}, RandomSampler()).number, "pruned")
+    [found] = sweeps_off(tmp_path)
+    assert (found.level, found.what) == ("warn", "quad")
+    assert found.detail == "trial 0: tracking does not know that its run is KILLED"
+    assert found.remedy.endswith("sweep resume quad")
+    lock = SweepLock(paths.lock)
+    lock.acquire()
+    assert sweeps_off(tmp_path) == [], "a live driver is not second-guessed"
+    lock.release()
+    paths.spec.write_bytes(b"")
+    [found] = sweeps_off(tmp_path)
+    assert found.level == "fail"
+    assert "holds no revision" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("fstype", "options", "level"),
+    [
+        ("nfs4", "rw,relatime,vers=4.2,local_lock=none", "ok"),
+        ("nfs", "rw,vers=3,local_lock=none", "ok"),
+        ("nfs", "rw,vers=3,nolock,local_lock=all", "warn"),
+        ("nfs", "rw,vers=3,local_lock=flock", "warn"),
+        ("ext4", "rw", "ok"),
+    ],
+)
+def test_locks_that_other_hosts_do_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fstype: str, options: str, level: str
+) -> None:
+    mounts = [
+        Mount("/dev/root", "/", "nfs", "rw,nolock"),
+        Mount("server:/home", str(tmp_path), fstype, options),
+    ]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
+    found = _named(examine(tmp_path / "runs"), "locks")
+    assert found.level == level
+    assert str(tmp_path) in found.detail
+    assert bool(found.remedy) == (level == "warn")
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    found = _named(examine(tmp_path), "locks")
+    assert (found.level, found.detail) == ("fail", f"{tmp_path}: cannot lock (No locks available)")

@@ -1,0 +1,156 @@
+"""What the bookkeeper writes down of a report, what it leaves to Tune, and that it writes nothing
+once another driver may run the sweep.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from numbers import Number
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sweeps.driver.callbacks import Bookkeeper
+from sweeps.lock import LockLost, SweepLock
+from sweeps.results.running import Progress
+from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.recorder import MemoryRecorder
+from trainable.ray_adapter import OBJECTIVE
+
+_METRICS = {"val/loss": 0.5, "val/accuracy": 0.75, "train/loss": 0.6, "train/lr": 0.1}
+
+
+def _result() -> dict[str, Any]:
+    """A report as it comes from Tune, which adds times, counts and the configuration to ours."""
+    return {
+        OBJECTIVE: 0.5,
+        "epoch": 1,
+        "step": 23,
+        "metrics": _METRICS,
+        "rows": [(23, 1000, _METRICS)],
+        "signals": ["the loss jumped"],
+        "resolved": {"device": "cpu", "precision": "fp32"},
+        "should_checkpoint": False,
+        "done": True,
+        "ending": "finished",
+        "training_iteration": 1,
+        "time_total_s": 1.5,
+        "time_this_iter_s": 1.5,
+        "time_since_restore": 1.5,
+        "iterations_since_restore": 1,
+        "config": {"number": 0, "config": {"train": {"batch_size": 64}}},
+    }
+
+
+def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> None:
+    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
+    number = sweep.add(None)
+    shown: list[Progress] = []
+    view: Any = SimpleNamespace(reported=shown.append)
+    keeper = Bookkeeper(
+        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
+        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+    )  # fmt: skip
+    trial: Any = SimpleNamespace(config={"number": number, "params": {}})
+    recorder.start(number, {}, {})
+
+    result = _result()
+    keeper.on_trial_result(0, [trial], trial, result)
+
+    numbers = {key for key, value in result.items() if isinstance(value, Number)}
+    assert numbers == {OBJECTIVE, "epoch", "should_checkpoint", "done", "training_iteration"}
+    assert not [key for key, value in result.items() if isinstance(value, dict | list)]
+    assert result["ending"] == "finished"
+    assert shown == [Progress(number, {}, 1, 23, _METRICS)]
+    tags = recorder.runs[number].tags
+    assert (tags["gradsweep.device"], tags["gradsweep.precision"]) == ("cpu", "fp32")
+    record = sweep.ledger.trial(number)
+    assert (record.reports, record.step) == ({1: 0.5}, 23)
+    assert record.signals == ("the loss jumped",)
+
+
+def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> None:
+    """Where workers alone are lost, the third in a row without progress is one too many."""
+    sweep = MadeSweep(tmp_path)
+    number = sweep.add(None)
+    with_the_node, alone = RuntimeError("its node died"), RuntimeError("it died")
+    trial: Any = SimpleNamespace(config={"number": number})
+    view: Any = None
+    keeper = Bookkeeper(
+        sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
+        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        node_died=lambda error: error is with_the_node,
+    )  # fmt: skip
+    given_up = []
+    for error in [*[with_the_node] * 5, *[alone] * 3]:
+        trial.get_pickled_error = lambda error=error: error
+        keeper.on_trial_recover(0, [trial], trial)
+        given_up.append(sweep.paths.stop(number).exists())
+    assert given_up == [False] * 7 + [True]
+
+
+Act = Callable[[Bookkeeper, Any], object]
+_ENDINGS = {
+    "finished": {"ending": "finished"},
+    "failed": {"ending": "failed", "failure": {"kind": "oom", "reason": "oom", "traceback": ""}},
+    "interrupted": {"ending": "interrupted"},
+    "pruned": {},
+}
+
+
+def _ends(ending: str) -> Act:
+    def end(keeper: Bookkeeper, trial: Any) -> None:
+        trial.last_result = _ENDINGS[ending]
+        keeper.on_trial_complete(0, [trial], trial)
+
+    return end
+
+
+ACTS: dict[str, Act] = {
+    "starts": lambda keeper, trial: keeper.on_trial_start(0, [trial], trial),
+    "reports": lambda keeper, trial: keeper.on_trial_result(0, [trial], trial, _result()),
+    "is lost": lambda keeper, trial: [keeper.on_trial_recover(0, [], trial) for _ in range(3)],
+    "is lost for good": lambda keeper, trial: keeper.on_trial_error(0, [trial], trial),
+    "is to stop": lambda keeper, _: keeper.stop(0, "enough", live=True),
+    "is stopped": lambda keeper, _: keeper.stop(0, "enough", live=False),
+    "is left behind": lambda keeper, _: keeper.interrupt_live(),
+    **{f"ends: {ending}": _ends(ending) for ending in _ENDINGS},
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_driver_whose_lock_was_taken_over_writes_nothing(tmp_path: Path, act: Act) -> None:
+    """It looked at its lock at the beginning of Tune's turn, stood still, and was replaced."""
+    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
+    number = sweep.add(None)
+    lock, successor = SweepLock(sweep.paths.lock), SweepLock(sweep.paths.lock)
+    lock.acquire()
+    view: Any = SimpleNamespace(started=lambda *_: None)
+    keeper = Bookkeeper(
+        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
+        fence=lock.check, on_step=lock.check, on_end=lambda _: None,
+    )  # fmt: skip
+    config = sweep.spec.trial_config(number, sweep.ledger.trial(number).params)
+    told = {"number": number, "params": {}, "config": config.model_dump(mode="json")}
+    trial: Any = SimpleNamespace(config=told, get_pickled_error=lambda: None)
+    keeper.on_trial_start(0, [trial], trial)
+    keeper.on_step_begin(0, [trial])
+
+    sweep.paths.lock.unlink()
+    successor.acquire()
+    before = _everything(sweep, recorder)
+    with pytest.raises(LockLost):
+        act(keeper, trial)
+    assert _everything(sweep, recorder) == before
+    successor.release()
+    lock.release()
+
+
+def _everything(sweep: MadeSweep, recorder: MemoryRecorder) -> tuple[Any, ...]:
+    """The ledger, the trials' files and requests to them, and what was recorded."""
+    files = [path for path in sorted(sweep.paths.directory.rglob("*")) if path.is_file()]
+    contents = {path: path.read_bytes() for path in files}
+    return sweep.ledger.trials(), contents, copy.deepcopy(recorder.runs)

@@ -1,0 +1,197 @@
+"""Schedulers: told the past, a fresh one decides as the one before it would have."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+
+from sweeps.early_stopping.halving import bracket_graces, bracket_of, rungs
+from sweeps.early_stopping.median import stops_at_the_median
+from sweeps.early_stopping.pauses import make_pauses
+from sweeps.early_stopping.schedulers import make_scheduler, replay, stopped_trials
+from sweeps.spec.spec import EarlyStoppingConfig, parse_spec
+from trainable.config import BudgetConfig
+
+SPEC = parse_spec("{name: s, task: digits, metric: val/loss, mode: min, trials: 4}", "s.yaml")
+ASHA = EarlyStoppingConfig(scheduler="asha", grace_epochs=1, reduction=3)
+
+
+def _tell(scheduler: TrialScheduler, trial_id: str, epoch: int, value: float) -> str:
+    result: dict[str, Any] = {"epoch": epoch, "objective": value}
+    return str(scheduler.on_trial_result(None, SimpleNamespace(trial_id=trial_id), result))
+
+
+def _rungs(scheduler: Any) -> list[tuple[int, list[float]]]:
+    return [
+        (milestone, sorted(recorded.values()))
+        for milestone, recorded in scheduler._brackets[0]._rungs
+    ]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_rungs_after_a_resume_equal_those_of_one_driver(mode: Any) -> None:
+    rng = random.Random(0)
+    curves = {f"t{n}": [rng.random() for _ in range(9)] for n in range(12)}
+    told = {trial: rng.choice([1, 2, 3, 5, 9]) for trial in curves}
+
+    once = make_scheduler(ASHA, epochs=9, mode=mode)
+    for trial in curves:
+        once.on_trial_add(None, SimpleNamespace(trial_id=trial))
+        for epoch in range(1, told[trial] + 1):
+            _tell(once, trial, epoch, curves[trial][epoch - 1])
+
+    resumed = make_scheduler(ASHA, epochs=9, mode=mode)
+    for trial, epochs in told.items():
+        reports = {epoch: curves[trial][epoch - 1] for epoch in range(1, epochs + 1)}
+        replay(resumed, trial, reports, number=int(trial[1:]), finished=epochs == 9)
+    assert _rungs(resumed) == _rungs(once)
+
+
+def test_an_unfinished_trial_is_not_counted_twice_on_its_rung() -> None:
+    scheduler = make_scheduler(ASHA, epochs=9, mode="min")
+    replay(scheduler, "again", {1: 0.5, 2: 0.4, 3: 0.3}, number=0, finished=False)
+    scheduler.on_trial_add(None, SimpleNamespace(trial_id="again"))
+    before = _rungs(scheduler)
+    _tell(scheduler, "again", 4, 0.2)
+    assert _rungs(scheduler) == before
+
+
+def test_a_bad_trial_is_stopped_at_a_rung_of_the_past() -> None:
+    scheduler = make_scheduler(ASHA, epochs=9, mode="min")
+    for n, value in enumerate([0.1, 0.2, 0.3]):
+        replay(scheduler, f"past-{n}", {1: value}, number=n, finished=True)
+    scheduler.on_trial_add(None, SimpleNamespace(trial_id="new"))
+    assert _tell(scheduler, "new", 1, 0.9) == TrialScheduler.STOP
+
+
+def test_none_stops_nothing() -> None:
+    scheduler = make_scheduler(EarlyStoppingConfig(scheduler="none"), epochs=9, mode="min")
+    assert isinstance(scheduler, FIFOScheduler)
+    replay(scheduler, "past", {1: 0.1, 2: 5.0}, number=0, finished=True)
+
+
+EPOCHS = 9
+EACH = [
+    EarlyStoppingConfig(scheduler="asha", grace_epochs=1, reduction=2),
+    EarlyStoppingConfig(scheduler="hyperband", grace_epochs=1, reduction=2),
+    EarlyStoppingConfig(scheduler="median", grace_epochs=2, min_trials=2),
+]
+
+
+class Serial:
+    """A sweep of one trial at a time; a driver that dies leaves nothing but the reports."""
+
+    def __init__(self, config: EarlyStoppingConfig, mode: Any, curves: list[list[float]]) -> None:
+        self.config, self.mode, self.curves = config, mode, curves
+        self.reports: dict[int, dict[int, float]] = {}
+        self.unfinished: set[int] = set()
+
+    def run(self, *, dies_after: int) -> None:
+        """Run to the end, or until so many reports were stored whose verdict died."""
+        judge = self._fresh()
+        self.unfinished -= stopped_trials(judge, self.reports, self.unfinished)
+        scheduler = self._fresh()
+        for number in sorted(self.reports.keys() - self.unfinished):
+            past = self.reports[number]
+            replay(scheduler, f"past-{number}", past, number=number, finished=True)
+        for number, curve in enumerate(self.curves):
+            if number in self.reports and number not in self.unfinished:
+                continue
+            trial = SimpleNamespace(trial_id=f"now-{number}", config={"number": number})
+            past = self.reports.setdefault(number, {})
+            self.unfinished.add(number)
+            if past:
+                replay(scheduler, trial.trial_id, past, number=number, finished=False)
+            scheduler.on_trial_add(None, trial)
+            for epoch in range(max(past, default=0) + 1, EPOCHS + 1):
+                past[epoch] = curve[epoch - 1]
+                if dies_after == 0:
+                    return
+                dies_after -= 1
+                result = {"epoch": epoch, "objective": past[epoch]}
+                if scheduler.on_trial_result(None, trial, result) == TrialScheduler.STOP:
+                    break
+            scheduler.on_trial_complete(None, trial, {"epoch": max(past), "objective": 0.0})
+            self.unfinished.remove(number)
+
+    def _fresh(self) -> Any:
+        return make_scheduler(self.config, epochs=EPOCHS, mode=self.mode)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("config", EACH, ids=lambda config: config.scheduler)
+def test_verdicts_after_a_death_at_any_report_are_those_of_one_driver(
+    config: EarlyStoppingConfig, mode: Any
+) -> None:
+    rng = random.Random(1)
+    curves = [[rng.random() + 1 / epoch for epoch in range(1, EPOCHS + 1)] for _ in range(8)]
+    once = Serial(config, mode, curves)
+    once.run(dies_after=-1)
+    stopped = [n for n, reports in once.reports.items() if max(reports) < EPOCHS]
+    assert stopped, "the case shows nothing"
+    assert len(stopped) < len(curves)
+    for point in range(sum(map(len, once.reports.values()))):
+        killed = Serial(config, mode, curves)
+        killed.run(dies_after=point)
+        killed.run(dies_after=-1)
+        assert killed.reports == once.reports, f"died after report {point}"
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "asha_promote", "hyperband"])
+@pytest.mark.parametrize("epochs", [2, 9, 10, 27])
+def test_no_rung_lies_beyond_the_budget(scheduler: Any, epochs: int) -> None:
+    config = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=3)
+    made: Any = make_scheduler(config, epochs=epochs, mode="min")
+    budget = BudgetConfig(epochs=epochs)
+    ladder = make_pauses(SPEC.model_copy(update={"early_stopping": config, "budget": budget}))
+    expected = rungs(1, 3, epochs)
+    if ladder is not None:
+        assert ladder.rungs == expected
+        return
+    for bracket in getattr(made, "brackets", [made]):
+        found = sorted(epoch for epoch, _ in bracket._brackets[0]._rungs if epoch < epochs)
+        assert tuple(found) == tuple(epoch for epoch in expected if epoch >= _first_rung(bracket))
+
+
+def _first_rung(bracket: Any) -> int:
+    return int(min(epoch for epoch, _ in bracket._brackets[0]._rungs))
+
+
+def test_a_trial_is_compared_with_its_own_bracket_alone() -> None:
+    scheduler = make_scheduler(EACH[1], epochs=EPOCHS, mode="min")
+    graces = bracket_graces(1, 2, EPOCHS)
+    brackets = [bracket_of(number, graces, 2) for number in range(40)]
+    for number in range(40):
+        trial = SimpleNamespace(trial_id=str(number), config={"number": number})
+        scheduler.on_trial_add(None, trial)
+        verdict = scheduler.on_trial_result(None, trial, {"epoch": 1, "objective": float(number)})
+        # each is worse than all before it; only the first of the most eager bracket goes on
+        eager_before = brackets[:number].count(0)
+        assert (verdict == TrialScheduler.STOP) == (brackets[number] == 0 and eager_before > 0)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({1: 9.0, 2: 0.9}, True),  # the others' means are 0.2, 0.4 and 0.8
+        ({1: 9.0, 2: 0.3}, False),
+        ({1: 9.0, 2: 0.4}, False),  # not worse than the median
+        ({1: 0.3, 2: 9.0}, False),  # its best counts
+        ({1: 9.0}, False),  # within the grace
+        ({1: 9.0, 2: 0.9, 3: 0.9}, False),  # only one came as far
+        ({1: float("nan"), 2: float("nan")}, True),
+    ],
+)
+def test_the_median_rule(own: dict[int, float], expected: bool) -> None:
+    others = {0: {1: 5.0, 2: 0.2}, 1: {1: 5.0, 2: 0.4, 3: 0.4}, 2: {1: 5.0, 2: 0.8}}
+    for sign, minimize in ((1, True), (-1, False)):
+        reports = {
+            number: {epoch: sign * value for epoch, value in values.items()}
+            for number, values in {**others, 7: own}.items()
+        }
+        found = stops_at_the_median(7, reports, grace=2, min_trials=3, minimize=minimize)
+        assert found == expected

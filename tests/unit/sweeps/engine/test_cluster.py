@@ -1,0 +1,287 @@
+"""What is known of a cluster without one: addresses, what travels, what nodes answered, how it
+is lost.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import socket
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sweeps.engine import address, nodes, travel
+from sweeps.engine.address import ClusterRefused, find_address, is_loopback, knock, locate
+from sweeps.engine.cluster import Cluster, refusal
+from sweeps.engine.nodes import _make_look, _unseen, fault_of, machine_of, survey
+from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
+from sweeps.engine.travel import pack
+from sweeps.layout import SweepPaths
+from sweeps.results import display
+from sweeps.spec.sections import ResourcesConfig
+
+NODE: dict[str, Any] = {
+    "NodeManagerHostname": "gpu-3",
+    "NodeManagerAddress": "10.0.0.3",
+    "NodeName": "10.0.0.3",
+    "Resources": {"CPU": 8.0, "memory": 2.0**34, "node:10.0.0.3": 1.0},
+}
+FINE: dict[str, Any] = {"version": "1.2", "fault": None, "gpus": []}
+
+
+@pytest.fixture
+def listener() -> Iterator[str]:
+    """The address of somebody who listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "found"),
+    [
+        (None, {}, None),
+        (None, {"RAY_ADDRESS": ""}, None),
+        (None, {"RAY_ADDRESS": "local"}, None),
+        (None, {"RAY_ADDRESS": "head:6379"}, "head:6379"),
+        ("", {"RAY_ADDRESS": "head:6379"}, None),
+        ("local", {"RAY_ADDRESS": "head:6379"}, None),
+        ("10.0.0.5:6379", {"RAY_ADDRESS": "head:6379"}, "10.0.0.5:6379"),
+        ("[::1]:6379", {}, "[::1]:6379"),
+        ("auto", {}, "auto"),
+    ],
+)
+def test_addresses(given: str | None, environ: dict[str, str], found: str | None) -> None:
+    assert find_address(given, environ) == found
+
+
+@pytest.mark.parametrize("wrong", ["head", "head:", ":6379", "head:0", "head:65536", "head:63x"])
+def test_an_address_that_is_none_is_refused(wrong: str) -> None:
+    for given, environ, name in [(wrong, {}, "--address"), (None, {"RAY_ADDRESS": wrong}, None)]:
+        with pytest.raises(ClusterRefused) as refused:
+            find_address(given, environ)
+        assert str(refused.value).startswith(f"{name or 'RAY_ADDRESS'} {wrong}: is no address; ")
+        assert "HOST:PORT" in str(refused.value)
+
+
+def test_the_address_of_ray_client_is_refused_with_the_right_one() -> None:
+    with pytest.raises(ClusterRefused, match=r"Ray Client's.*HOST:PORT \(6379, not 10001\)"):
+        find_address("ray://head:10001", {})
+
+
+def test_a_head_that_nobody_listens_at_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setattr(address, "heads_of_local_nodes", lambda: {nobody})
+    with pytest.raises(ClusterRefused, match=f"nobody answers at {nobody} .*refused"):
+        locate(nobody)
+
+
+def test_this_machine_must_be_a_node(listener: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "heads_of_local_nodes", lambda: {"127.0.0.1:1"})
+    with pytest.raises(ClusterRefused, match=f"ray start --address={listener} --num-cpus=0"):
+        locate(listener)
+
+
+def test_auto_takes_the_one_cluster_that_this_machine_belongs_to(
+    listener: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads: set[str] = {listener}
+    monkeypatch.setattr(address, "heads_of_local_nodes", lambda: heads)
+    assert locate("auto") == listener
+    heads.add("10.0.0.9:6379")
+    with pytest.raises(ClusterRefused, match=r"a node of several: 10\.0\.0\.9:6379, "):
+        locate("auto")
+    heads.clear()
+    with pytest.raises(ClusterRefused, match="a node of none"):
+        locate("auto")
+
+
+def test_loopback() -> None:
+    assert [is_loopback(f"{host}:1") for host in ("127.0.0.2", "localhost", "[::1]")] == [True] * 3
+    assert not any(is_loopback(f"{host}:1") for host in ("10.0.0.5", "head"))
+
+
+def test_who_listens_can_be_reached(listener: str) -> None:
+    assert knock(listener) is None
+    assert "refused" in str(knock("127.0.0.1:1"))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    files = {
+        "task.py": 10,
+        "package/deep/module.py": 20,
+        "data/large [1].bin": 300,
+        "data/small.csv": 30,
+        ".gitignore": 0,
+        "ignored/x": 50,
+        ".git/objects": 50,
+        ".venv/lib/x.py": 50,
+        "runs/sweep/trials/0000/state.pt": 50,
+        "package/__pycache__/x.pyc": 50,
+    }
+    for name, size in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+    (tmp_path / ".gitignore").write_text("ignored/\n")
+    return tmp_path
+
+
+def _sent(luggage: travel.Luggage) -> set[str]:
+    """What Ray itself puts into its package, of the same directory with the same excludes."""
+    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+
+    found: list[Path] = []
+    excludes = [_get_excludes(luggage.directory, list(luggage.excludes))]
+    log = logging.getLogger(__name__)
+    _dir_travel(luggage.directory, excludes, found.append, include_gitignore=True, logger=log)
+    return {str(path.relative_to(luggage.directory)) for path in found if path.is_file()}
+
+
+def test_code_travels_without_sweeps_environments_and_large_files(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(travel, "LARGE", 200)
+    luggage = pack(project, project / "runs", ["task"])
+    assert luggage is not None
+    assert _sent(luggage) == {"task.py", "package/deep/module.py", "data/small.csv", ".gitignore"}
+    assert luggage.size == 10 + 20 + 30 + len("ignored/\n")
+    assert luggage.left == (("data/large [1].bin", 300),)
+    assert "200 B each: data/large [1].bin (300 B); tasks read" in str(luggage.told())
+
+
+def test_installed_tasks_need_no_luggage(project: Path) -> None:
+    assert pack(project, project / "runs", []) is None
+    assert pack(project, project / "runs", ["json", "elsewhere.task"]) is None
+    luggage = pack(project, project.parent / "runs", ["json", "package.deep.module"])
+    assert luggage is not None
+    assert luggage.told() is None
+    assert "/runs" not in luggage.excludes
+
+
+def test_too_much_luggage_is_refused_and_the_largest_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(travel, "LIMIT", 300)
+    with pytest.raises(ClusterRefused) as refused:
+        pack(project, project / "runs", ["task"])
+    assert "369 B would travel" in str(refused.value)
+    assert "the largest are data/ (330 B), package/ (20 B), task.py (10 B)" in str(refused.value)
+    monkeypatch.setattr(travel, "MOST_FILES", 3)
+    with pytest.raises(ClusterRefused, match=r"more than 3 files .* the most are in "):
+        pack(project, project / "runs", ["task"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (FINE, None),
+        (FINE | {"version": "1.1"}, "has gradsweep 1.1; this process has 1.2, .*==1.2"),
+        (FINE | {"version": None}, "has no gradsweep; this process has 1.2"),
+        (FINE | {"fault": "what was written here is not there"}, "/r: what .* shared file system"),
+        ("did not answer within 60 s", "did not answer within 60 s; every node must"),
+    ],
+)
+def test_what_is_wrong_with_a_node(answer: dict[str, Any] | str, said: str | None) -> None:
+    fault = fault_of(answer, "1.2", Path("/r"))
+    if said is None:
+        assert fault is None
+    else:
+        assert re.match(said, str(fault)), fault
+
+
+def test_a_cluster_without_cpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClusterRefused, match="no node of the cluster has CPUs"):
+        survey({"a": NODE | {"Resources": {"memory": 1.0}}}, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nodes_are_machines_and_an_ask_that_none_meets_names_the_largest() -> None:
+    small = machine_of(NODE | {"Resources": {"CPU": 2.0}, "NodeName": "tiny"}, FINE)
+    large = machine_of(NODE | {"Resources": NODE["Resources"] | {"GPU": 2.0}}, FINE | {
+        "gpus": [("A100", 2**36)]
+    })  # fmt: skip
+    assert small.name == "tiny at 10.0.0.3"
+    assert large.gpus == (Gpu("A100", 2**36), Gpu("unknown", LEAST_GPU_MEMORY))
+    found = plan(ResourcesConfig(cpu=2, gpu=0), 24, None, (small, large))
+    assert (found.cpu, found.concurrency) == (2, 5)
+    with pytest.raises(ResourceError, match=r"the largest is gpu-3 at 10.0.0.3 \(8 CPUs, 2 GPUs"):
+        plan(ResourcesConfig(cpu=9), 24, None, (small, large))
+
+
+class AuthenticationError(Exception):
+    """As Ray's is called."""
+
+
+def test_why_ray_did_not_let_us_in_is_one_sentence() -> None:
+    outer = ConnectionError("Failed to connect to Ray cluster at head:1")
+    outer.__cause__ = AuthenticationError("401")
+    assert "its token is missing or another one" in refusal("head:1", outer)
+    versions = RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9\n")
+    said = refusal("head:1", versions)
+    assert "cannot be used: Version mismatch: The cluster was started with: Ray: 2.9;" in said
+    outer.__cause__ = RuntimeError("no session\nname")
+    assert "cannot be used: no session name; look" in refusal("head:1", outer)
+
+
+def test_a_cluster_is_lost_with_its_head_and_with_the_node_here(
+    listener: str, tmp_path: Path
+) -> None:
+    socket_of_node = tmp_path / "raylet"
+    with socket.socket(socket.AF_UNIX) as node:
+        node.bind(str(socket_of_node))
+        node.listen()
+        assert Cluster(listener, (), str(socket_of_node)).fault() is None
+        gone = Cluster("127.0.0.1:1", (), str(socket_of_node)).fault()
+    assert "its head at 127.0.0.1:1 does not answer" in str(gone)
+    assert "its node on this machine is gone" in str(
+        Cluster(listener, (), str(socket_of_node)).fault()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        ([], ""),
+        (["--address", "head:1"], " --address head:1"),
+        (["--address=head:1", "-s", "trials=3"], " --address=head:1"),
+    ],
+)
+def test_the_command_that_continues_has_the_address(
+    words: list[str], end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["sweep", "run", "x.yaml", *words])
+    said = io.StringIO()
+    display.resume(Console(file=said), SweepPaths(tmp_path, "x"))
+    assert said.getvalue() == f"sweep resume x --root {tmp_path}{end}\n"
+
+
+def test_a_node_says_whether_it_sees_what_was_written(tmp_path: Path) -> None:
+    """What runs on a node, run here; a directory of its own does not have the driver's file."""
+    look = _make_look()
+    assert look(str(tmp_path / "missing"), "node", "mark")["fault"] == (
+        "what was written here is not there"
+    )
+    (tmp_path / "driver").write_text("another mark")
+    assert "other files" in look(str(tmp_path), "node", "mark")["fault"]
+    (tmp_path / "driver").write_text("mark")
+    answer = look(str(tmp_path), "node", "mark")
+    assert (answer["fault"], answer["version"]) == (None, version("gradsweep"))
+    assert (tmp_path / "node").read_text() == "mark"
+
+
+def test_what_a_node_wrote_and_is_not_seen_here_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "_SEEN_SECONDS", 0.2)
+    (tmp_path / "node").write_text("mark")
+    assert _unseen(tmp_path / "node", "mark", tmp_path) is None
+    said = str(_unseen(tmp_path / "other", "mark", tmp_path))
+    assert said.startswith(f"{tmp_path}: what was written there is not here; every node must see")

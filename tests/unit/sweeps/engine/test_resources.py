@@ -1,0 +1,234 @@
+"""What the machine offers, and how trials share it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeps.engine.resources import (
+    Gpu,
+    Machine,
+    Plan,
+    ResourceError,
+    StepMemory,
+    _cgroup_cpus,
+    _cgroup_memory,
+    plan,
+    select_visible,
+    share_of_gpu,
+)
+from sweeps.spec.sections import ResourcesConfig
+from trainable.memory import CONTEXT_BYTES, tensor_fraction
+
+GIB = 1024**3
+
+
+def _machine(cpus: int = 8, gpus: int = 0, memory: int = 80, name: str = "node") -> Machine:
+    return Machine(name, cpus, 64 * GIB, (Gpu("GPU", memory * GIB),) * gpus)
+
+
+def _ask(cpu: float = 1, gpu: float | str = "auto") -> ResourcesConfig:
+    return ResourcesConfig.model_validate({"cpu": cpu, "gpu": gpu})
+
+
+@pytest.mark.parametrize(
+    ("ask", "trials", "concurrency", "machine", "expected"),
+    [
+        (_ask(), 24, None, _machine(8), Plan(1, 0, 8)),
+        (_ask(cpu=3), 24, None, _machine(8), Plan(3, 0, 2)),
+        (_ask(cpu=0.5), 24, None, _machine(8), Plan(0.5, 0, 16)),
+        (_ask(), 3, None, _machine(8), Plan(1, 0, 3)),
+        (_ask(), 24, 2, _machine(8), Plan(1, 0, 2)),
+        (_ask(), 24, None, _machine(8, gpus=1), Plan(1, 0.125, 8)),
+        (_ask(), 24, 3, _machine(8, gpus=1), Plan(1, 0.3333, 3)),
+        (_ask(), 24, 3, _machine(8, gpus=2), Plan(1, 0.5, 3)),
+        (_ask(), 24, None, _machine(4, gpus=8), Plan(1, 1, 4)),
+        (_ask(), 24, None, _machine(8, gpus=1, memory=7), Plan(1, 0.3333, 3)),
+        (_ask(), 24, None, _machine(8, gpus=1, memory=1), Plan(1, 1, 1)),
+        (_ask(gpu=0), 24, None, _machine(8, gpus=1), Plan(1, 0, 8)),
+        (_ask(gpu=0.3), 24, None, _machine(8, gpus=2), Plan(1, 0.3, 6)),
+        (_ask(gpu=0.1), 24, None, _machine(16, gpus=1), Plan(1, 0.1, 10)),
+        (_ask(gpu=2), 24, None, _machine(8, gpus=5), Plan(1, 2, 2)),
+        (_ask(cpu=2), 24, None, [_machine(8), _machine(3)], Plan(2, 0, 5)),
+        (_ask(gpu=1), 24, None, [_machine(8), _machine(2, gpus=4)], Plan(1, 1, 2)),
+    ],
+)
+def test_plans(
+    ask: ResourcesConfig,
+    trials: int,
+    concurrency: int | None,
+    machine: Machine | list[Machine],
+    expected: Plan,
+) -> None:
+    assert plan(ask, trials, concurrency, machine) == expected
+
+
+@pytest.mark.parametrize(
+    ("ask", "machine", "message"),
+    [
+        (
+            _ask(gpu=0.3),
+            _machine(2),
+            "resources.gpu: 0.3 GPU is more than any node has; a trial runs on one node, "
+            "the largest is node (2 CPUs, no GPU); write gpu: auto or gpu: 0",
+        ),
+        (
+            _ask(gpu=4),
+            [_machine(2, gpus=2, name="big"), _machine(2, gpus=1)],
+            "resources.gpu: 4 GPU is more than any node has; a trial runs on one node, "
+            "the largest is big (2 CPUs, 2 GPUs); write gpu: 2 or less",
+        ),
+        (
+            _ask(cpu=16),
+            [_machine(2), _machine(8, name="big")],
+            "resources.cpu: 16 CPUs are more than any node has; a trial runs on one node, "
+            "the largest is big (8 CPUs, no GPU); write cpu: 8 or less",
+        ),
+        (
+            _ask(cpu=4, gpu=1),
+            [_machine(8, name="cpus"), _machine(2, gpus=1, name="gpus")],
+            "resources: 4 CPUs together with 1 GPU are more than any node has; a trial runs on "
+            "one node, the largest is gpus (2 CPUs, 1 GPU); write cpu: 2 or less",
+        ),
+    ],
+)
+def test_an_ask_that_nothing_can_meet(
+    ask: ResourcesConfig, machine: Machine | list[Machine], message: str
+) -> None:
+    with pytest.raises(ResourceError) as caught:
+        plan(ask, 24, None, machine)
+    assert str(caught.value) == message
+
+
+def test_equal_shares_never_exceed_a_gpu() -> None:
+    for trials in range(1, 40):
+        made = plan(_ask(), trials, None, _machine(64, gpus=3))
+        per_gpu = -(-made.concurrency // 3)
+        assert made.concurrency == trials
+        assert made.gpu * per_gpu <= 1
+
+
+def _step(peak: float, outside: float = 0.5, total: float = 80) -> StepMemory:
+    return StepMemory(int(peak * GIB), int(outside * GIB), int(total * GIB))
+
+
+@pytest.mark.parametrize(
+    ("step", "gpus", "expected"),
+    [
+        (_step(1), 1, (0.125, 8)),  # all that the CPUs allow
+        (_step(15), 1, (0.25, 4)),  # 18.75 GiB with the margin and the context
+        (_step(15), 2, (0.25, 8)),
+        (_step(33), 1, (1, 1)),  # 40.35 GiB: the tensors of two would fit, not their contexts
+        (_step(15, outside=3), 1, (0.3333, 3)),
+        (_step(15, total=74), 1, (0.3333, 3)),  # torch sees less of it than the driver
+        (_step(200), 1, (1, 1)),
+        (StepMemory(failed="ran out of memory"), 2, (1, 2)),
+    ],
+)
+def test_what_a_step_took_decides_how_many_share_a_gpu(
+    step: StepMemory, gpus: int, expected: tuple[float, int]
+) -> None:
+    made = plan(_ask(), 24, None, _machine(8, gpus=gpus), step)
+    assert (made.gpu, made.concurrency) == expected
+
+
+def test_a_share_that_was_asked_for_is_not_changed_by_what_a_step_took() -> None:
+    assert plan(_ask(gpu=0.5), 24, None, _machine(8, gpus=1), _step(70)).gpu == 0.5
+
+
+@given(
+    peak=st.integers(1, 2**38),
+    outside=st.integers(0, 2**31),
+    total=st.integers(2**31, 2**38),
+    wanted=st.integers(1, 100),  # of more, Ray counts in steps that are too coarse
+)
+def test_shares_never_exceed_a_gpu_and_hold_what_a_step_took(
+    peak: int, outside: int, total: int, wanted: int
+) -> None:
+    step = StepMemory(peak, outside, total)
+    share = share_of_gpu(step.needed, total, wanted)
+    sharing = min(wanted, _fitting(share))
+    assert sharing == wanted or share == 10_000 // sharing / 10_000, "Ray would place more or less"
+    assert share == 1 or step.needed <= share * total * (1 + 1e-12)
+    if sharing > 1:  # nobody outgrows a share that fits, and all of them fit together
+        tensors = tensor_fraction(share, total) * total
+        assert 1.19 * peak <= tensors
+        context = CONTEXT_BYTES if share * total > 2 * CONTEXT_BYTES else 0
+        assert sharing * (tensors + context) <= total * (1 + 1e-9)
+    # one more would not fit, or is not wanted
+    smaller = 10_000 // (sharing + 1) / 10_000
+    assert sharing == wanted or smaller * total < step.needed
+
+
+def _fitting(share: float) -> int:
+    """How many of a share Ray places on one GPU: it counts in ten-thousandths."""
+    return 10_000 // round(share * 10_000)
+
+
+def test_a_plan_in_words() -> None:
+    assert Plan(1, 0.25, 4).describe() == "4 trials at a time, each with 1 CPU, 0.25 GPU"
+    assert Plan(2, 0, 1).describe() == "1 trial at a time, each with 2 CPUs"
+    measured = plan(_ask(), 4, None, _machine(8, gpus=1), _step(8.5))
+    assert measured.describe() == (
+        "4 trials at a time, each with 1 CPU, 0.25 GPU: one step took 9 GiB of 80 GiB"
+    )
+    failed = StepMemory(failed="ran out of memory")
+    assert plan(_ask(), 4, None, _machine(8, gpus=1), failed).describe() == (
+        "1 trial at a time, each with 1 CPU, 1 GPU: one step of the largest trial that is known "
+        "ran out of memory"
+    )
+
+
+FOUND = [("GPU-aa1", Gpu("a", 1)), ("GPU-ab2", Gpu("b", 1)), ("GPU-c3", Gpu("c", 1))]
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, "abc"),
+        ("", ""),
+        ("-1", ""),
+        ("2,0", "ca"),
+        ("0, 1", "ab"),
+        ("0,7,1", "a"),
+        ("GPU-c", "c"),
+        ("GPU-ab2,0", "ba"),
+        ("GPU-a", ""),
+        ("NoDevFiles", ""),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(visible: str | None, names: str) -> None:
+    assert "".join(gpu.name for gpu in select_visible(FOUND, visible)) == names
+
+
+def test_the_control_group_bounds_the_cpus(tmp_path: Path) -> None:
+    assert _cgroup_cpus(tmp_path) is None
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    assert _cgroup_cpus(tmp_path) is None
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("350000\n")
+    assert _cgroup_cpus(tmp_path) == 3.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert _cgroup_cpus(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("200000 100000\n")
+    assert _cgroup_cpus(tmp_path) == 2
+
+
+def test_the_control_group_bounds_the_memory(tmp_path: Path) -> None:
+    assert _cgroup_memory(tmp_path) is None
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _cgroup_memory(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1048576\n")
+    assert _cgroup_memory(tmp_path) == 1048576
+
+
+def test_this_machine() -> None:
+    machine = Machine.probe({"CUDA_VISIBLE_DEVICES": ""})
+    assert 1 <= machine.cpus <= (os.cpu_count() or 1)
+    assert machine.memory > GIB // 4
+    assert machine.gpus == ()

@@ -1,0 +1,351 @@
+"""The ledger: numbers, parameters and states of trials, told once and kept."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import RandomSampler
+from optuna.storages import RDBStorage
+
+from sweeps.layout import LedgerBusy, LedgerError
+from sweeps.ledger.file import LedgerFile
+from sweeps.ledger.ledger import SIGNALS, Ledger, TrialRecord
+from sweeps.ledger.place import Place
+from sweeps.ledger.view import LedgerView, Mutation, TrialSummary
+from tests.asking import ask, proposal
+from tests.ledgers import held_place
+
+SPACE = {
+    "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
+    "train.schedule.warmup": FloatDistribution(0.0, 0.3),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def in_file(path: Path) -> Ledger:
+    return Ledger.create(path, mode="min", sweep_id="s1")
+
+
+@pytest.fixture(params=["file", "database"])
+def place(path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Where a ledger may lie; a database is one for all tests, with other sweeps in it."""
+    if request.param == "file":
+        yield LedgerFile(path)
+        return
+    with held_place(request.getfixturevalue("cluster"), path.parent) as made:
+        yield made
+
+
+@pytest.fixture
+def ledger(place: Place) -> Ledger:
+    return Ledger.create(place, mode="min", sweep_id="s1")
+
+
+def _ask(ledger: Ledger, seed: int = 0) -> int:
+    return ask(ledger, SPACE, RandomSampler(seed=seed)).number
+
+
+def test_trials_are_numbered_in_order_and_keep_their_parameters(
+    ledger: Ledger, place: Place
+) -> None:
+    first = ask(ledger, SPACE, RandomSampler(seed=1))
+    second = ask(ledger, SPACE, RandomSampler(seed=2))
+    assert (first.number, second.number) == (0, 1)
+    assert first.params != second.params
+    again = Ledger.open(place)
+    assert again.sweep_id == "s1"
+    assert [t.params for t in again.trials()] == [first.params, second.params]
+    assert {t.state for t in again.trials()} == {"running"}
+
+
+def test_value_is_the_best_report_and_a_repeated_epoch_stays_as_first_told(
+    in_file: Ledger,
+) -> None:
+    number = _ask(in_file)
+    for epoch, value in [(1, 0.9), (2, 0.4), (2, 0.1), (3, 0.6)]:
+        in_file.report(number, epoch=epoch, step=epoch * 10, value=value)
+    record = in_file.trial(number)
+    assert record.reports == {1: 0.9, 2: 0.4, 3: 0.6}
+    assert (record.value, record.epoch, record.step) == (0.4, 3, 30)
+    in_file.finish(number, "complete")
+    assert in_file.trial(number).state == "complete"
+    assert in_file.best() == in_file.trial(number)
+
+
+def test_where_it_was_best_is_known_and_of_equals_the_earlier(in_file: Ledger) -> None:
+    number = _ask(in_file)
+    assert in_file.trial(number).best_step is None
+    for epoch, value in enumerate([0.9, 0.5, 0.7, 0.5], start=1):
+        in_file.report(number, epoch=epoch, step=10 * epoch, value=value)
+    record = in_file.trial(number)
+    assert (record.best_epoch, record.best_step) == (2, 20)
+    assert (record.epoch, record.step, record.value) == (4, 40, 0.5)
+
+
+def test_signals_are_the_last_that_were_noted(in_file: Ledger) -> None:
+    number = _ask(in_file)
+    assert in_file.trial(number).signals == ()
+    in_file.note(number, SIGNALS, ["memory grew"])
+    in_file.note(number, SIGNALS, ["memory grew", "loss jumped"])
+    assert in_file.trial(number).signals == ("memory grew", "loss jumped")
+
+
+def test_what_a_population_decides_is_kept_with_what_each_member_began_with(
+    ledger: Ledger, place: Place
+) -> None:
+    first, second = (_ask(ledger, seed) for seed in (0, 1))
+    began = ledger.trial(first).params
+    for epoch in (1, 2):
+        assert Ledger.open(place).generation == epoch - 1
+        for number in (first, second):
+            ledger.report(number, epoch=epoch, step=epoch, value=1.0 / epoch)
+        changed = {**began, "train.optimizer.lr": 0.01 * epoch}
+        ledger.mutate(epoch, {first: Mutation(epoch, second, changed)})
+    assert Ledger.open(place).generation == 2
+    for record in (Ledger.open(place).trial(first), LedgerView(place).trials[first]):
+        assert (record.suggested, record.params) == (began, changed)
+        assert [(one.epoch, one.donor) for one in record.lineage] == [(1, second), (2, second)]
+        assert record.best_params == record.lineage[0].params
+    assert not ledger.trial(second).lineage
+
+
+def test_pruned_keeps_its_intermediate_values_and_is_never_the_best(in_file: Ledger) -> None:
+    number = _ask(in_file)
+    in_file.report(number, epoch=1, step=10, value=0.01)
+    in_file.finish(number, "pruned")
+    record = in_file.trial(number)
+    assert (record.state, record.reports) == ("pruned", {1: 0.01})
+    assert in_file.best() is None
+
+
+def test_failed_keeps_its_reason(in_file: Ledger) -> None:
+    number = _ask(in_file)
+    in_file.finish(
+        number, "failed", reason="non_finite: the loss is nan", traceback="Traceback ..."
+    )
+    record = in_file.trial(number)
+    assert (record.state, record.reason, record.traceback) == (
+        "failed",
+        "non_finite: the loss is nan",
+        "Traceback ...",
+    )
+
+
+def test_the_first_end_stays(ledger: Ledger) -> None:
+    number = _ask(ledger)
+    ledger.report(number, epoch=1, step=10, value=0.5)
+    ledger.finish(number, "pruned")
+    ledger.finish(number, "complete")
+    ledger.report(number, epoch=2, step=20, value=0.1)
+    record = ledger.trial(number)
+    assert (record.state, record.reports) == ("pruned", {1: 0.5})
+
+
+def test_best_follows_the_mode(path: Path) -> None:
+    ledger = Ledger.create(path, mode="max", sweep_id="s")
+    for value in (0.2, 0.8, 0.5):
+        number = _ask(ledger)
+        ledger.report(number, epoch=1, step=1, value=value)
+        ledger.finish(number, "complete")
+    best = ledger.best()
+    assert best is not None
+    assert (best.number, best.value) == (1, 0.8)
+
+
+def test_attempts_are_counted_over_reopening(ledger: Ledger, place: Place) -> None:
+    number = _ask(ledger)
+    assert ledger.start(number) == 1
+    assert Ledger.open(place).start(number) == 2
+    assert ledger.trial(number).attempts == 2
+
+
+def test_what_a_trial_lacks_is_stored_beside_what_it_has(in_file: Ledger, path: Path) -> None:
+    del in_file
+    # What a driver of an older release leaves that dies while it stores parameters.
+    study = optuna.load_study(storage=f"sqlite:///{path}", study_name="sweep")
+    rate = study.ask().suggest_float("train.optimizer.lr", 1e-4, 1e-1, log=True)
+    reopened = Ledger.open(path)
+    wanted = proposal(SPACE, RandomSampler(seed=3))
+    record = reopened.complete(0, wanted)
+    assert record.params == {**wanted.params, "train.optimizer.lr": rate}
+    assert Ledger.open(path).trials() == [record]
+
+
+def test_a_parameter_may_change_its_kind_and_its_choices_from_trial_to_trial(
+    ledger: Ledger, place: Place
+) -> None:
+    spaces = [
+        {"task.x": CategoricalDistribution(("a", "b"))},
+        {"task.x": CategoricalDistribution(("b", None, 3))},
+        {"task.x": IntDistribution(1, 9)},
+        {"task.x": FloatDistribution(0.5, 9, log=True)},
+    ]
+    asked = [ask(ledger, space, RandomSampler(seed=1)).params for space in spaces]
+    assert [trial.params for trial in Ledger.open(place).trials()] == asked
+    assert [trial.params for trial in LedgerView(place).trials] == asked
+    stored = [trial.distributions for trial in ledger.frozen_trials()]
+    assert stored == spaces
+
+
+class Died(BaseException):
+    """Stands for the process' death: nothing on the way takes it for an error."""
+
+
+def _die_after(monkeypatch: pytest.MonkeyPatch, write: str, count: int) -> None:
+    """Let the process die right after one of Optuna's writes."""
+    real, done = getattr(RDBStorage, write), 0
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        nonlocal done
+        stored = real(*args, **kwargs)
+        done += 1
+        if done == count:
+            raise Died
+        return stored
+
+    monkeypatch.setattr(RDBStorage, write, dying)
+
+
+def _report(ledger: Ledger) -> object:
+    return ledger.report(0, epoch=2, step=20, value=0.1)
+
+
+def _fail(ledger: Ledger) -> object:
+    return ledger.finish(0, "failed", reason="lost", traceback="Traceback ...")
+
+
+@pytest.mark.parametrize(
+    ("do", "write", "count"),
+    [
+        (_report, "set_trial_user_attr", 1),
+        (_fail, "set_trial_user_attr", 1),
+        (_fail, "set_trial_user_attr", 2),
+    ],
+)
+def test_a_death_among_the_writes_of_one_thing_leaves_none_of_them(
+    ledger: Ledger, place: Place, do: Callable[[Ledger], object], write: str, count: int
+) -> None:
+    _ask(ledger)
+    ledger.report(0, epoch=1, step=10, value=0.5)
+    before = ledger.trials()
+    with pytest.MonkeyPatch.context() as patched:
+        _die_after(patched, write, count)
+        with pytest.raises(Died):
+            do(ledger)
+    again = Ledger.open(place)
+    assert again.trials() == before
+    do(again)
+    assert Ledger.open(place).trials() != before
+
+
+@pytest.mark.parametrize("do", [_ask, _report, _fail])
+def test_the_disk_is_waited_for_once(in_file: Ledger, do: Callable[[Ledger], object]) -> None:
+    _ask(in_file)
+    said: list[str] = []
+    with contextlib.closing(in_file._storage.engine.raw_connection()) as pooled:
+        connection: Any = pooled.driver_connection
+    connection.set_trace_callback(said.append)
+    do(in_file)
+    assert said.count("COMMIT") == 1
+    assert sum(statement.startswith(("INSERT", "UPDATE")) for statement in said) >= 2
+
+
+def test_creating_twice_is_refused(ledger: Ledger, place: Place) -> None:
+    del ledger
+    with pytest.raises(LedgerError, match="already holds a ledger"):
+        Ledger.create(place, mode="min", sweep_id="s2")
+
+
+def test_opening_nothing_or_garbage_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="there is no ledger at"):
+        Ledger.open(tmp_path / "missing.db")
+    garbage = tmp_path / "garbage.db"
+    garbage.write_bytes(b"not a database" * 100)
+    with pytest.raises(LedgerError, match="not a readable ledger"):
+        Ledger.open(garbage)
+
+
+def _damaged(whole: bytes) -> Iterator[bytes]:
+    yield b""
+    for cut in range(1, 10):
+        yield whole[: len(whole) * cut // 10]
+    for page in range(len(whole) // 4096):
+        yield whole[: page * 4096] + bytes(4096) + whole[(page + 1) * 4096 :]
+
+
+def _read(path: Path) -> list[TrialRecord] | LedgerError:
+    try:
+        return Ledger.open(path).trials()
+    except LedgerError as error:
+        return error
+
+
+def _look(path: Path) -> list[TrialSummary] | LedgerError:
+    try:
+        return LedgerView(path).trials
+    except LedgerError as error:
+        return error
+
+
+def test_a_damaged_ledger_is_an_error_that_names_it_or_is_read_whole_and_is_never_touched(
+    in_file: Ledger, path: Path
+) -> None:
+    for number in range(5):
+        _ask(in_file, seed=number)
+        in_file.report(number, epoch=1, step=10, value=number / 10)
+        in_file.finish(number, "complete")
+    trials, whole = in_file.trials(), path.read_bytes()
+    refused = 0
+    for content in _damaged(whole):
+        path.write_bytes(content)
+        found = _read(path)
+        seen = _look(path)
+        assert type(seen) is type(found), "looking finds what the ledger finds"
+        if isinstance(found, LedgerError):
+            refused += 1
+            assert str(path) in str(found)
+            assert path.read_bytes() == content
+        else:
+            assert [trial.params for trial in seen] == [trial.params for trial in trials]
+            assert found == trials, "what is read is what was written"
+    assert refused >= 20
+
+
+def test_a_locked_ledger_is_waited_for_within_a_bound(
+    in_file: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = _ask(in_file)
+    monkeypatch.setattr("sweeps.ledger.file.WAIT_SECONDS", 0.1)
+    patient = Ledger.open(path)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        for use in (
+            lambda: patient.report(number, epoch=1, step=1, value=0.5),
+            lambda: patient.finish(number, "complete"),
+            lambda: Ledger.open(path),
+            lambda: LedgerView(path),
+        ):
+            with pytest.raises(LedgerBusy, match=r"another process has held .*ledger\.db for"):
+                use()
+        other.execute("ROLLBACK")
+    patient.report(number, epoch=1, step=1, value=0.5)
+    assert patient.trial(number).reports == {1: 0.5}
+
+
+def test_trials_are_counted_without_a_study_and_without_a_trace(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    assert LedgerFile(empty).num_trials() is None
+    assert empty.read_bytes() == b""

@@ -1,0 +1,143 @@
+"""The report: what is counted and written into the page. How it looks: `test_report_page.py`."""
+
+from __future__ import annotations
+
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from sweeps.early_stopping.halving import bracket_of
+from sweeps.ledger.view import TrialSummary
+from sweeps.publishing.report import write_report
+from sweeps.publishing.report_basis import basis
+from sweeps.publishing.report_figures import thinned
+from sweeps.publishing.report_page import Section, page, table
+from sweeps.publishing.report_survival import rungs, survival
+from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.unit.sweeps.made_sweep import MadeSweep
+
+EARLY = "early_stopping: {scheduler: asha, grace_epochs: 2, reduction: 3}"
+MEDIAN = "early_stopping: {scheduler: median, grace_epochs: 2}"
+EARLY_HYPERBAND = EARLY.replace("asha", "hyperband")
+
+
+def _spec(more: str = "") -> SweepSpec:
+    return parse_spec(
+        "name: x\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 9\nbudget: {epochs: 20}\n"
+        f"space: {{train.optimizer.lr: {{loguniform: [0.001, 0.1]}}}}\n{more}",
+        "x.yaml",
+    )
+
+
+def _trial(number: int, state: str, epoch: int) -> TrialSummary:
+    return TrialSummary(number=number, state=state, params={}, value=None, epoch=epoch)
+
+
+def test_rungs_are_where_early_stopping_decides() -> None:
+    for scheduler in ("asha", "asha_promote", "hyperband"):
+        assert rungs(_spec(EARLY.replace("asha", scheduler))) == [2, 6, 18, 20]
+    assert rungs(_spec()) == rungs(_spec(MEDIAN)) == []
+
+
+def test_each_trial_that_reached_a_rung_has_one_fate_there() -> None:
+    ends = [("complete", 20), ("pruned", 2), ("pruned", 6), ("failed", 7), ("running", 1)]
+    trials = [_trial(number, *end) for number, end in enumerate(ends)]
+    counts = survival(_spec(EARLY), trials)
+    assert counts == {
+        "went on": [3, 1, 1, 0],
+        "pruned": [1, 1, 0, 0],
+        "failed": [0, 1, 0, 0],
+        "complete": [0, 0, 0, 1],
+    }
+
+
+def test_with_hyperband_a_trial_counts_at_the_rungs_of_its_bracket() -> None:
+    """One trial for each bracket, all of which were stopped at epoch 6 but for the last one's."""
+    spec = _spec(EARLY_HYPERBAND)
+    brackets = [bracket_of(number, (2, 6, 18, 20), 3) for number in range(60)]
+    trials = [_trial(n, "pruned", 6 if b < 3 else 20) for n, b in enumerate(brackets)]
+    shares = [brackets.count(bracket) for bracket in range(4)]
+    assert all(shares)
+    assert survival(spec, trials) == {
+        "went on": [shares[0], 0, 0, 0],
+        "pruned": [0, shares[0] + shares[1], 0, shares[3]],
+    }
+
+
+@pytest.mark.parametrize("reports", [1, 199, 200, 201, 398, 399, 400, 1000])
+def test_a_curve_is_drawn_with_its_ends_in_no_more_points_than_one_sees(reports: int) -> None:
+    curve = [(epoch, float(epoch)) for epoch in range(1, reports + 1)]
+    drawn = thinned(curve)
+    assert drawn == curve if reports <= 200 else 100 <= len(drawn) <= 200
+    assert (drawn[0], drawn[-1]) == (curve[0], curve[-1])
+    assert set(drawn) <= set(curve)
+
+
+def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """A long curve is cut, a short one is not; the median rule has no rungs to survive."""
+    for name, early, reports in (("long", MEDIAN, 201), ("short", EARLY_HYPERBAND, 10)):
+        sweep = MadeSweep(tmp_path, name, more=early)
+        sweep.add("complete", *(1 / epoch for epoch in range(1, reports + 1)))
+        write_report(sweep.paths, tmp_path / f"{name}.html")
+    long, short = ((tmp_path / f"{name}.html").read_text() for name in ("long", "short"))
+    cut, bracket = "a curve with more than 200 reports (1 here)", "rungs of its own bracket alone"
+    none = "Not drawn: the median rule has no rungs: it decides at the end of each epoch"
+    assert (cut in long, none in long, bracket in long) == (True, True, False)
+    assert (cut in short, none in short, bracket in short) == (False, False, True)
+
+
+def test_values_are_compared_at_an_epoch_that_ten_trials_reached() -> None:
+    """Three of fourteen went to the end, four to epoch 6; the fifteenth failed."""
+    lengths = [20, 20, 20, 6, *(2 for _ in range(10)), 20]
+    curves = {n: {e: 1.0 / e + n for e in range(1, end + 1)} for n, end in enumerate(lengths)}
+    curves[1][2] = math.nan
+    states = {n: "complete" if end == 20 else "pruned" for n, end in enumerate(lengths)}
+    states[14] = "failed"
+    found = basis(_spec(EARLY), states, curves)
+    assert found.epoch == 2
+    assert found.values == {n: n + (1.0 if n == 1 else 0.5) for n in range(14)}
+    assert found.target == "val/loss by epoch 2"
+    assert "the 14 trials that reached epoch 2" in found.sentence
+    assert found.sentence.endswith("4 of them went further.")
+
+
+def test_few_trials_are_compared_where_the_first_of_them_ended() -> None:
+    curves = {0: {1: 0.9, 2: 0.7, 3: 0.8}, 1: {1: 0.5}, 2: {}}
+    states = {0: "running", 1: "pruned", 2: "waiting"}
+    assert basis(_spec(EARLY), states, curves).values == {0: 0.9, 1: 0.5}
+    assert basis(_spec(EARLY), {0: "running"}, {0: curves[0]}).values == {0: 0.7}
+    assert basis(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
+
+
+def test_where_ten_trials_reached_the_end_their_values_are_those_of_the_ledger() -> None:
+    curves = {n: dict.fromkeys(range(1, 21), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
+    states = dict.fromkeys(range(10), "complete") | {10: "pruned"}
+    found = basis(_spec(EARLY), states, curves)
+    assert (found.epoch, found.target, sorted(found.values)) == (20, "val/loss", list(range(10)))
+    assert "reached the last epoch" in found.sentence
+
+
+class _Requests(HTMLParser):
+    """Every address that a page would load by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [f"{tag} {k}={v}" for k, v in attrs if k in ("src", "href", "srcset")]
+
+
+def test_the_page_loads_nothing_from_anywhere_and_shows_text_as_text() -> None:
+    evil = "<img src=http://example.com/x>"
+    text = page(evil, [evil], [Section(evil, evil, table([evil], [[evil]]))])
+    seen = _Requests()
+    shown = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    seen.feed(shown)
+    assert [one for one in seen.found if not one.startswith("a href=#")] == []
+    assert evil not in shown
+    assert "&lt;img src=" in shown
+    assert "default-src 'none'" in text

@@ -1,0 +1,400 @@
+"""Reconciliation: which facts ask for which corrections, and that applying them leaves none."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.distributions import FloatDistribution
+from optuna.samplers import RandomSampler
+
+from sweeps.commands.sync import tell_who_is_interrupted
+from sweeps.early_stopping.schedulers import make_scheduler, stopped_trials
+from sweeps.layout import LedgerError, SweepPaths
+from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.reconciliation.corrections import StrangerInTheWay, apply
+from sweeps.reconciliation.facts import gather
+from sweeps.reconciliation.reconcile import (
+    Correction,
+    Ended,
+    Facts,
+    Gap,
+    Interrupted,
+    LeftOpen,
+    Logged,
+    Report,
+    Reported,
+    Stranger,
+    Suggested,
+    Told,
+    TrialFacts,
+    reconcile,
+)
+from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.asking import ask
+from tests.curves import append_rows
+from tests.saving import commit
+from tracking.outbox import SWEEP, Outbox
+from tracking.outbox_status import read_outbox
+from tracking.recorder import MemoryRecorder
+from trainable.files import LocalFiles
+from trainable.history import CurveDamaged, Row
+from trainable.manifest import STATE
+
+SPEC = """
+name: quad
+task: digits
+metric: val/loss
+mode: min
+trials: 4
+budget: {epochs: 4}
+space:
+  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
+early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
+"""
+PARAMS = {"train.optimizer.lr": 0.01}
+OPEN = TrialRecord(number=0, state="running", params=PARAMS, reports={1: 0.5}, value=0.5)
+ROWS = (Row(10, 0, {"val/loss": 0.5}),)
+CURVE = (Report(1, 10, 0.5), Report(2, 20, 0.4))
+
+
+@pytest.fixture
+def spec() -> SweepSpec:
+    return parse_spec(SPEC, "quad.yaml")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> SweepPaths:
+    found = SweepPaths(tmp_path, "quad")
+    found.directory.mkdir()
+    return found
+
+
+@pytest.fixture
+def ledger(paths: SweepPaths) -> Ledger:
+    return Ledger.create(paths.ledger, mode="min", sweep_id="s")
+
+
+def _facts(*trials: TrialFacts, **more: Any) -> Facts:
+    return Facts(trials, parameters=frozenset(PARAMS), awaited=4, **more)
+
+
+@pytest.mark.parametrize(
+    ("trial", "expected"),
+    [
+        pytest.param(TrialFacts(OPEN), [], id="nothing is known elsewhere"),
+        pytest.param(TrialFacts(OPEN, told="KILLED"), [], id="interrupted and known to be"),
+        pytest.param(
+            TrialFacts(OPEN, CURVE), [Reported(0, CURVE[1])], id="the ledger lacks a report"
+        ),
+        pytest.param(
+            TrialFacts(OPEN, CURVE, told="RUNNING", rows=ROWS, unlogged=True),
+            [Reported(0, CURVE[1]), Logged(0, ROWS), Interrupted(0)],
+            id="killed between store and ledger",
+        ),
+        pytest.param(
+            TrialFacts(OPEN, CURVE, trained=True, told="RUNNING"),
+            [Reported(0, CURVE[1]), Ended(0, "complete")],
+            id="killed between the last commit and its report",
+        ),
+        pytest.param(
+            TrialFacts(OPEN, CURVE[:1], trained=True, left_open=True, told="RUNNING"),
+            [LeftOpen(0), Ended(0, "complete")],
+            id="killed before it closed its checkpoints, and trained to its end",
+        ),
+        pytest.param(
+            TrialFacts(OPEN, CURVE[:1], left_open=True, told="KILLED"),
+            [],
+            id="killed before it closed its checkpoints, which somebody will",
+        ),
+        pytest.param(
+            TrialFacts(replace(OPEN, state="pruned"), told="KILLED", left_open=True),
+            [LeftOpen(0)],
+            id="killed before it closed its checkpoints, and stopped for good",
+        ),
+        pytest.param(
+            TrialFacts(OPEN, CURVE[:1], stopped=True, told="RUNNING"),
+            [Ended(0, "pruned")],
+            id="killed between a report and the verdict on it",
+        ),
+        pytest.param(
+            TrialFacts(OPEN, CURVE[:1], rows=ROWS, unlogged=True),
+            [Logged(0, ROWS), Interrupted(0)],
+            id="the outbox is lost in the middle of a trial",
+        ),
+        pytest.param(
+            TrialFacts(OPEN, CURVE[:1], stopped=True, went_on=True, told="RUNNING"),
+            [Interrupted(0)],
+            id="killed after the verdict, which was to go on",
+        ),
+        pytest.param(
+            TrialFacts(replace(OPEN, params={}, reports={})),
+            [Suggested(0)],
+            id="killed while parameters were stored",
+        ),
+        pytest.param(
+            TrialFacts(replace(OPEN, state="complete"), told="FINISHED"), [], id="all is well"
+        ),
+        pytest.param(
+            TrialFacts(replace(OPEN, state="complete"), told="RUNNING"),
+            [Told(0, "FINISHED", ())],
+            id="complete and not told",
+        ),
+        pytest.param(
+            TrialFacts(replace(OPEN, state="pruned"), rows=ROWS),
+            [Told(0, "KILLED", ROWS)],
+            id="the outbox is lost",
+        ),
+        pytest.param(
+            TrialFacts(replace(OPEN, state="failed"), told="RUNNING"),
+            [Told(0, "FAILED", ())],
+            id="failed and not told",
+        ),
+    ],
+)
+def test_facts_of_a_trial_ask_for_corrections(
+    trial: TrialFacts, expected: list[Correction]
+) -> None:
+    assert reconcile(_facts(trial)) == expected
+    assert reconcile(_facts(trial, live=True)) == [], "a live driver puts its own trials right"
+
+
+def test_directories_without_a_trial_are_named_and_only_those_in_the_way_forbid() -> None:
+    facts = _facts(TrialFacts(OPEN, told="KILLED"), strangers=["0002", "0009", "notes"])
+    assert reconcile(facts) == [
+        Stranger("0002", in_the_way=True),
+        Stranger("0009", in_the_way=False),
+        Stranger("notes", in_the_way=False),
+    ]
+
+
+def test_a_ledger_with_gaps_is_told_before_all_else() -> None:
+    third = TrialFacts(replace(OPEN, number=3))
+    assert reconcile(_facts(TrialFacts(OPEN), third)) == [Gap((1, 2))]
+
+
+class Sweep:
+    """A sweep's real files, and the steps by which a driver and its trials write them."""
+
+    def __init__(self, paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> None:
+        self.paths, self.spec, self.ledger = paths, spec, ledger
+        self.recorder = MemoryRecorder()
+        self.warnings: list[str] = []
+
+    def ask(self) -> int:
+        space = {"train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True)}
+        return ask(self.ledger, space, RandomSampler(seed=1)).number
+
+    def ask_after_better_ones(self) -> int:
+        for value in (0.1, 0.2):
+            number = self.ask()
+            for epoch in (1, 2, 3, 4):
+                self.ledger.report(number, epoch=epoch, step=2 * epoch, value=value)
+            self.ledger.finish(number, "complete")
+        return self.ask()
+
+    def train(self, number: int, values: list[float]) -> Path:
+        """Append an epoch of two steps for each value, and commit the state of the last one."""
+        for epoch, value in enumerate(values, 1):
+            append_rows(
+                self.paths.trial(number),
+                [
+                    Row(2 * epoch - 1, 0, {"train/loss": value}),
+                    Row(2 * epoch, 0, {"train/loss": value, "val/loss": value, "epoch": epoch}),
+                ],
+            )
+        return self.commit(number, len(values))
+
+    def commit(self, number: int, epoch: int) -> Path:
+        return commit(self.paths.trial(number), epoch, step=2 * epoch)
+
+    def corrections(self) -> list[Correction]:
+        def judge(reports: Any, unfinished: Any) -> frozenset[int]:
+            stopping, epochs = self.spec.early_stopping, self.spec.budget.epochs
+            scheduler = make_scheduler(stopping, epochs=epochs, mode="min")
+            return stopped_trials(scheduler, reports, unfinished)
+
+        return reconcile(
+            gather(self.paths, self.spec, self.ledger.trials(), live=False, judge=judge)
+        )
+
+    def apply(self) -> None:
+        apply(
+            self.corrections(), self.paths, self.spec, self.ledger, self.recorder,
+            warn=self.warnings.append,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def sweep(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> Sweep:
+    return Sweep(paths, spec, ledger)
+
+
+def test_a_trial_that_trained_to_its_end_is_finished_without_a_worker(sweep: Sweep) -> None:
+    number = sweep.ask()
+    sweep.train(number, [0.4, 0.3, 0.2, 0.1])
+    sweep.apply()
+    record = sweep.ledger.trial(number)
+    assert (record.state, record.reports) == ("complete", {1: 0.4, 2: 0.3, 3: 0.2, 4: 0.1})
+    run = sweep.recorder.runs[number]
+    assert run.status == "FINISHED"
+    assert {step: v for (key, step), v in run.points.items() if key == "val/loss"} == {
+        2: 0.4, 4: 0.3, 6: 0.2, 8: 0.1,
+    }  # fmt: skip
+
+
+def test_a_last_epoch_without_a_sound_checkpoint_is_trained_again(sweep: Sweep) -> None:
+    number = sweep.ask()
+    sweep.train(number, [0.4, 0.3, 0.2, 0.1])
+    (sweep.paths.trial(number) / "checkpoints/step-00000008" / STATE).write_bytes(
+        b"state of epoch 5"
+    )
+    sweep.commit(number, 3)
+    sweep.apply()
+    assert sweep.ledger.trial(number).state == "running"
+
+
+def test_a_trial_that_the_scheduler_would_have_stopped_is_not_handed_out_again(
+    sweep: Sweep,
+) -> None:
+    number = sweep.ask_after_better_ones()
+    sweep.train(number, [0.9])
+    sweep.apply()
+    assert sweep.ledger.trial(number).state == "pruned"
+    run = sweep.recorder.runs[number]
+    assert (run.status, run.tags["stopped_by"]) == ("KILLED", "asha")
+
+
+def test_a_verdict_waits_for_the_checkpoint_of_the_report_that_it_is_on(sweep: Sweep) -> None:
+    number = sweep.ask_after_better_ones()
+    checkpoint = sweep.train(number, [0.9])
+    shutil.rmtree(checkpoint)
+    sweep.apply()
+    record = sweep.ledger.trial(number)
+    assert (record.state, record.reports) == ("running", {}), "untold, and not saved"
+    sweep.ledger.report(number, epoch=1, step=2, value=0.9)
+    sweep.apply()
+    assert sweep.ledger.trial(number).state == "running", "told, and not saved"
+    sweep.commit(number, 1)
+    sweep.apply()
+    assert sweep.ledger.trial(number).state == "pruned"
+
+
+def test_finished_trials_are_told_again_when_the_outbox_is_lost(sweep: Sweep) -> None:
+    done, failed = sweep.ask(), sweep.ask()
+    sweep.train(done, [0.4, 0.3, 0.2, 0.1])
+    for epoch in (1, 2, 3, 4):
+        sweep.ledger.report(done, epoch=epoch, step=2 * epoch, value=0.5 - epoch / 10)
+    sweep.ledger.finish(done, "complete")
+    sweep.ledger.finish(failed, "failed", reason="non_finite: the loss is nan")
+    sweep.apply()
+    runs = sweep.recorder.runs
+    assert (runs[done].status, runs[failed].status) == ("FINISHED", "FAILED")
+    assert runs[failed].tags["reason"] == "non_finite: the loss is nan"
+    assert runs[done].params["space.train.optimizer.lr"]
+    assert len(runs[done].points) == 8 + 4 + 4  # losses, validation losses, epochs
+
+
+def test_a_run_that_a_dead_driver_left_running_is_killed(sweep: Sweep) -> None:
+    number = sweep.ask()
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.append(number, "start", {"params": {}, "tags": {}, "time": 0})
+    outbox.close()
+    assert sweep.corrections() == [Interrupted(number)]
+    sweep.apply()
+    run = sweep.recorder.runs[number]
+    assert (run.status, run.tags["stopped_by"]) == ("KILLED", "interrupt")
+    assert sweep.ledger.trial(number).state == "running"
+
+
+def test_who_only_delivers_puts_right_tracking_alone_and_once(sweep: Sweep) -> None:
+    failed, trained, going_on = sweep.ask(), sweep.ask(), sweep.ask()
+    outbox = Outbox(sweep.paths.outbox)
+    for run in (SWEEP, failed, trained, going_on):
+        outbox.append(run, "start", {"params": {}, "tags": {}, "time": 0})
+    outbox.close()
+    sweep.ledger.finish(failed, "failed", reason="oom: the memory does not suffice")
+    sweep.train(trained, [0.4, 0.3, 0.2, 0.1])  # and its driver died before it noted the end
+    tell_who_is_interrupted(sweep.paths, sweep.spec)
+    known = read_outbox(sweep.paths.outbox)
+    assert known.told == {failed: "FAILED", trained: "KILLED", going_on: "KILLED"}
+    assert known.sweep_told == "KILLED"
+    assert not known.lacks(trained, [Row(8, 0, {"val/loss": 0.1})])
+    tell_who_is_interrupted(sweep.paths, sweep.spec)
+    assert read_outbox(sweep.paths.outbox).pending == known.pending
+    assert sweep.ledger.trial(trained).state == "running"
+    sweep.apply()  # as a resume does, which finds the end
+    assert sweep.ledger.trial(trained).state == "complete"
+
+
+def test_what_a_killed_worker_wrote_with_is_removed_when_its_trial_has_ended(
+    sweep: Sweep,
+) -> None:
+    done, going_on = sweep.ask(), sweep.ask()
+    sweep.train(done, [0.4, 0.3, 0.2, 0.1])
+    sweep.train(going_on, [0.4])
+    for number in (done, going_on):
+        LocalFiles.of(sweep.paths.trial(number)).open()
+    sweep.apply()
+    assert not LocalFiles.of(sweep.paths.trial(done)).has_writer()
+    assert LocalFiles.of(sweep.paths.trial(going_on)).has_writer()
+    assert not [c for c in sweep.corrections() if isinstance(c, LeftOpen)]
+    LocalFiles.of(sweep.paths.trial(done)).open()  # killed only after the driver noted its end
+    assert [c for c in sweep.corrections() if isinstance(c, LeftOpen)] == [LeftOpen(done)]
+
+
+def test_incomplete_parameters_are_completed(sweep: Sweep) -> None:
+    import optuna
+
+    optuna.load_study(storage=f"sqlite:///{sweep.paths.ledger}", study_name="sweep").ask()
+    sweep.ledger = Ledger.open(sweep.paths.ledger)
+    assert sweep.corrections() == [Suggested(0)]
+    sweep.apply()
+    assert sweep.ledger.trial(0).params.keys() == PARAMS.keys()
+    assert sweep.corrections() == []
+
+
+def test_a_strange_directory_is_left_alone_and_refused_where_a_trial_is_to_come(
+    sweep: Sweep,
+) -> None:
+    sweep.ask()
+    sweep.train(7, [0.1])
+    sweep.apply()
+    assert sweep.warnings == ["trials/0007 belongs to no trial of the ledger; it is left alone"]
+    sweep.train(1, [0.1])
+    with pytest.raises(StrangerInTheWay, match=r"trials/0001 belongs to no trial .* move it away"):
+        sweep.apply()
+    assert (sweep.paths.trial(1) / "metrics.jsonl").exists()
+
+
+def test_a_gap_stops_everything_before_anything_is_written(sweep: Sweep) -> None:
+    facts = _facts(TrialFacts(replace(OPEN, number=1), told="RUNNING"))
+    with pytest.raises(LedgerError, match=r"ledger\.db is not whole: the ledger has no trial 0"):
+        apply(
+            [*reconcile(facts), Interrupted(1)], sweep.paths, sweep.spec, sweep.ledger,
+            sweep.recorder,
+        )  # fmt: skip
+    assert list(sweep.recorder.runs) == [None]
+
+
+def test_a_damaged_curve_is_named(sweep: Sweep) -> None:
+    number = sweep.ask()
+    sweep.train(number, [0.4])
+    curve = sweep.paths.trial(number) / "metrics.jsonl"
+    curve.write_bytes(curve.read_bytes().replace(b'"step"', b"\xffstep", 1))
+    with pytest.raises(CurveDamaged, match=r"0000/metrics\.jsonl is damaged .* restore the file"):
+        sweep.corrections()
+
+
+def test_facts_need_neither_torch_nor_ray() -> None:
+    program = (
+        "import sys, sweeps.reconciliation.facts, sweeps.reconciliation.reconcile; "
+        "sys.exit(str({'torch', 'ray', 'mlflow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == "set()\n"

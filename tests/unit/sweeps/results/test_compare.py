@@ -1,0 +1,178 @@
+"""The leaders of sweeps side by side."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from rich.console import Console
+
+from sweeps.formats import format_number
+from sweeps.recording.tags import leaders_view
+from sweeps.results import display
+from sweeps.results.compare import Incomparable, compare
+from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.outbox import SWEEP, Outbox
+from trainable.history import Row
+
+
+def _shown(found: dict[str, object]) -> list[list[str]]:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(display.comparison(found))
+    return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_leaders_are_complete_trials_best_first_then_the_others(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    sweep.add("complete", 0.5, 0.4)
+    sweep.add("pruned", 0.1)
+    sweep.add("complete", 0.3)
+    sweep.add("failed")
+    sweep.add("pruned", 0.05)
+    found = compare([sweep.view], top=4)
+    assert [(one["number"], one["state"], one["value"]) for one in found["leaders"]] == [
+        (2, "complete", 0.3),
+        (0, "complete", 0.4),
+        (4, "pruned", 0.05),
+        (1, "pruned", 0.1),
+    ]
+    assert found["differing"] == ["train.optimizer.lr"]
+    assert [line[0] for line in _shown(found)] == ["trial", "2", "0", "4", "1"]
+    assert len(compare([sweep.view], top=1)["leaders"]) == 1
+
+
+def test_several_sweeps_share_one_order_and_show_what_only_one_searched(tmp_path: Path) -> None:
+    first = MadeSweep(tmp_path, "first")
+    first.add("complete", 0.5)
+    first.add("complete", 0.2)
+    second = MadeSweep(tmp_path, "second", space="{train.batch_size: {choice: [32]}}")
+    second.add("complete", 0.3)
+    found = compare([first.view, second.view], top=5)
+    assert [(one["sweep"], one["number"]) for one in found["leaders"]] == [
+        ("first", 1),
+        ("second", 0),
+        ("first", 0),
+    ]
+    assert found["differing"] == ["train.batch_size", "train.optimizer.lr"]
+    assert [one["params"]["train.batch_size"] for one in found["leaders"]] == [64, 32, 64]
+    # what was not searched is what the spec says
+    assert found["leaders"][1]["params"]["train.optimizer.lr"] == second.spec.train.optimizer.lr
+    assert _shown(found)[0] == [
+        "sweep", "trial", "state", "val/loss", "epoch", "attempts", "clipped", "batch_size", "lr",
+    ]  # fmt: skip
+
+
+def test_what_all_leaders_share_is_said_once(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, space="{train.batch_size: {choice: [32]}}")
+    sweep.add("complete", 0.3)
+    sweep.add("complete", 0.4)
+    found = compare([sweep.view], top=5)
+    assert (found["differing"], found["same"]) == ([], {"train.batch_size": 32})
+    assert " ".join(_shown(found)[-1]) == "the same for all: train.batch_size 32"
+
+
+def test_clip_fraction_is_that_of_the_whole_run(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    sweep.add("complete", 0.3, 0.2)
+    sweep.add("complete", 0.4)
+    sweep.log(
+        0,
+        Row(1, 0, {"train/loss": 1.0}),
+        Row(2, 0, {"train/clip_fraction": 1.0, "epoch": 1.0}),
+        Row(4, 0, {"train/clip_fraction": 0.5, "epoch": 2.0}),
+    )
+    found = compare([sweep.view], top=5)
+    assert [one["clip_fraction"] for one in found["leaders"]] == [0.75, None]
+    assert [line[5] for line in _shown(found)[1:]] == ["75%", "-"]
+
+
+def test_pages_name_the_leaders_runs_and_their_experiments(tmp_path: Path) -> None:
+    sweeps = [MadeSweep(tmp_path, name) for name in ("first", "second")]
+    assert compare([s.view for s in sweeps], top=5)["mlflow_compare_page"] is None
+    for number, sweep in enumerate(sweeps):
+        sweep.add("complete", 0.5 - 0.1 * number)
+        outbox = Outbox(sweep.paths.outbox)
+        outbox.experiment_id = str(number + 1)
+        outbox.adopt(SWEEP, f"parent{number}", held=None)
+        outbox.adopt(0, f"run{number}", held=None)
+        outbox.close()
+    found = compare([s.view for s in sweeps], top=5)
+    for page, path in (("compare", "/compare-runs"), ("metric", "/metric")):
+        url = urlsplit(found[f"mlflow_{page}_page"])
+        assert (url.netloc, url.fragment.split("?")[0]) == ("127.0.0.1:5000", path)
+        query = parse_qs(url.fragment.split("?")[1])
+        assert json.loads(query["runs"][0]) == ["run1", "run0"]
+        assert json.loads(query["experiments"][0]) == ["1", "2"]
+    assert json.loads(query["plot_metric_keys"][0]) == ["val/loss", "train/loss"]
+
+
+def test_the_charts_are_named_once_their_view_is_at_the_server(tmp_path: Path) -> None:
+    """The page's address holds a key alone; without its tag MLflow shows an error."""
+    sweeps = [MadeSweep(tmp_path, name) for name in ("first", "second")]
+    views = []
+    for number, sweep in enumerate(sweeps):
+        sweep.add("complete", 0.5)
+        outbox = Outbox(sweep.paths.outbox)
+        outbox.experiment_id = str(number + 1)
+        outbox.adopt(0, f"run{number}", held=None)
+        assert compare([s.view for s in sweeps], top=5)["mlflow_charts_page"] is None
+        view = leaders_view(sweep.spec)
+        outbox.append(SWEEP, "experiment", {view.tag: view.state})
+        batch = outbox.claim(SWEEP)
+        assert batch is not None
+        outbox.delivered(batch)
+        outbox.close()
+        views.append(view)
+    assert views[0] == views[1]
+    for chosen, path in ((sweeps[:1], "/experiments/1/runs"), (sweeps, "/compare-experiments/s")):
+        found = compare([s.view for s in chosen], top=5)
+        url = urlsplit(found["mlflow_charts_page"])
+        assert url.fragment.split("?")[0] == path
+        query = parse_qs(url.fragment.split("?")[1])
+        assert query["viewStateShareKey"] == [views[0].key]
+    assert json.loads(query["experiments"][0]) == ["1", "2"]
+    state = json.loads(views[0].state)
+    parallel, *curves = state["compareRunCharts"]
+    assert parallel["selectedParams"] == ["train.optimizer.lr"]
+    assert parallel["selectedMetrics"] == ["best/val/loss"]
+    assert [one["metricKey"] for one in curves] == ["val/loss", "train/loss"]
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`best/val/loss`", True)
+    other = MadeSweep(tmp_path, "other", space="{train.batch_size: {choice: [32]}}")
+    assert compare([sweeps[0].view, other.view], top=5)["mlflow_charts_page"] is None
+
+
+def test_what_differs_from_the_best_one_stands_out(tmp_path: Path) -> None:
+    space = (
+        "{train.optimizer.lr: {loguniform: [1.0e-4, 0.1]}, train.batch_size: {choice: [16, 32]}}"
+    )
+    sweep = MadeSweep(tmp_path, space=space)
+    for value in (0.3, 0.1, 0.2, 0.5, 0.4):
+        sweep.add("complete", value)
+    found = compare([sweep.view], top=5)
+    drawn = Console(width=200, color_system="standard").render_lines(display.comparison(found))
+    sizes = [one["params"]["train.batch_size"] for one in found["leaders"]]
+    assert {"dim", "bold cyan"} == {"dim" if s == sizes[0] else "bold cyan" for s in sizes[1:]}
+    for one, line in zip(found["leaders"], drawn[1:], strict=True):
+        styles = {segment.text.strip(): str(segment.style) for segment in line}
+        rate, size = one["params"]["train.optimizer.lr"], one["params"]["train.batch_size"]
+        if one is found["leaders"][0]:
+            assert styles[format_number(rate)] == styles[str(size)] == "bold"
+        else:
+            assert styles[format_number(rate)] == "bold cyan"
+            assert styles[str(size)] == ("dim" if size == sizes[0] else "bold cyan")
+
+
+def test_sweeps_after_different_things_are_not_compared(tmp_path: Path) -> None:
+    first = MadeSweep(tmp_path, "first")
+    second = MadeSweep(tmp_path, "second", metric="val/accuracy")
+    with pytest.raises(Incomparable, match="only values of one metric have an order"):
+        compare([first.view, second.view], top=5)
+
+
+def test_nothing_to_compare_yet(tmp_path: Path) -> None:
+    found = compare([MadeSweep(tmp_path).view], top=5)
+    assert found["leaders"] == []
+    assert _shown(found) == [["no", "trial", "has", "a", "value", "yet"]]

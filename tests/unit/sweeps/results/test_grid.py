@@ -1,0 +1,36 @@
+"""Tables in the terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sweeps.results.grid import Grid, plain_table
+
+COLUMNS = ("trial", "state", "val/loss", "reason")
+ROWS = [
+    ("0", Text("complete", style="green"), "0.123", ""),
+    ("17", Text("failed", style="red"), "-", "non_finite: 損失 is nan, " + "x" * 60),
+]
+
+
+def _render(shown: Grid | Table, width: int) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, force_terminal=True, color_system="standard").print(shown)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_the_table_of_many_rows_looks_like_any_other(width: int) -> None:
+    grid = Grid(COLUMNS, right={"val/loss"})
+    table = plain_table(*COLUMNS, right={"val/loss"})
+    for row in ROWS:
+        grid.rows.append(row)
+        table.add_row(*row)
+    plain = [Text.from_ansi(_render(one, width)).plain for one in (grid, table)]
+    assert plain[0] == plain[1]
+    assert "\x1b[32mcomplete" in _render(grid, width)

@@ -1,0 +1,56 @@
+"""What people are told of a sweep that a tracking server of their own keeps."""
+
+from __future__ import annotations
+
+import io
+import webbrowser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sweeps.results import display
+from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.outbox import Outbox
+
+SERVER = "https://mlflow.example:8443/base"
+
+
+def test_refused_records_are_told(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.append(0, "tags", {"bad": "1"})
+    assert sweep.view.status()["outbox_refused"] == 0
+    batch = outbox.claim(0)
+    assert batch is not None
+    outbox.refuse(batch, "not allowed here")
+    outbox.close()
+    found = sweep.view.status()
+    assert (found["outbox_pending"], found["outbox_refused"]) == (0, 1)
+    text = io.StringIO()
+    Console(file=text, width=200).print(display.status(found, sweep.spec))
+    assert "1 records were refused by the tracking store" in text.getvalue()
+
+
+def test_the_page_on_a_server_is_opened_and_none_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = MadeSweep(tmp_path, more=f"tracking: {{uri: '{SERVER}'}}")
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    text = io.StringIO()
+
+    display.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
+    assert opened == [SERVER], "it has recorded nothing there yet"
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.experiment_id = "12"
+    outbox.close()
+    display.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
+    page = (
+        f"{SERVER}/#/experiments/12/runs?workflowType=machine_learning"
+        "&orderByKey=metrics.%60best%2Fval%2Floss%60&orderByAsc=true"
+    )
+    assert opened == [SERVER, page]
+    display.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=False)
+    assert opened == [SERVER, page]
+    assert text.getvalue().split() == [SERVER, page, page]

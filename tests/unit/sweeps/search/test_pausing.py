@@ -1,0 +1,189 @@
+"""What is written down of trials that pause: one attempt, one run, and the end that they come
+to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.tune.schedulers import FIFOScheduler
+from ray.tune.search import Searcher
+
+from sweeps.driver.callbacks import Bookkeeper
+from sweeps.layout import SweepPaths
+from sweeps.ledger.ledger import Ledger
+from sweeps.recording.tags import BY_THE_USER
+from sweeps.search.searcher import LedgerSearcher
+from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.saving import commit
+from tracking.recorder import MemoryRecorder
+from trainable.history import Row
+
+SPEC = """
+name: s
+task: digits
+metric: val/loss
+mode: min
+trials: 4
+budget: {epochs: 4}
+space:
+  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
+early_stopping: {scheduler: asha_promote, grace_epochs: 1, reduction: 2}
+"""
+LOSSES = [0.4, 0.3, 0.2, 0.1]
+
+
+class Driver:
+    """What Tune does with one worker, whose trials all learn alike."""
+
+    def __init__(self, paths: SweepPaths, spec: SweepSpec, recorder: MemoryRecorder) -> None:
+        self.paths, self.recorder = paths, recorder
+        self.ledger = Ledger.open(paths.ledger)
+        self.searcher = LedgerSearcher(
+            self.ledger, spec, paths, FIFOScheduler(), fence=lambda: None, concurrency=1, threads=1
+        )
+        self.seen: list[tuple[str, int]] = []
+        view: Any = SimpleNamespace(
+            started=lambda number, *_: self.seen.append(("started", number)),
+            promoted=lambda number: self.seen.append(("promoted", number)),
+            paused=lambda number, _: self.seen.append(("paused", number)),
+            ended=lambda number, state, *_: self.seen.append((state, number)),
+            reported=lambda _: None,
+        )
+        self.book = Bookkeeper(
+            spec, paths, self.ledger, recorder, view,
+            fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        )  # fmt: skip
+        self.turn = 0
+
+    def run_one(self) -> bool:
+        """Run the next stretch of a trial; False when there is none."""
+        self.turn += 1
+        config: Any = self.searcher.suggest(f"t{self.turn}")
+        if config == Searcher.FINISHED:
+            return False
+        number = config["number"]
+        trial: Any = SimpleNamespace(config=config, last_result={})
+        self.book.on_trial_start(0, [], trial)
+        last = config["until"] or 4
+        for epoch in range(len(self.ledger.trial(number).reports) + 1, last + 1):
+            value = LOSSES[number] / epoch
+            trial.last_result = {
+                "objective": value, "epoch": epoch, "step": epoch, "metrics": {},
+                "rows": [Row(epoch, 0, {"val/loss": value})],
+            }  # fmt: skip
+            self.book.on_trial_result(0, [], trial, trial.last_result)
+        commit(self.paths.trial(number), last, step=last)
+        trial.last_result["ending"] = "paused" if config["until"] else "finished"
+        self.searcher.on_trial_complete(f"t{self.turn}")
+        self.book.on_trial_complete(0, [], trial)
+        return True
+
+    def states(self) -> list[str]:
+        return [trial.state for trial in self.ledger.trials()]
+
+    def statuses(self) -> list[tuple[str, str]]:
+        runs = [self.recorder.runs[number] for number in range(len(self.ledger.trials()))]
+        return [(str(run.status), run.tags.get("stopped_by", "")) for run in runs]
+
+
+@pytest.fixture
+def spec() -> SweepSpec:
+    return parse_spec(SPEC, "s.yaml")
+
+
+@pytest.fixture
+def driver(tmp_path: Path, spec: SweepSpec) -> Driver:
+    paths = SweepPaths(tmp_path, "s")
+    paths.directory.mkdir()
+    Ledger.create(paths.ledger, mode="min", sweep_id="s")
+    return Driver(paths, spec, MemoryRecorder())
+
+
+def test_a_paused_trial_runs_on_in_tracking_until_it_has_its_end(driver: Driver) -> None:
+    for _ in range(2):
+        assert driver.run_one()
+    assert driver.states() == ["running", "running"]
+    assert driver.statuses() == [("RUNNING", ""), ("RUNNING", "")]
+    while driver.run_one():
+        pass
+    for number in sorted(driver.searcher.left_behind()):
+        driver.book.stop(number, None, live=False)
+    assert driver.states() == ["pruned", "pruned", "pruned", "complete"]
+    assert driver.statuses() == [("KILLED", "asha_promote")] * 3 + [("FINISHED", "")]
+    assert [trial.attempts for trial in driver.ledger.trials()] == [1] * 4
+    assert [trial.reason for trial in driver.ledger.trials()] == [None] * 4
+    assert driver.seen.count(("promoted", 1)) == 1
+    assert driver.seen.count(("started", 1)) == 1
+
+
+def test_a_driver_that_leaves_interrupts_who_is_paused_and_the_next_one_promotes(
+    driver: Driver, spec: SweepSpec
+) -> None:
+    for _ in range(2):
+        driver.run_one()
+    driver.searcher.draining = True
+    assert not driver.run_one()
+    assert driver.searcher.left_behind() == frozenset(), "they wait for the next driver"
+    driver.book.interrupt_live()
+    assert driver.statuses() == [("KILLED", "interrupt")] * 2
+    again = Driver(driver.paths, spec, driver.recorder)
+    assert again.run_one()
+    assert again.seen == [("started", 1), ("paused", 1)]
+    assert again.statuses() == [("KILLED", "interrupt"), ("RUNNING", "")]
+    assert again.ledger.trial(1).attempts == 2
+
+
+def test_a_member_that_goes_on_from_another_is_told_as_one_run_with_changed_parameters(
+    tmp_path: Path,
+) -> None:
+    spec = parse_spec(SPEC.replace("asha_promote, grace_epochs: 1, reduction: 2", "pbt"), "s.yaml")
+    paths = SweepPaths(tmp_path, "s")
+    paths.directory.mkdir()
+    Ledger.create(paths.ledger, mode="min", sweep_id="s")
+    driver = Driver(paths, spec, MemoryRecorder())
+    while driver.run_one():
+        pass
+    heir, run = driver.ledger.trial(0), driver.recorder.runs[0]
+    assert [(one.epoch, one.donor) for one in heir.lineage] == [(1, 3), (2, 3), (3, 3)]
+    assert driver.states() == ["complete"] * 4
+    rate = "space.train.optimizer.lr"
+    assert run.params[rate] == str(heir.suggested["train.optimizer.lr"])
+    assert run.tags[f"param_changed.{rate}"] == str(heir.params["train.optimizer.lr"])
+    assert run.tags["gradsweep.lineage"] == (
+        "epoch 1 from trial 3; epoch 2 from trial 3; epoch 3 from trial 3"
+    )
+    rates = {mutation.params["train.optimizer.lr"] for mutation in heir.lineage}
+    assert {value for (key, _), value in run.points.items() if key == f"param/{rate}"} == rates
+    assert [trial.attempts for trial in driver.ledger.trials()] == [1] * 4
+    assert driver.statuses() == [("FINISHED", "")] * 4
+    assert "gradsweep.lineage" not in driver.recorder.runs[3].tags
+    assert driver.seen.count(("started", 0)) == 1
+    assert driver.seen.count(("promoted", 0)) == 3
+
+
+def test_a_paused_trial_can_be_stopped_by_the_user(driver: Driver) -> None:
+    driver.run_one()
+    driver.book.stop(0, BY_THE_USER, live=driver.searcher.is_live(0))
+    assert driver.states() == ["pruned"]
+    assert driver.statuses() == [("KILLED", "user")]
+    driver.run_one()
+    driver.run_one()
+    assert driver.states() == ["pruned", "running"]
+    assert len(driver.ledger.trial(1).reports) == 2, "its place is the next one's"
+
+
+def test_a_trial_asked_to_stop_while_it_pauses_has_its_end(driver: Driver) -> None:
+    real = driver.book.on_trial_result
+
+    def asked_meanwhile(*told: Any) -> None:
+        real(*told)
+        driver.book.stop(0, BY_THE_USER, live=driver.searcher.is_live(0))
+
+    driver.book.on_trial_result = asked_meanwhile  # type: ignore[method-assign]
+    driver.run_one()
+    assert driver.states() == ["pruned"]
+    assert driver.ledger.trial(0).reason == BY_THE_USER

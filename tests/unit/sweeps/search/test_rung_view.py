@@ -1,0 +1,109 @@
+"""What a sampler is shown of trials that were trained for different lengths."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.proposal import Proposal
+from sweeps.search.proposals import Proposer
+from sweeps.search.rung_view import at_one_rung, compared_at
+from sweeps.spec.spec import EarlyStoppingConfig, parse_spec
+
+COMPLETE, PRUNED, FAIL, RUNNING = (
+    TrialState.COMPLETE,
+    TrialState.PRUNED,
+    TrialState.FAIL,
+    TrialState.RUNNING,
+)
+RUNGS = (1, 3, 9)
+
+
+def _trial(state: TrialState, *reports: float) -> FrozenTrial:
+    """A trial that reported after each of its epochs."""
+    value = min(reports) if state == COMPLETE else None
+    told = dict(enumerate(reports, start=1))
+    return create_trial(state=state, value=value, intermediate_values=told)
+
+
+def _shown(trials: list[FrozenTrial], enough: int, *, minimize: bool = True) -> list[Any]:
+    """Of each trial, what it counts as complete with, or else its state."""
+    shown = at_one_rung(trials, RUNGS, enough=enough, minimize=minimize)
+    return [one.value if one.state == COMPLETE else one.state for one in shown]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [("none", ()), ("asha", RUNGS), ("asha_promote", RUNGS), ("hyperband", RUNGS)],
+)
+def test_trials_compare_at_rungs_and_at_the_end(scheduler: Any, expected: tuple[int, ...]) -> None:
+    config = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=3)
+    assert compared_at(config, 9) == expected
+
+
+def test_all_count_with_their_best_by_the_highest_rung_that_enough_have_reached() -> None:
+    trials = [
+        _trial(COMPLETE, 0.9, 0.8, 0.85, *[0.1] * 6),
+        _trial(PRUNED, 0.5, 0.6, 0.7),
+        _trial(PRUNED, 0.3),
+        _trial(FAIL, 0.2, 0.2, 0.2),
+        _trial(RUNNING, 0.4, 0.35, 0.36, 0.05),
+        _trial(RUNNING, 0.1),
+    ]
+    assert _shown(trials, 3) == [0.8, 0.5, PRUNED, FAIL, 0.35, RUNNING]
+    assert _shown(trials, 2) == _shown(trials, 3), "one alone has come to the end"
+    assert _shown(trials, 1) == [0.1, PRUNED, PRUNED, FAIL, RUNNING, RUNNING]
+    assert _shown(trials, 3, minimize=False) == [0.9, 0.7, PRUNED, FAIL, 0.4, RUNNING]
+    assert [one.state for one in trials] == [COMPLETE, PRUNED, PRUNED, FAIL, RUNNING, RUNNING]
+
+
+def test_before_enough_have_ended_all_are_what_they_are() -> None:
+    running = [_trial(RUNNING, 0.4, 0.3, 0.2), _trial(RUNNING, 0.5, 0.4, 0.3)]
+    trials = [*running, _trial(PRUNED, 0.6), _trial(FAIL)]
+    assert _shown(trials, 2) == [RUNNING, RUNNING, PRUNED, FAIL]
+    assert _shown([*trials, _trial(PRUNED, 0.7)], 2) == [0.2, 0.3, PRUNED, FAIL, PRUNED]
+
+
+def test_who_ended_by_itself_has_come_as_far_as_there_is_to_come() -> None:
+    early = _trial(COMPLETE, 0.5, 0.4)
+    assert _shown([early, _trial(COMPLETE, *[0.3] * 9)], 2) == [0.4, 0.3]
+
+
+def test_one_without_a_number_by_then_is_what_it_is() -> None:
+    assert _shown([_trial(PRUNED, math.nan), _trial(PRUNED, 0.5)], 2) == [PRUNED, 0.5]
+
+
+SPEC = """
+name: s
+task: digits
+metric: val/loss
+mode: min
+trials: 60
+budget: {epochs: 9}
+space: {task.x: {uniform: [0, 1]}}
+search: {startup_trials: 8}
+early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}
+"""
+
+
+def test_tpe_imitates_who_was_better_and_not_who_came_early(tmp_path: Path) -> None:
+    """ASHA lets the first trials go on, whatever they are; those after them are compared."""
+    spec = parse_spec(SPEC, "s.yaml")
+    ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
+    space = {key: one.to_optuna() for key, one in spec.space.items()}
+    for number in range(30):
+        early = number < 3
+        x = 0.8 if early else number / 30 if number % 3 else 0.2 + number / 1000
+        ledger.add(Proposal({"task.x": x}, space))
+        value = abs(x - 0.2)
+        for epoch in range(1, 10 if early else 2):
+            ledger.report(number, epoch=epoch, step=epoch, value=value / epoch**0.1)
+        ledger.finish(number, "complete" if early else "pruned")
+    proposer = Proposer(spec, ledger)
+    drawn = [proposer.propose(number).params["task.x"] for number in range(30, 50)]
+    assert sum(abs(x - 0.2) < 0.2 for x in drawn) > 15, drawn

@@ -1,0 +1,200 @@
+"""Search: what a trial is given depends on the ledger alone, not on how often the driver was
+restarted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.tune.search import Searcher
+
+from sweeps.early_stopping.schedulers import make_scheduler
+from sweeps.layout import SweepPaths
+from sweeps.ledger.ledger import Ledger
+from sweeps.lock import LockLost, SweepLock
+from sweeps.search.proposals import Proposer
+from sweeps.search.searcher import LedgerSearcher
+from sweeps.spec.spec import EarlyStoppingConfig, SweepSpec, parse_spec
+
+SPEC = """
+name: quad
+task: digits
+metric: val/loss
+mode: min
+trials: 8
+budget: {epochs: 3}
+space:
+  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
+  train.clip.max_norm: {loguniform: [0.1, 10]}
+search: {sampler: tpe, startup_trials: 3}
+"""
+
+
+def _loss(params: dict[str, Any]) -> float:
+    return (params["train.optimizer.lr"] - 0.01) ** 2 + params["train.clip.max_norm"] / 100
+
+
+class Driver:
+    """Asks and tells like a serial sweep does."""
+
+    def __init__(
+        self, path: Path, spec: SweepSpec, fence: Callable[[], None] = lambda: None
+    ) -> None:
+        self.ledger = (
+            Ledger.open(path) if path.exists() else Ledger.create(path, mode="min", sweep_id="s")
+        )
+        self.searcher = LedgerSearcher(
+            self.ledger,
+            spec,
+            SweepPaths(path.parent, "quad"),
+            make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode),
+            fence=fence,
+            concurrency=1,
+            threads=1,
+        )
+
+    def ask(self, trial_id: str) -> Any:
+        return self.searcher.suggest(trial_id)
+
+    def tell(self, trial_id: str, config: dict[str, Any]) -> None:
+        number = config["number"]
+        self.ledger.report(number, epoch=1, step=1, value=_loss(config["params"]))
+        self.ledger.finish(number, "complete")
+        self.searcher.on_trial_complete(trial_id)
+
+
+@pytest.fixture
+def spec() -> SweepSpec:
+    return parse_spec(SPEC, "quad.yaml")
+
+
+def _run(path: Path, spec: SweepSpec, *, killed_after: set[int]) -> list[dict[str, Any]]:
+    """Run to the end; after the given trials were asked for, the driver dies without telling."""
+    driver = Driver(path, spec)
+    for turn in range(100):
+        config = driver.ask(f"t{turn}")
+        if config == Searcher.FINISHED:
+            return [dict(trial.params) for trial in driver.ledger.trials()]
+        if config["number"] in killed_after:
+            killed_after = killed_after - {config["number"]}
+            driver = Driver(path, spec)
+        else:
+            driver.tell(f"t{turn}", config)
+    raise AssertionError("the search did not end")
+
+
+def test_suggestions_after_a_resume_equal_those_of_one_driver(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    once = _run(tmp_path / "once.db", spec, killed_after=set())
+    killed = _run(tmp_path / "killed.db", spec, killed_after={0, 2, 5})
+    assert len(once) == 8
+    assert killed == once
+
+
+def test_an_unfinished_trial_is_handed_out_first_with_its_number_and_parameters(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    driver = Driver(tmp_path / "l.db", spec)
+    first = driver.ask("a")
+    again = Driver(tmp_path / "l.db", spec).ask("b")
+    assert (again["number"], again["params"], again["config"]) == (
+        0,
+        first["params"],
+        first["config"],
+    )
+
+
+def test_no_more_than_the_concurrency_are_live(tmp_path: Path, spec: SweepSpec) -> None:
+    driver = Driver(tmp_path / "l.db", spec)
+    driver.ask("a")
+    assert driver.ask("b") is None
+    driver.searcher.on_trial_complete("a")
+    assert driver.ask("b")["number"] == 1
+
+
+def test_draining_hands_out_nothing(tmp_path: Path, spec: SweepSpec) -> None:
+    driver = Driver(tmp_path / "l.db", spec)
+    driver.searcher.draining = True
+    assert driver.ask("a") == Searcher.FINISHED
+    assert driver.ledger.trials() == []
+
+
+def test_a_sampler_learns_from_a_paused_trial_what_it_would_from_a_stopped_one(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    suggested: dict[str, list[dict[str, Any]]] = {}
+    for scheduler in ("asha", "asha_promote"):
+        early = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=2)
+        sweep = spec.model_copy(update={"early_stopping": early})
+        ledger = Ledger.create(tmp_path / f"{scheduler}.db", mode="min", sweep_id="s")
+        for number in range(6):
+            params = ledger.add(Proposer(sweep, ledger).propose(number)).params
+            suggested.setdefault(scheduler, []).append(params)
+            ledger.report(number, epoch=1, step=1, value=_loss(params))
+            if number == 0:
+                ledger.finish(number, "complete")
+            elif scheduler == "asha":
+                ledger.finish(number, "pruned")
+    assert suggested["asha_promote"] == suggested["asha"]
+
+
+def test_a_paused_trial_is_handed_out_once_it_is_promoted_and_nobody_before(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    early = EarlyStoppingConfig(scheduler="asha_promote", grace_epochs=1, reduction=2)
+    sweep = spec.model_copy(update={"early_stopping": early, "trials": 3})
+    driver = Driver(tmp_path / "l.db", sweep)
+
+    def train(turn: str, config: Any, *values: float) -> None:
+        known = len(driver.ledger.trial(config["number"]).reports)
+        for epoch, value in enumerate(values, start=known + 1):
+            driver.ledger.report(config["number"], epoch=epoch, step=epoch, value=value)
+        driver.searcher.on_trial_complete(turn)
+
+    first = driver.ask("a")
+    assert (first["number"], first["until"]) == (0, 1)
+    train("a", first, 0.5)
+    second = driver.ask("b")
+    assert (second["number"], second["until"]) == (1, 1), "one of one has no place"
+    train("b", second, 0.4)
+    driver = Driver(tmp_path / "l.db", sweep)  # which does not take up those that wait
+    promoted = driver.ask("c")
+    assert (promoted["number"], promoted["until"]) == (1, 2)
+    assert promoted["config"]["budget"]["epochs"] == 3, "the horizon is that of the whole budget"
+    assert driver.ask("d") is None
+    train("c", promoted, 0.3)
+    third = driver.ask("e")
+    assert (third["number"], third["until"]) == (2, 1)
+    assert driver.searcher.left_behind() == frozenset()
+    train("e", third, 0.6)
+    assert driver.ask("f") == Searcher.FINISHED
+    assert driver.searcher.left_behind() == {0, 1, 2}
+
+
+def test_while_a_stop_holds_nothing_is_handed_out_and_the_live_are_waited_for(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    driver = Driver(tmp_path / "l.db", spec)
+    driver.searcher._concurrency = 2
+    driver.ask("a")
+    driver.searcher.holding = True
+    assert driver.ask("b") is None
+    driver.searcher.on_trial_complete("a")
+    assert driver.ask("b") == Searcher.FINISHED
+    assert len(driver.ledger.trials()) == 1
+
+
+def test_driver_whose_lock_was_taken_over_adds_no_trial(tmp_path: Path, spec: SweepSpec) -> None:
+    lock = SweepLock(tmp_path / "lock")
+    lock.acquire()
+    driver = Driver(tmp_path / "ledger.db", spec, lock.check)
+    driver.tell("t0", driver.ask("t0"))
+    (tmp_path / "lock").unlink()
+    with pytest.raises(LockLost):
+        driver.ask("t1")
+    assert [trial.number for trial in driver.ledger.trials()] == [0]
+    lock.release()
