@@ -100,7 +100,7 @@ class DatabaseLock:
         self._asked = now
 
     def release(self) -> None:
-        """Give the lock up: here and now, not when the server notices that the connection ended."""
+        """Give the lock up now, not when the server notices that the connection has ended."""
         if self._connection is not None:
             with contextlib.suppress(*self._place.errors):  # it is broken already
                 self._ask(_UNLOCK)
