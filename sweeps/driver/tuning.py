@@ -70,6 +70,7 @@ def tune_trials(
         fence=lock.check,
         concurrency=plan.concurrency,
         threads=max(1, int(plan.cpu)),
+        warn=view.warned,
     )
 
     stops = Stops(spec, ledger)

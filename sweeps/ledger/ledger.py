@@ -370,6 +370,12 @@ class Ledger:
         self._storage.set_study_user_attr(self._study_id, GENERATION, epoch)
 
     @_at_once
+    def take_back_mutation(self, number: int) -> None:
+        """Forget a member's last mutation, which nobody can carry out: it goes on as it was."""
+        lineage = self.trial(number).lineage[:-1]
+        self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
+
+    @_at_once
     def finish(
         self,
         number: int,

@@ -39,6 +39,7 @@ class LedgerSearcher(Searcher):
         fence: Called right before a trial is added; raises when another driver may run the sweep.
         concurrency: How many trials may be live at once.
         threads: CPU threads of each trial.
+        warn: Told, by the trial's number, what its user should know.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class LedgerSearcher(Searcher):
         fence: Callable[[], None],
         concurrency: int,
         threads: int,
+        warn: Callable[[int, str], None] = lambda *_: None,
     ) -> None:
         super().__init__(metric=OBJECTIVE, mode=spec.modes[0])
         self._ledger = ledger
@@ -63,7 +65,9 @@ class LedgerSearcher(Searcher):
         self._threads = threads
         self._pauses = make_pauses(spec)
         self._exploit = (
-            Exploit(spec, paths, ledger, fence) if isinstance(self._pauses, Population) else None
+            Exploit(spec, paths, ledger, fence, warn)
+            if isinstance(self._pauses, Population)
+            else None
         )
         trials = ledger.trials()
         self._unfinished = [

@@ -5,6 +5,7 @@ dies at whatever write, it ends as one that nobody interrupted, bit for bit.
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class Driver:
 
     def __init__(self, paths: SweepPaths, spec: SweepSpec) -> None:
         self.paths, self.spec = paths, spec
+        self.warned: list[tuple[int, str]] = []
         paths.directory.mkdir(parents=True, exist_ok=True)
         new = not paths.ledger.exists()
         self.ledger = (
@@ -60,7 +62,14 @@ class Driver:
             else Ledger.open(paths.ledger)
         )
         self.searcher = LedgerSearcher(
-            self.ledger, spec, paths, FIFOScheduler(), fence=lambda: None, concurrency=1, threads=1
+            self.ledger,
+            spec,
+            paths,
+            FIFOScheduler(),
+            fence=lambda: None,
+            concurrency=1,
+            threads=1,
+            warn=lambda number, sentence: self.warned.append((number, sentence)),
         )
 
     def run(self) -> Driver:
@@ -214,6 +223,36 @@ def test_after_a_death_at_any_write_at_a_rung_it_ends_as_without(
         itertools.count(),
     )
     assert sum(1 for _ in points) >= 2 * (2 + 3 * 4), "two decisions and four links"
+
+
+def test_an_heir_whose_donor_lost_its_checkpoint_goes_on_as_it_was_and_says_so(
+    once: Driver, tmp_path: Path, dying: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = SweepPaths(tmp_path, "s")
+    seen = dying(1)
+    with pytest.raises(Died):
+        Driver(paths, once.spec).run()
+    assert seen[-1] == "after mutate"
+    monkeypatch.undo()
+    driver = Driver(paths, once.spec)
+    decided = {t.number: t.lineage[-1] for t in driver.ledger.trials() if t.lineage}
+    donor = next(iter(decided.values())).donor
+    shutil.rmtree(CheckpointStore(paths.trial(donor)).generations()[-1].path)
+    bereft = [number for number, mutation in decided.items() if mutation.donor == donor]
+    driver.run()
+    for number in decided:
+        record = driver.ledger.trial(number)
+        assert any(one.epoch == 1 for one in record.lineage) == (number not in bereft)
+        if number in bereft:
+            assert record.params_at(1) == record.params_at(2) == record.suggested
+    assert driver.warned == [
+        (
+            number,
+            f"goes on as it was: trial {donor}, from which it was to go on, has lost its "
+            "checkpoint of epoch 1",
+        )
+        for number in sorted(bereft)
+    ]
 
 
 def test_a_member_that_was_stopped_or_broke_neither_gives_nor_takes(
