@@ -73,29 +73,27 @@ def rank(generation: Generation) -> tuple[float, int]:
 
 def format_manifest(generation: Generation) -> bytes:
     """Return the bytes of `manifest.json`."""
-    manifest = {
-        "format": _FORMAT,
-        **{key: getattr(generation, key) for key in _FIELDS},
-        "files": {STATE: {"length": generation.length, "sha256": generation.sha256}},
-    }
+    values = {key: _encode(getattr(generation, key)) for key in _VALUES}
     # The manifest carries its own digest: a flipped bit in a value would otherwise make the wrong
     # generation the best.
-    values = {key: getattr(generation, key) for key in _VALUES} | {"seal": _seal(manifest)}
-    return (_LAYOUT % {key: _encode(value) for key, value in values.items()}).encode()
+    seal = hashlib.sha256((_SEALED % values).encode()).hexdigest()
+    return (_LAYOUT % {**values, "seal": _encode(seal)}).encode()
 
 
-def _layout() -> str:
-    """The file with a place for each value: laying it out for people is most of the time that a
-    thousand manifests take to be verified, and always comes to the same.
+def _layouts() -> tuple[str, str]:
+    """What is sealed, and the file, with a place for each value: laying them out is most of the
+    time that a thousand manifests take to be verified, and always comes to the same.
     """
     place = {key: f"%({key})s" for key in (*_VALUES, "seal")}
     files = {STATE: {"length": place["length"], "sha256": place["sha256"]}}
     manifest = {"format": _FORMAT, **{key: place[key] for key in _FIELDS}, "files": files}
+    sealed = json.dumps(manifest, sort_keys=True)
     text = json.dumps({"manifest": manifest, "sha256": place["seal"]}, indent=1, sort_keys=True)
-    return re.sub(r'"(%\(\w+\)s)"', r"\1", text) + "\n"
+    bare = re.compile(r'"(%\(\w+\)s)"')
+    return bare.sub(r"\1", sealed), bare.sub(r"\1", text) + "\n"
 
 
-_LAYOUT = _layout()
+_SEALED, _LAYOUT = _layouts()
 
 
 def _encode(value: str | float | None) -> str:
@@ -109,6 +107,7 @@ def _encode(value: str | float | None) -> str:
 
 
 def _seal(manifest: dict[str, Any]) -> str:
+    """The digest that a manifest with these values carries."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

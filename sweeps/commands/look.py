@@ -71,7 +71,7 @@ def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
     with input_errors():
         view = view_of(name, root)
-        found = view.trials()
+        found = view.trials() if as_json else view.rows()
     show_found(found, as_json, lambda: display.trials(found, view.spec))
 
 

@@ -271,7 +271,7 @@ def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0
         while True:
             view = look()
             live.update(
-                Group(status(view.status(), view.spec), Text(), trials(view.trials(), view.spec))
+                Group(status(view.status(), view.spec), Text(), trials(view.rows(), view.spec))
             )
             if not view.running:
                 return

@@ -231,14 +231,25 @@ class SweepView:
             )
         return front
 
+    def rows(self) -> list[dict[str, Any]]:
+        """What the table of `sweep trials` shows; no checkpoint is looked at for it."""
+        return [self._row(record) for record in self.records]
+
     def trials(self) -> list[dict[str, Any]]:
         """The list that `sweep trials --json` prints."""
         return [self.trial(record) for record in self.records]
 
     def trial(self, record: TrialSummary) -> dict[str, Any]:
-        """One trial as the looking commands show it."""
+        """One trial, with its checkpoints."""
         saved = CheckpointStore(self.paths.trial(record.number)).generations()
         best = min((g for g in saved if g.value is not None), key=rank, default=None)
+        return {
+            **self._row(record),
+            "checkpoint": str(saved[-1].path) if saved else None,
+            "best_checkpoint": best and str(best.path),
+        }
+
+    def _row(self, record: TrialSummary) -> dict[str, Any]:
         return {
             "number": record.number,
             "state": self.trial_state(record),
@@ -249,8 +260,6 @@ class SweepView:
             "attempts": record.attempts,
             "reason": record.reason,
             "mlflow_run_id": self.delivered.run_ids.get(record.number),
-            "checkpoint": str(saved[-1].path) if saved else None,
-            "best_checkpoint": best and str(best.path),
         }
 
     def record(self, number: int) -> TrialSummary:

@@ -75,9 +75,10 @@ def looking(repeats: int) -> list[Result]:
 
 
 def against_mlflow(repeats: int) -> list[Result]:
-    """What `sweep trials` and `sweep compare` print against `mlflow.search_runs` on the same runs,
-    without what either imports: all of them, and for `compare` the leaders alone, too. The runs
-    carry what the recorder gives each trial: that many parameters, tags and metrics.
+    """What `sweep trials` and `sweep compare` show against `mlflow.search_runs` on the same runs,
+    without what either imports, and without drawing: all of them, with `--json` their verified
+    checkpoints too, and for `compare` the leaders alone. The runs carry what the recorder gives
+    each trial: that many parameters, tags and metrics.
     """
     import json
 
@@ -114,6 +115,11 @@ def against_mlflow(repeats: int) -> list[Result]:
 
         def listed() -> float:
             started = time.perf_counter()
+            assert len(SweepView(paths).rows()) == trials
+            return time.perf_counter() - started
+
+        def verified() -> float:
+            started = time.perf_counter()
             printed = json.dumps(SweepView(paths).trials())
             assert printed.count('"number"') == trials
             return time.perf_counter() - started
@@ -136,6 +142,7 @@ def against_mlflow(repeats: int) -> list[Result]:
         results = []
         for row, ours, against in (
             (f"P10 all of {trials} trials", listed, peers),
+            (f"P10 all of {trials} trials, --json", verified, peers),
             (f"P10 {_LEADERS} leaders of {trials} trials", compared, peers | leaders),
         ):
             results += interleave(
