@@ -88,13 +88,13 @@ def check(file: File, settings: Overrides = None) -> None:
     """Validate everything that can be known before running; start nothing."""
     from sweeps.engine.preflight import Inspection
     from sweeps.engine.resources import Machine, plan
-    from sweeps.results import display
+    from sweeps.results import messages
     from sweeps.search.samplers import check_sampler
 
     with input_errors():
         spec = _load(file, settings)
         for module in spec.modules:  # said before it happens
-            display.sentence(out, f"imports {module}, whose code runs", style="")
+            messages.sentence(out, f"imports {module}, whose code runs", style="")
         check_sampler(spec)
         machine = Machine.probe()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
@@ -103,7 +103,7 @@ def check(file: File, settings: Overrides = None) -> None:
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
     out.print(f"{file} is valid", style="green", highlight=False)
     out.print(f"  {ways.describe()}", highlight=False)
-    display.task_facts(out, facts)
+    messages.task_facts(out, facts)
 
 
 @app.command()
@@ -179,7 +179,7 @@ def resume(
     from sweeps.engine.address import find_address
     from sweeps.ledger.place import check_kept
     from sweeps.lock import SweepHeld
-    from sweeps.results import display
+    from sweeps.results import messages
     from sweeps.search.samplers import check_sampler
     from sweeps.spec.durations import parse_duration
     from sweeps.spec.spec import with_overrides
@@ -192,7 +192,7 @@ def resume(
         check_kept(view.spec, spec)
         if view.concluded and spec == view.spec:
             outcome = view.outcome()
-            display.outcome(out, err, outcome, view.paths)
+            messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
         check_sampler(spec)
         seconds = parse_duration(grace, "--grace")
@@ -228,7 +228,7 @@ def stop(
 ) -> None:
     """Stop a running sweep from another terminal: trials save their state and end."""
     from sweeps.driver import control
-    from sweeps.results import display
+    from sweeps.results import messages
     from sweeps.spec.durations import parse_duration
 
     with input_errors():
@@ -243,7 +243,7 @@ def stop(
                 stopped = control.stop_sweep(paths, now=now, seconds=seconds, say=spinner.update)
             else:
                 stopped = control.stop_trial(paths, trial, seconds=seconds, say=spinner.update)
-    show_found(stopped.as_dict(), as_json, lambda: display.stopped(stopped, paths))
+    show_found(stopped.as_dict(), as_json, lambda: messages.stopped(stopped, paths))
     if not stopped.done:
         raise typer.Exit(LATE)
 
@@ -261,7 +261,7 @@ app.command()(look.report)
 def sync(name: Name, root: Root = None) -> None:
     """Deliver what the tracking server lacks, and draw trials that have no pictures yet."""
     from sweeps.commands.sync import deliver
-    from sweeps.results import display
+    from sweeps.results import messages, tables
 
     with input_errors():
         view = view_of(name, root)
@@ -269,7 +269,7 @@ def sync(name: Name, root: Root = None) -> None:
             done = deliver(view)
     out.print(f"delivered {done.delivered} records; {done.left} wait", highlight=False)
     if done.refused:
-        display.sentence(err, display.refused(done.refused), style="yellow")
+        messages.sentence(err, tables.refused(done.refused), style="yellow")
     if done.left:
         raise typer.Exit(LATE)
 
@@ -286,13 +286,13 @@ def ui(
     ] = True,
 ) -> None:
     """Start the MLflow UI on the page of training runs, best first."""
+    from sweeps.commands import pages
     from sweeps.layout import resolve_root
-    from sweeps.results import display
     from tracking.ui import ServerError
 
     try:
         with input_errors():
-            display.serve(
+            pages.serve(
                 err,
                 resolve_root(root),
                 view_of(name, root) if name else None,
@@ -342,13 +342,13 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
     """Examine the machine: versions, GPUs, writable paths; clear away what dead sweeps left."""
     from sweeps.commands.doctor import clear_left_overs, examine, sweeps_off
     from sweeps.layout import resolve_root
-    from sweeps.results import display
+    from sweeps.results import tables
 
     where = resolve_root(root)
     cleared = [*clear_left_overs(where), *sweeps_off(where)]
     findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), cleared)
     show_found(
-        [finding.as_dict() for finding in findings], as_json, lambda: display.findings(findings)
+        [finding.as_dict() for finding in findings], as_json, lambda: tables.findings(findings)
     )
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)

@@ -18,7 +18,7 @@ from sweeps.engine.resources import Machine, plan
 from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths, tracking_place
 from sweeps.lock import LockLost
-from sweeps.results import display
+from sweeps.results import messages
 from sweeps.spec.origin import Origin
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
@@ -94,8 +94,8 @@ def attempt(
             def make_view(finished: int) -> LiveTable | PlainLines:
                 spinner.stop()
                 there = f", {where.describe()}" if isinstance(where, Cluster) else ""
-                display.sentence(err, f"  {ways.describe()}{there}", style="")
-                display.task_facts(err, facts)
+                messages.sentence(err, f"  {ways.describe()}{there}", style="")
+                messages.task_facts(err, facts)
                 return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
 
             def say(what: str) -> None:
@@ -114,16 +114,16 @@ def attempt(
                 grace=grace,
                 offline=offline,
                 say=say,
-                warn=lambda message: display.sentence(err, message, style="yellow"),
+                warn=lambda message: messages.sentence(err, message, style="yellow"),
             )
     except Left as left:
         if inspection is not None:
             inspection.give_up()
-        display.nothing_started(err)
+        messages.nothing_started(err)
         return left.exit_code
     except (LedgerError, LockLost, OSError) as error:
         return give_up(error, paths, err)
-    display.outcome(out, err, outcome, paths)
+    messages.outcome(out, err, outcome, paths)
     return outcome.exit_code
 
 
@@ -135,7 +135,7 @@ def _connected(
         paths.root,
         spec.modules,
         withhold=credentials(spec.tracking.uri, spec.storage.ledger),
-        tell=lambda message: display.sentence(err, message, style="yellow"),
+        tell=lambda message: messages.sentence(err, message, style="yellow"),
     )
 
 
@@ -164,9 +164,9 @@ def give_up(error: LedgerError | LockLost | OSError, paths: SweepPaths, err: Con
     cause = str(error)
     if isinstance(error, OSError) and not isinstance(error, OutboxError):
         cause = _with_room(error, paths)
-    display.sentence(err, f"stopped: {cause}" if code == NO_SUCCESS else cause, style="red")
+    messages.sentence(err, f"stopped: {cause}" if code == NO_SUCCESS else cause, style="red")
     if paths.exists():
-        display.resume(err, paths)
+        messages.resume(err, paths)
     return code
 
 

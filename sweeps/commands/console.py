@@ -65,12 +65,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 def view_of(name: str, root: Path | None) -> SweepView:
     """Return a sweep as it is now; what of its spec or its outbox is damaged is said."""
     from sweeps.layout import SweepPaths, resolve_root
-    from sweeps.results import display
+    from sweeps.results import messages
     from sweeps.results.sweep_view import SweepView
 
     view = SweepView(SweepPaths(resolve_root(root), name))
     for damage in filter(None, (view.damage, view.delivered.damage)):
-        display.sentence(err, damage, style="yellow")
+        messages.sentence(err, damage, style="yellow")
     return view
 
 
@@ -84,9 +84,9 @@ def show_found(found: Any, as_json: bool, render: Callable[[], RenderableType]) 
 
 def fail(message: str, *, code: int) -> NoReturn:
     """Say why, and leave with an exit code."""
-    from sweeps.results import display
+    from sweeps.results import messages
 
-    display.sentence(err, message, style="red")
+    messages.sentence(err, message, style="red")
     raise typer.Exit(code)
 
 

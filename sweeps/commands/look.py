@@ -28,7 +28,7 @@ from sweeps.exits import LATE, NO_SUCCESS, WRONG_INPUT
 def list_command(root: Root = None, as_json: AsJson = False) -> None:
     """List the sweeps below the root."""
     from sweeps.layout import LedgerError, list_sweeps, resolve_root
-    from sweeps.results import display
+    from sweeps.results import messages, tables
     from sweeps.results.sweep_view import SweepView
     from sweeps.spec.revisions import RevisionError
     from sweeps.spec.spec import SpecError
@@ -40,8 +40,8 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
                 found.append(SweepView(paths).status())
             except (RevisionError, SpecError, LedgerError, OSError) as error:
                 # the others are shown nevertheless
-                display.sentence(err, str(error), style="yellow")
-    show_found(found, as_json, lambda: display.sweeps(found, resolve_root(root)))
+                messages.sentence(err, str(error), style="yellow")
+    show_found(found, as_json, lambda: tables.sweeps(found, resolve_root(root)))
 
 
 def status(
@@ -53,26 +53,26 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how far a sweep has come."""
-    from sweeps.results import display
+    from sweeps.results import tables
 
     if watch and not as_json:
         with input_errors():
-            display.watch(out, lambda: view_of(name, root))
+            tables.watch(out, lambda: view_of(name, root))
         return
     with input_errors():
         view = view_of(name, root)
         found = view.status()
-    show_found(found, as_json, lambda: display.status(found, view.spec))
+    show_found(found, as_json, lambda: tables.status(found, view.spec))
 
 
 def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Show a sweep's trials."""
-    from sweeps.results import display
+    from sweeps.results import tables
 
     with input_errors():
         view = view_of(name, root)
         found = view.trials() if as_json else view.rows()
-    show_found(found, as_json, lambda: display.trials(found, view.spec))
+    show_found(found, as_json, lambda: tables.trials(found, view.spec))
 
 
 def show(
@@ -82,7 +82,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one trial: parameters, reports, end, reason and files."""
-    from sweeps.results import display
+    from sweeps.results import tables
 
     with input_errors():
         view = view_of(name, root)
@@ -95,7 +95,7 @@ def show(
             "traceback": record.traceback,
             "directory": str(view.paths.trial(trial)),
         }
-    show_found(found, as_json, lambda: display.trial(found, view.spec))
+    show_found(found, as_json, lambda: tables.trial(found, view.spec))
 
 
 def best(
@@ -139,7 +139,7 @@ def best(
     """Show the best trial, export it, or register its model."""
     from sweeps.places import check_place
     from sweeps.publishing.publish import NoVersion, export_best, register_best
-    from sweeps.results import display, display_front
+    from sweeps.results import front, tables
     from sweeps.results.sweep_view import NoBest
     from sweeps.spec.spec import check_name
 
@@ -153,8 +153,8 @@ def best(
             check_place(export, "--export")
         try:
             if view.several and trial is None and export is None and register is None:
-                front = [view.trial(record) for record in view.front()]
-                show_found(front, as_json, lambda: display_front.table(front, view.spec))
+                best = [view.trial(record) for record in view.front()]
+                show_found(best, as_json, lambda: front.table(best, view.spec))
                 return
             found = view.best(trial)
             written = export_best(view, export, trial) if export is not None else []
@@ -167,7 +167,7 @@ def best(
             fail(str(error), code=NO_SUCCESS)
         except NoVersion as error:
             fail(str(error), code=LATE)
-    show_found(found, as_json, lambda: display.best(found, view.spec, written))
+    show_found(found, as_json, lambda: tables.best(found, view.spec, written))
 
 
 def compare(
@@ -177,13 +177,13 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Show the leaders of one or several sweeps, and in what they differ."""
-    from sweeps.results import compare, display
+    from sweeps.results import compare, tables
 
     with input_errors():
         found = compare.compare([view_of(name, root) for name in dict.fromkeys(names)], top=top)
-    show_found(found, as_json, lambda: display.comparison(found))
+    show_found(found, as_json, lambda: tables.comparison(found))
     if not as_json:
-        display.pages(out, found)
+        tables.pages(out, found)
 
 
 def report(

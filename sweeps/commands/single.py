@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sweeps.engine.preflight import Facts
 from sweeps.formats import format_number
-from sweeps.results import display
+from sweeps.results import messages
 from sweeps.spec.spec import SweepSpec
 from trainable.config import TrialConfig
 
@@ -60,7 +60,7 @@ def train_once(
         stack.callback(trainer.close)
         for sentence in trainer.store.set_aside:
             console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        display.task_facts(err, _facts(config, trainer))
+        messages.task_facts(err, _facts(config, trainer))
         progress = stack.enter_context(
             Progress(
                 TextColumn("{task.description}"),

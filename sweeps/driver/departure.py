@@ -20,7 +20,7 @@ from sweeps.exits import NO_SUCCESS
 from sweeps.layout import SweepPaths
 from sweeps.lock import SweepLock
 from sweeps.reconciliation.corrections import close_stores
-from sweeps.results import display
+from sweeps.results import messages
 
 EXPORT = ".export-"
 """What the names of directories begin with in which a driver puts an export together."""
@@ -73,14 +73,14 @@ def _leave_at_once(
 ) -> None:
     """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
     _let_go(paths, lock, token)
-    display.left_at_once(paths)
+    messages.left_at_once(paths)
     os._exit(interruption.exit_code or 128 + signal.SIGINT)
 
 
 def leave_the_lost(paths: SweepPaths, lock: SweepLock, token: str, cause: str) -> NoReturn:
     """Go, because the cluster is gone: Ray in this process would wait for it, and then end it."""
     _let_go(paths, lock, token)
-    display.cluster_lost(paths, cause)
+    messages.cluster_lost(paths, cause)
     os._exit(NO_SUCCESS)
 
 

@@ -29,7 +29,7 @@ from sweeps.engine.nodes import survey
 from sweeps.engine.resources import Machine
 from sweeps.engine.travel import Luggage, pack
 from sweeps.exits import WRONG_INPUT
-from sweeps.results import display
+from sweeps.results import messages
 
 _CONNECT_SECONDS = 25.0
 """How long Ray may take to let us in; it would itself wait for minutes."""
@@ -283,7 +283,7 @@ def _at_most(seconds: float, address: str) -> Iterator[None]:
     def leave() -> None:
         err = Console(file=errors)
         err.show_cursor()
-        display.sentence(
+        messages.sentence(
             err,
             f"\nwhoever listens at {address} did not answer within {seconds:.0f} s as the head of "
             "a Ray cluster does, with this process' token; HOST:PORT must be what "

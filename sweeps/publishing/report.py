@@ -28,7 +28,7 @@ from sweeps.publishing.report_basis import basis
 from sweeps.publishing.report_figures import Figure, NotEnough, SweepData, figures
 from sweeps.publishing.report_page import Section, escape, page, table
 from sweeps.results.compare import compare
-from sweeps.results.display_front import cells
+from sweeps.results.front import cells
 from sweeps.results.sweep_view import STATES, SweepView
 from trainable.startup import without_collection
 

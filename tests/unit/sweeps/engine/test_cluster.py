@@ -23,7 +23,7 @@ from sweeps.engine.nodes import _make_look, _unseen, fault_of, machine_of, surve
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
 from sweeps.engine.travel import pack
 from sweeps.layout import SweepPaths
-from sweeps.results import display
+from sweeps.results import messages
 from sweeps.spec.sections import ResourcesConfig
 
 NODE: dict[str, Any] = {
@@ -259,7 +259,7 @@ def test_the_command_that_continues_has_the_address(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["sweep", "run", "x.yaml", *words])
     said = io.StringIO()
-    display.resume(Console(file=said), SweepPaths(tmp_path, "x"))
+    messages.resume(Console(file=said), SweepPaths(tmp_path, "x"))
     assert said.getvalue() == f"sweep resume x --root {tmp_path}{end}\n"
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sweeps.formats import format_number
 from sweeps.recording.tags import leaders_view
-from sweeps.results import display
+from sweeps.results import tables
 from sweeps.results.compare import Incomparable, compare
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox import SWEEP, Outbox
@@ -21,7 +21,7 @@ from trainable.history import Row
 
 def _shown(found: dict[str, object]) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=200)
-    console.print(display.comparison(found))
+    console.print(tables.comparison(found))
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
@@ -152,7 +152,7 @@ def test_what_differs_from_the_best_one_stands_out(tmp_path: Path) -> None:
     for value in (0.3, 0.1, 0.2, 0.5, 0.4):
         sweep.add("complete", value)
     found = compare([sweep.view], top=5)
-    drawn = Console(width=200, color_system="standard").render_lines(display.comparison(found))
+    drawn = Console(width=200, color_system="standard").render_lines(tables.comparison(found))
     sizes = [one["params"]["train.batch_size"] for one in found["leaders"]]
     assert {"dim", "bold cyan"} == {"dim" if s == sizes[0] else "bold cyan" for s in sizes[1:]}
     for one, line in zip(found["leaders"], drawn[1:], strict=True):

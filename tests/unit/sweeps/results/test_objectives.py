@@ -25,7 +25,7 @@ from sweeps.reconciliation.corrections import catch_up
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import missed, reconcile
 from sweeps.recording.tags import front_tags
-from sweeps.results import display
+from sweeps.results import tables
 from sweeps.results.sweep_view import NoBest, NoChoice
 from sweeps.search.proposals import Proposer
 from sweeps.spec.spec import SearchConfig, parse_spec
@@ -150,8 +150,8 @@ def test_a_sweep_without_a_complete_trial_has_no_front(sweep: MadeSweep) -> None
     found = sweep.view.status()
     assert found["best"] == []
     console = Console(file=io.StringIO(), width=200)
-    console.print(display.sweeps([found], sweep.paths.root))
-    console.print(display.status(found, sweep.spec))
+    console.print(tables.sweeps([found], sweep.paths.root))
+    console.print(tables.status(found, sweep.spec))
     told = console.file.getvalue()  # type: ignore[attr-defined]
     assert told.splitlines()[1].split()[-1] == "-"
     assert "best:" not in told

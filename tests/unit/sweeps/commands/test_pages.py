@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sweeps.results import display
+from sweeps.commands import pages
+from sweeps.results import tables
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox import Outbox
 
@@ -28,7 +29,7 @@ def test_refused_records_are_told(tmp_path: Path) -> None:
     found = sweep.view.status()
     assert (found["outbox_pending"], found["outbox_refused"]) == (0, 1)
     text = io.StringIO()
-    Console(file=text, width=200).print(display.status(found, sweep.spec))
+    Console(file=text, width=200).print(tables.status(found, sweep.spec))
     assert "1 records were refused by the tracking store" in text.getvalue()
 
 
@@ -40,17 +41,17 @@ def test_the_page_on_a_server_is_opened_and_none_is_started(
     monkeypatch.setattr(webbrowser, "open", opened.append)
     text = io.StringIO()
 
-    display.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
+    pages.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
     assert opened == [SERVER], "it has recorded nothing there yet"
     outbox = Outbox(sweep.paths.outbox)
     outbox.experiment_id = "12"
     outbox.close()
-    display.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
+    pages.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
     page = (
         f"{SERVER}/#/experiments/12/runs?workflowType=machine_learning"
         "&orderByKey=metrics.%60best%2Fval%2Floss%60&orderByAsc=true"
     )
     assert opened == [SERVER, page]
-    display.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=False)
+    pages.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=False)
     assert opened == [SERVER, page]
     assert text.getvalue().split() == [SERVER, page, page]

@@ -1,19 +1,13 @@
-"""How what was found is shown to people: tables and sentences for the terminal.
+"""What the looking commands show: tables for the terminal.
 
-What must not live here: finding it (results, doctor), or a running sweep's own view (live).
+What must not live here: finding what stands in them (`sweep_view`, `compare`), a running sweep's
+own view (`live`), and what the other commands say (`messages`).
 """
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import signal
-import sys
 import time
-import webbrowser
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +15,15 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from sweeps.exits import NO_SUCCESS
 from sweeps.formats import format_best, format_number
-from sweeps.layout import SweepPaths, artifact_root, tracking_uri
-from sweeps.results import display_front
-from sweeps.results.display_front import cells, joined
+from sweeps.results import front
+from sweeps.results.front import cells, joined
 from sweeps.results.grid import Grid, plain_table
 from sweeps.results.sweep_view import STATES, SweepView
 from sweeps.spec.spec import SweepSpec
-from tracking.address import is_server
 
 if TYPE_CHECKING:
     from sweeps.commands.doctor import Finding
-    from sweeps.driver.control import Stopped
-    from sweeps.engine.preflight import Facts
-    from sweeps.results.sweep_view import Outcome
 
 _STATE_STYLES = {
     "running": "cyan",
@@ -88,7 +76,7 @@ def status(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     if found["stopped_by"] is not None:
         lines.append(Text("{key} ended it: {why}".format(**found["stopped_by"])))
     if isinstance(found["best"], list):
-        lines += display_front.lines(found["best"], spec.metrics)
+        lines += front.lines(found["best"], spec.metrics)
     elif found["best"] is not None:
         lines.append(
             Text(
@@ -276,183 +264,3 @@ def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0
             if not view.running:
                 return
             time.sleep(every)
-
-
-def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> None:
-    """How a sweep ended, and the command that comes next; on an abnormal end that is the last
-    line.
-    """
-    name = paths.name
-    several = len(result.metrics) > 1
-    if several:
-        display_front.outcome(out, result)
-    elif result.best:
-        (best,) = result.best
-        out.print(
-            f"best: trial {best.number} with {format_number(best.value)} "
-            f"({joined(best.best_params)})",
-            style="bold",
-            highlight=False,
-            soft_wrap=True,
-        )
-    if result.pending:
-        err.print(
-            f"{result.pending} records wait in the outbox; "
-            f"deliver them with: {_command()} sync {name}{_where(paths)}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    sweep, where = _command(), _where(paths)
-    more = f"trials={result.num_trials * 2}"
-    if result.stop is not None:
-        more = result.stop.go_on
-        sentence(out, f"{result.stop.key} ended the sweep: {result.stop.why}", style="")
-    if result.exit_code == 0:
-        for what, command in (
-            ("compare in MLflow", f"ui {name}{where}"),
-            ("all trials", f"trials {name}{where}"),
-            ("take the best weights", f"best {name}{' --trial K' * several} --export DIR{where}"),
-            *([("try more", f"resume {name} -s {more}{where}")] if result.grows else []),
-        ):
-            out.print(f"{what}: {sweep} {command}", highlight=False, soft_wrap=True)
-        return
-    if result.exit_code == NO_SUCCESS:
-        cause = result.cause or "no trial succeeded"
-        err.print(f"stopped: {cause}", style="red", markup=False, highlight=False, soft_wrap=True)
-        look = f"trials {name}" if result.failed is None else f"show {name} {result.failed}"
-        err.print(f"read more: {sweep} {look}{where}", highlight=False, soft_wrap=True)
-        err.print("correct it, then continue with:", highlight=False)
-        resume(err, paths, more="" if result.num_left else f" -s {more}")
-    else:
-        err.print(
-            "interrupted; every trial continues from its last checkpoint with:", highlight=False
-        )
-        resume(err, paths)
-
-
-def sentence(err: Console, message: str, *, style: str) -> None:
-    """What the user is told, as it stands."""
-    err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def task_facts(console: Console, facts: Facts) -> None:
-    """What a run would be, in numbers, and what of it is probably not meant."""
-    for line in facts.lines():
-        sentence(console, f"  {line}", style="")
-    for caution in facts.cautions:
-        sentence(console, caution, style="yellow")
-
-
-def resume(err: Console, paths: SweepPaths, more: str = "") -> None:
-    """The command that continues a sweep; the last line of an abnormal end."""
-    line = f"{_command()} resume {paths.name}{more}{_where(paths)}{_cluster()}"
-    err.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def left_at_once(paths: SweepPaths) -> None:
-    """The last lines of a driver that waits for nothing any more."""
-    err = Console(stderr=True)
-    err.show_cursor()  # the live table may have hidden it
-    err.print("\nleft at once; what was saved is whole; continue with:", highlight=False)
-    resume(err, paths)
-
-
-def cluster_lost(paths: SweepPaths, cause: str) -> None:
-    """The last lines of a driver whose Ray cluster is gone."""
-    err = Console(stderr=True)
-    err.show_cursor()  # as above
-    sentence(
-        err,
-        f"\nstopped: the Ray cluster is lost: {cause}; what was saved is whole; once a cluster is "
-        "there again, continue with:",
-        style="red",
-    )
-    resume(err, paths)
-
-
-def stopped(result: Stopped, paths: SweepPaths) -> RenderableType:
-    """The lines of `sweep stop`."""
-    lines: list[RenderableType] = [Text(result.message)]
-    if result.trial is None and result.state == "interrupted":
-        lines.append(Text(f"continue with: {_command()} resume {paths.name}{_where(paths)}"))
-    return Group(*lines)
-
-
-def nothing_started(err: Console) -> None:
-    """The last lines when a signal came before the sweep was taken up."""
-    err.print("interrupted before anything was started; start again with:", highlight=False)
-    err.print(f"{_command()} {shlex.join(sys.argv[1:])}", highlight=False, soft_wrap=True)
-
-
-def _where(paths: SweepPaths) -> str:
-    return "" if paths.root == Path("runs").absolute() else f" --root {paths.root}"
-
-
-def _cluster() -> str:
-    """The cluster's address, if this command was given one; who has it in RAY_ADDRESS keeps it."""
-    for option, value in pairwise([*sys.argv, ""]):
-        if option == "--address":
-            return f" --address {value}"
-        if option.startswith("--address="):
-            return f" {option}"
-    return ""
-
-
-def _command() -> str:
-    """How this program is called from here: by its name, or else by its path."""
-    called, found = Path(sys.argv[0]), shutil.which("sweep")
-    if not called.exists() or (found and called.samefile(found)):
-        return "sweep"
-    return os.path.relpath(called)
-
-
-def serve(
-    console: Console, root: Path, view: SweepView | None, *, port: int, open_browser: bool
-) -> None:
-    """Run the MLflow UI until Ctrl-C, on the runs page of a sweep when one is named.
-
-    A tracking server has its pages already: the sweep's is opened there, and nothing is started.
-    """
-    from sweeps.places import check_place
-    from tracking.ui import start_server
-
-    uri = (view.spec.tracking.uri if view else None) or tracking_uri(root)
-    if is_server(uri):
-        _open(console, _page(uri, view), open_browser=open_browser)
-        return
-    check_place(root, "--root")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # or the server would outlive this one
-    with console.status("starting the MLflow UI (20 to 60 seconds)"):
-        server = start_server(uri, artifact_root(root), port=port)
-    try:
-        console.print("Ctrl-C ends it", highlight=False)
-        _open(console, _page(server.url, view), open_browser=open_browser)
-        server.wait()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.stop()
-
-
-def _page(base: str, view: SweepView | None) -> str:
-    """The page of a sweep's runs below a server's address; all of them without a sweep."""
-    from sweeps.recording.tags import leaders_view
-    from tracking.ui import runs_page
-
-    if view is None or view.delivered.experiment_id is None:
-        return base
-    leaders = leaders_view(view.spec)
-    return runs_page(
-        base,
-        view.delivered.experiment_id,
-        order_by_metric=f"best/{view.spec.metrics[0]}",
-        ascending=view.spec.modes[0] == "min",
-        view_key=leaders.key if leaders.tag in view.delivered.experiment_tags else None,
-    )
-
-
-def _open(console: Console, page: str, *, open_browser: bool) -> None:
-    console.print(page, highlight=False, soft_wrap=True)
-    if open_browser:
-        webbrowser.open(page)

@@ -1,7 +1,7 @@
 """How values are shown where a sweep has several metrics, and the trials of its Pareto front.
 
 What must not live here: which trials these are (`ledger.view`), and what looks the same whatever
-the number of metrics (`display`).
+the number of metrics (`tables`).
 """
 
 from __future__ import annotations

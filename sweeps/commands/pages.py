@@ -1,0 +1,65 @@
+"""`sweep ui`: the page of a sweep's runs, served where nobody serves it, and opened.
+
+What must not live here: how MLflow's server is started, and its addresses (`tracking.ui`).
+"""
+
+from __future__ import annotations
+
+import signal
+import webbrowser
+from pathlib import Path
+
+from rich.console import Console
+
+from sweeps.layout import artifact_root, tracking_uri
+from sweeps.places import check_place
+from sweeps.recording.tags import leaders_view
+from sweeps.results.sweep_view import SweepView
+from tracking.address import is_server
+from tracking.ui import runs_page, start_server
+
+
+def serve(
+    console: Console, root: Path, view: SweepView | None, *, port: int, open_browser: bool
+) -> None:
+    """Run the MLflow UI until Ctrl-C, on the runs page of a sweep when one is named.
+
+    A tracking server has its pages already: the sweep's is opened there, and nothing is started.
+    """
+    uri = (view.spec.tracking.uri if view else None) or tracking_uri(root)
+    if is_server(uri):
+        _open(console, _page(uri, view), open_browser=open_browser)
+        return
+    check_place(root, "--root")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # or the server would outlive this one
+    with console.status("starting the MLflow UI (20 to 60 seconds)"):
+        server = start_server(uri, artifact_root(root), port=port)
+    try:
+        console.print("Ctrl-C ends it", highlight=False)
+        _open(console, _page(server.url, view), open_browser=open_browser)
+        server.wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.stop()
+
+
+def _page(base: str, view: SweepView | None) -> str:
+    """The page of a sweep's runs below a server's address; all of them without a sweep."""
+    if view is None or view.delivered.experiment_id is None:
+        return base
+    leaders = leaders_view(view.spec)
+    return runs_page(
+        base,
+        view.delivered.experiment_id,
+        order_by_metric=f"best/{view.spec.metrics[0]}",
+        ascending=view.spec.modes[0] == "min",
+        view_key=leaders.key if leaders.tag in view.delivered.experiment_tags else None,
+    )
+
+
+def _open(console: Console, page: str, *, open_browser: bool) -> None:
+    console.print(page, highlight=False, soft_wrap=True)
+    if open_browser:
+        webbrowser.open(page)
