@@ -47,13 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def ray_on_two_cores() -> Iterator[None]:
-    """A real local Ray with a logical GPU, shared by all tests that need one in this process."""
+    """A real local Ray with two logical GPUs, shared by all tests of this process."""
     from sweeps.engine import engine
     from sweeps.engine.resources import Gpu, Machine
 
     before, token = dict(os.environ), uuid.uuid4().hex  # two sessions must not end each other's
     engine.configure(token)
-    machine = Machine("test", cpus=4, memory=2**30, gpus=(Gpu("logical", 2**30),))
+    machine = Machine("test", cpus=4, memory=2**30, gpus=(Gpu("logical", 2**30),) * 2)
     engine.start(token, machine, concurrency=4)
     yield
     engine.stop(token)

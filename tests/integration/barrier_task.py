@@ -13,7 +13,9 @@ from trainable import Data, Task
 
 
 class Barrier(Task):
-    """Waits in `build_data` until as many processes as asked for are there."""
+    """Waits in `build_data` until as many processes as asked for are there. Each leaves which GPUs
+    it sees, in a file of its own.
+    """
 
     def __init__(self, *, directory: str, parties: int) -> None:
         self._directory = Path(directory)
@@ -23,7 +25,8 @@ class Barrier(Task):
         return nn.Linear(2, 2)
 
     def build_data(self) -> Data:
-        (self._directory / str(os.getpid())).touch()
+        mine = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        (self._directory / str(os.getpid())).write_text(mine)
         deadline = time.monotonic() + 120
         while len(list(self._directory.iterdir())) < self._parties:
             if time.monotonic() > deadline:

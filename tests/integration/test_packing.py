@@ -1,4 +1,4 @@
-"""Fractions of a GPU: four trials at a quarter each run together on one (logical) GPU."""
+"""Fractions of several GPUs: four trials at a half each run together on two (logical) ones."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ mode: min
 trials: 4
 budget: {{epochs: 1}}
 space: {{train.optimizer.lr: {{loguniform: [1.0e-4, 1.0e-1]}}}}
-resources: {{cpu: 1, gpu: 0.25}}
+resources: {{cpu: 1, gpu: 0.5}}
 """
-ONE_GPU = Machine("test", cpus=4, memory=2**33, gpus=(Gpu("logical", 2**33),))
+TWO_GPUS = Machine("test", cpus=4, memory=2**33, gpus=(Gpu("logical", 2**33),) * 2)
 
 
 @pytest.fixture
@@ -40,22 +40,24 @@ def spec(tmp_path: Path) -> SweepSpec:
 
 
 @pytest.mark.usefixtures("ray_on_two_cores")
-def test_four_trials_at_a_quarter_run_together(spec: SweepSpec, tmp_path: Path) -> None:
-    ways = plan(spec.resources, spec.trials, spec.concurrency, ONE_GPU)
-    assert (ways.gpu, ways.concurrency) == (0.25, 4)
+def test_four_trials_at_a_half_run_together_on_two_gpus(spec: SweepSpec, tmp_path: Path) -> None:
+    ways = plan(spec.resources, spec.trials, spec.concurrency, TWO_GPUS)
+    assert (ways.gpu, ways.concurrency) == (0.5, 4)
     paths = SweepPaths(tmp_path, spec.name)
     log = Console(file=io.StringIO())
     outcome = run_sweep(
         paths,
         spec,
         ways,
-        ONE_GPU,
+        TWO_GPUS,
         lambda finished: PlainLines(log, spec, finished=finished),
         new=True,
     )
     # Each trial waited for the three others: had fewer run together, all would have failed.
     assert outcome.exit_code == 0, log.file.getvalue()  # type: ignore[attr-defined]
     assert [t.state for t in Ledger.open(paths.ledger).trials()] == ["complete"] * 4
+    seen = [left.read_text() for left in (tmp_path / "barrier").iterdir()]
+    assert sorted(seen) == ["0", "0", "1", "1"], "each sees one GPU alone, and shares it with one"
 
 
 def test_an_ask_that_no_machine_meets_is_refused_at_once(spec: SweepSpec) -> None:
@@ -63,7 +65,7 @@ def test_an_ask_that_no_machine_meets_is_refused_at_once(spec: SweepSpec) -> Non
     with pytest.raises(ResourceError) as refused:
         plan(spec.resources, spec.trials, spec.concurrency, without)
     assert str(refused.value) == (
-        "resources.gpu: 0.25 GPU is more than any node has; a trial runs on one node, "
+        "resources.gpu: 0.5 GPU is more than any node has; a trial runs on one node, "
         "the largest is test (4 CPUs, no GPU); write gpu: auto or gpu: 0"
     )
 
