@@ -24,6 +24,9 @@ SECONDS = 60.0
 """How long all nodes together may take to answer."""
 _SEEN_SECONDS = 10.0
 """How long a network's directory may take to show here what a node wrote."""
+_OVER_AFTER = 600.0
+"""Seconds after which a look is over, whatever became of who began it."""
+_PREFIX = ".nodes-"
 _DISTRIBUTION = "gradsweep"
 _OURS = "driver"
 
@@ -193,10 +196,18 @@ def _shared(root: Path) -> str:
 
 @contextlib.contextmanager
 def _meeting_place(root: Path) -> Iterator[Path]:
-    """A directory in the root, which is made for it; nothing remains but what was there."""
+    """A directory in the root, which is made for it; nothing remains but what was there, and what
+    a driver left that was killed while it looked is removed.
+    """
     missing = [each for each in (root, *root.parents) if not each.exists()]
     root.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=".nodes-", dir=root))
+    place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+    # By the storage's own clock, which may not be this machine's.
+    over = place.stat().st_mtime - _OVER_AFTER
+    for left in root.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else removes it
+            if left.stat().st_mtime < over:
+                shutil.rmtree(left)
     try:
         yield place
     finally:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +21,7 @@ from rich.console import Console
 from sweeps.engine import address, nodes, travel
 from sweeps.engine.address import ClusterRefused, find_address, is_loopback, knock, locate
 from sweeps.engine.cluster import Cluster, refusal
-from sweeps.engine.nodes import _make_look, _unseen, fault_of, machine_of, survey
+from sweeps.engine.nodes import _make_look, _meeting_place, _unseen, fault_of, machine_of, survey
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
 from sweeps.engine.travel import pack
 from sweeps.layout import SweepPaths
@@ -285,3 +287,16 @@ def test_what_a_node_wrote_and_is_not_seen_here_is_said(
     assert _unseen(tmp_path / "node", "mark", tmp_path) is None
     said = str(_unseen(tmp_path / "other", "mark", tmp_path))
     assert said.startswith(f"{tmp_path}: what was written there is not here; every node must see")
+
+
+def test_what_a_driver_left_that_was_killed_while_it_looked_is_removed(tmp_path: Path) -> None:
+    left, live = tmp_path / ".nodes-left", tmp_path / ".nodes-live"
+    for directory in (left, live):
+        directory.mkdir()
+        (directory / "driver").touch()
+    long_ago = time.time() - 3600
+    os.utime(left, (long_ago, long_ago))
+    with _meeting_place(tmp_path) as place:
+        assert not left.exists()
+        assert place.is_dir()
+    assert [*tmp_path.iterdir()] == [live], "somebody else's may be in use"
