@@ -146,7 +146,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.fault(6, "kill -9 of a driver whose trials run on a cluster, and Ctrl-C")
+@pytest.mark.fault(6, "kill -9 of a driver whose trials run on a cluster, Ctrl-C and SIGTERM")
 def test_row_06_driver_of_a_cluster_killed(
     sandbox: Sandbox, references: References, nodes: RayNodes, tmp_path: Path
 ) -> None:
@@ -170,16 +170,17 @@ def test_row_06_driver_of_a_cluster_killed(
         driver.until_held(sandbox.probe.hold("backward", 16))
         driver.kill()
         _assert_gone(other)
-        driver = sandbox.resume("--address", head.address)
-        driver.until_held(sandbox.probe.further("backward", 6))
-        for path in sandbox.probe.directory.glob("h*ld-*"):
-            path.unlink()
-        driver.send(signal.SIGINT)
-        ended = driver.wait()
-        assert_ended(ended, 130)
-        assert ended.last_line == f"sweep resume chaos --address {head.address}"
-        _assert_gone(other)
-        assert_no_residue(sandbox)
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            driver = sandbox.resume("--address", head.address)
+            driver.until_held(sandbox.probe.further("backward", 6))
+            for path in sandbox.probe.directory.glob("h*ld-*"):
+                path.unlink()
+            driver.send(number)
+            ended = driver.wait()
+            assert_ended(ended, code)
+            assert ended.last_line == f"sweep resume chaos --address {head.address}"
+            _assert_gone(other)
+            assert_no_residue(sandbox)
         print("asked again", file=job.stdin, flush=True)
         assert job.stdout.readline() == actor
         assert_all(sandbox, reference, sandbox.go_on("--address", head.address))
