@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,8 +93,7 @@ def check(file: File, settings: Overrides = None) -> None:
     from sweeps.results import display
     from sweeps.search.samplers import check_sampler
 
-    with input_errors():
-        spec = _load(file, settings)
+    with _loaded(file, settings) as spec:
         for module in spec.modules:  # said before it happens
             display.sentence(out, f"imports {module}, whose code runs", style="")
         check_sampler(spec)
@@ -134,8 +135,7 @@ def run(
     from sweeps.search.samplers import check_sampler
     from sweeps.spec.durations import parse_duration
 
-    with input_errors():
-        spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
+    with _loaded(file, settings, name=name, tracking_uri=tracking_uri) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
         if paths.exists():
             raise SweepExists(paths.name)
@@ -182,31 +182,33 @@ def resume(
     from sweeps.results import display
     from sweeps.search.samplers import check_sampler
     from sweeps.spec.durations import parse_duration
-    from sweeps.spec.spec import with_overrides
+    from sweeps.spec.spec import parse_placed
 
     with input_errors():
         view = view_of(name, root)
         if view.running:  # known before anything is loaded; taking the lock decides
             raise SweepHeld(name, view.holder)
-        spec = with_overrides(view.spec, settings or [])
+        written, file = view.revision.text, str(view.paths.spec)
+        spec, document = parse_placed(written, file, settings or [])
         check_kept(view.spec, spec)
         if view.concluded and spec == view.spec:
             outcome = view.outcome()
             display.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
-        check_sampler(spec)
-        seconds = parse_duration(grace, "--grace")
-        code = attempt(
-            view.paths,
-            spec,
-            out,
-            err,
-            new=False,
-            grace=seconds,
-            address=find_address(address),
-            accept_changes=accept_changes,
-            offline=offline,
-        )
+        with document.placing():
+            check_sampler(spec)
+            seconds = parse_duration(grace, "--grace")
+            code = attempt(
+                view.paths,
+                spec,
+                out,
+                err,
+                new=False,
+                grace=seconds,
+                address=find_address(address),
+                accept_changes=accept_changes,
+                offline=offline,
+            )
         raise typer.Exit(code)
 
 
@@ -329,8 +331,7 @@ def train(
     from sweeps.commands.single import train_once
     from sweeps.places import check_place
 
-    with input_errors():
-        spec = _load(file, settings)
+    with _loaded(file, settings) as spec:
         for option, place in (("--dir", directory), ("--figures", figures)):
             if place is not None:
                 check_place(place, option)
@@ -364,13 +365,18 @@ def main() -> None:
             gc.freeze()  # the interpreter's last look at all that was imported takes a second
 
 
-def _load(
+@contextmanager
+def _loaded(
     file: Path,
     settings: list[str] | None,
     *,
     name: str | None = None,
     tracking_uri: str | None = None,
-) -> SweepSpec:
-    from sweeps.spec.spec import load_spec
+) -> Iterator[SweepSpec]:
+    """Read a spec for what is done with it; what is refused then is told with its place."""
+    from sweeps.spec.spec import load_placed
 
-    return load_spec(file, settings or [], name=name, tracking_uri=tracking_uri)
+    with input_errors():
+        spec, document = load_placed(file, settings or [], name=name, tracking_uri=tracking_uri)
+        with document.placing():
+            yield spec
