@@ -259,7 +259,7 @@ TASKS = [
     ),
     pytest.param(
         {"task:": "fashion_mnist", "-s": "task.download=false"},
-        "s.yaml:2:7: task.data_dir: {there}/here/data/FashionMNIST/raw lacks train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte and download is false; put the files there (packed as .gz or not), set task.data_dir to where they are, or write task.download: true",
+        "s.yaml:2:7: task.data_dir: {there}/.cache/gradsweep/FashionMNIST/raw lacks train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte and download is false; put the files there (packed as .gz or not), set task.data_dir to where they are, or write task.download: true",
         id="42 a data set that is not where it is by default",
     ),
 ]
@@ -272,6 +272,7 @@ def test_the_whole_message_of_a_wrong_task(
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "path", [*sys.path])  # where the command looks for modules is added
     device = "mps" if "bf16" in message else "cpu"
     monkeypatch.setattr("trainable.build.find_device", lambda _: torch.device(device))
