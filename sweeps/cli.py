@@ -30,6 +30,8 @@ from sweeps.commands.console import (
     fail,
     input_errors,
     out,
+    read_path,
+    read_whole,
     show_found,
     view_of,
 )
@@ -71,7 +73,7 @@ def read_options(
 @app.command()
 def init(
     directory: Annotated[
-        Path, typer.Argument(help="Where to write; created when missing.")
+        Path, typer.Argument(parser=read_path, help="Where to write; created when missing.")
     ] = Path(),
 ) -> None:
     """Write a starter spec and a task module to edit."""
@@ -217,7 +219,12 @@ def stop(
     name: Name,
     trial: Annotated[
         int | None,
-        typer.Option(metavar="K", help="End this trial alone, for good.", show_default=False),
+        typer.Option(
+            parser=read_whole(0),
+            metavar="K",
+            help="End this trial alone, for good.",
+            show_default=False,
+        ),
     ] = None,
     now: Annotated[
         bool, typer.Option("--now", help="Leave at once, as a second Ctrl-C does.")
@@ -282,7 +289,14 @@ def ui(
         str | None, typer.Argument(help="Open this sweep's runs, best first.", show_default=False)
     ] = None,
     root: Root = None,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 5000,
+    port: Annotated[
+        int,
+        typer.Option(
+            parser=read_whole(0, 65535),
+            metavar="PORT",
+            help="Port on 127.0.0.1; 0 takes a free one.",
+        ),
+    ] = 5000,
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
     ] = True,
@@ -297,7 +311,7 @@ def ui(
             display.serve(
                 err,
                 resolve_root(root),
-                view_of(name, root) if name else None,
+                view_of(name, root) if name is not None else None,
                 port=port,
                 open_browser=open_browser,
             )
@@ -313,6 +327,8 @@ def train(
         Path | None,
         typer.Option(
             "--dir",
+            parser=read_path,
+            metavar="DIR",
             help="Keep checkpoints there, and resume from them; default: keep nothing.",
             show_default=False,
         ),
@@ -321,6 +337,7 @@ def train(
         Path | None,
         typer.Option(
             "--figures",
+            parser=read_path,
             metavar="DIR",
             help="Draw the run there: norms, learning rate, curves.",
             show_default=False,

@@ -147,6 +147,51 @@ COMMANDS = [
         id="a duration that is none",
     ),
     pytest.param(
+        ["run", "s.yaml", "--grace", "-1"],
+        "--grace is '-1'; a duration is a count of seconds, or counts with units; write for example 30s, 2m or 1m30s",
+        id="a negative duration",
+    ),
+    pytest.param(
+        ["resume", "made", "--grace", "9" * 400],
+        f"--grace is '{'9' * 57}...'; a duration is at most a year (8760h); write for example 30s, 2m or 1m30s",
+        id="a duration that no clock counts to",
+    ),
+    pytest.param(
+        ["stop", "made", "--timeout", ""],
+        "--timeout is ''; a duration is a count of seconds, or counts with units; write for example 30s, 2m or 1m30s",
+        id="an empty duration",
+    ),
+    pytest.param(
+        ["run", "s.yaml", "--address", "head"],
+        "--address head: is no address; a Ray cluster is named by its head, as `ray start --head` prints it: HOST:PORT, such as 10.0.0.5:6379; `auto` takes the one that this machine is a node of, and `local` a Ray of this machine's own",
+        id="an address that is none",
+    ),
+    pytest.param(
+        ["run", "s.yaml", "--tracking-uri", ""],
+        "--tracking-uri : tracking.uri: '' has the wrong length; it must not be empty",
+        id="an empty tracking address",
+    ),
+    pytest.param(
+        ["list", "--root", "file"],
+        "--root {here}/file: is a file; sweeps live in directories below a root; name that directory",
+        id="43 a root that is a file",
+    ),
+    pytest.param(
+        ["status", "made", "--watch", "--json"],
+        "--watch and --json exclude each other; a table is drawn again and again, JSON is printed once; leave one of them out",
+        id="two ways of showing",
+    ),
+    pytest.param(
+        ["stop", "made"],
+        "sweep 'made' is interrupted and nobody is running it; only a running sweep can be stopped; continue it with: sweep resume made",
+        id="a sweep that nobody runs",
+    ),
+    pytest.param(
+        ["best", "made", "--trial", "5"],
+        "trial 5 of sweep 'made' is not the best; a choice is one of: 0; see: sweep best made",
+        id="a choice that there is not",
+    ),
+    pytest.param(
         ["stop", "made", "--trial", "0", "--now"],
         "--now and --trial exclude each other; a trial ends at its next step; leave one of them out",
         id="flags that exclude each other",
