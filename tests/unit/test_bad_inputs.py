@@ -20,6 +20,7 @@ from sweeps.cli import app
 from sweeps.engine.preflight import Inspection, TaskRefused
 from sweeps.engine.resources import Machine, Plan
 from sweeps.spec.origin import Origin, OriginChanged, check_origin
+from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SpecError, parse_placed, parse_spec, with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 from trainable.preflight import _answer
@@ -239,6 +240,24 @@ def test_the_whole_message_of_a_wrong_command(
     expected = message.format(machine=machine, cpus=machine.cpus, here=tmp_path)
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"{expected}\n")
     assert _everything(tmp_path) == before
+
+
+def test_37_a_resume_is_told_the_line_of_the_sweeps_own_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = MadeSweep(tmp_path / "runs", "made", more="resources: {cpu: 4096}\n")
+    write_spec(made.paths.spec, with_overrides(made.spec, ["trials=9"]))
+    lines = made.paths.spec.read_text().splitlines()
+    line = len(lines) - lines[::-1].index("resources: {cpu: 4096, gpu: auto}")
+    assert line > len(lines) / 2  # in the second revision
+    done = CliRunner().invoke(app, ["resume", "made"])
+    machine = Machine.probe()
+    assert (done.exit_code, done.stdout, done.stderr) == (
+        2,
+        "",
+        f"{made.paths.spec}:{line}:18: resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {machine}; write cpu: {machine.cpus} or less\n",
+    )
 
 
 def _everything(directory: Path) -> set[Path]:
