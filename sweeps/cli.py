@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +30,8 @@ from sweeps.commands.console import (
     fail,
     input_errors,
     out,
+    read_path,
+    read_whole,
     show_found,
     view_of,
 )
@@ -69,7 +73,7 @@ def read_options(
 @app.command()
 def init(
     directory: Annotated[
-        Path, typer.Argument(help="Where to write; created when missing.")
+        Path, typer.Argument(parser=read_path, help="Where to write; created when missing.")
     ] = Path(),
 ) -> None:
     """Write a starter spec and a task module to edit."""
@@ -91,8 +95,7 @@ def check(file: File, settings: Overrides = None) -> None:
     from sweeps.results import messages
     from sweeps.search.samplers import check_sampler
 
-    with input_errors():
-        spec = _load(file, settings)
+    with _loaded(file, settings) as spec:
         for module in spec.modules:  # said before it happens
             messages.sentence(out, f"imports {module}, whose code runs", style="")
         check_sampler(spec)
@@ -134,8 +137,7 @@ def run(
     from sweeps.search.samplers import check_sampler
     from sweeps.spec.durations import parse_duration
 
-    with input_errors():
-        spec = _load(file, settings, name=name, tracking_uri=tracking_uri)
+    with _loaded(file, settings, name=name, tracking_uri=tracking_uri) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
         if paths.exists():
             raise SweepExists(paths.name)
@@ -182,31 +184,33 @@ def resume(
     from sweeps.results import messages
     from sweeps.search.samplers import check_sampler
     from sweeps.spec.durations import parse_duration
-    from sweeps.spec.spec import with_overrides
+    from sweeps.spec.spec import parse_placed
 
     with input_errors():
         view = view_of(name, root)
         if view.running:  # known before anything is loaded; taking the lock decides
             raise SweepHeld(name, view.holder)
-        spec = with_overrides(view.spec, settings or [])
+        written, file = view.revision.text, str(view.paths.spec)
+        spec, document = parse_placed(written, file, settings or [])
         check_kept(view.spec, spec)
         if view.concluded and spec == view.spec:
             outcome = view.outcome()
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
-        check_sampler(spec)
-        seconds = parse_duration(grace, "--grace")
-        code = attempt(
-            view.paths,
-            spec,
-            out,
-            err,
-            new=False,
-            grace=seconds,
-            address=find_address(address),
-            accept_changes=accept_changes,
-            offline=offline,
-        )
+        with document.placing():
+            check_sampler(spec)
+            seconds = parse_duration(grace, "--grace")
+            code = attempt(
+                view.paths,
+                spec,
+                out,
+                err,
+                new=False,
+                grace=seconds,
+                address=find_address(address),
+                accept_changes=accept_changes,
+                offline=offline,
+            )
         raise typer.Exit(code)
 
 
@@ -215,7 +219,12 @@ def stop(
     name: Name,
     trial: Annotated[
         int | None,
-        typer.Option(metavar="K", help="End this trial alone, for good.", show_default=False),
+        typer.Option(
+            parser=read_whole(0),
+            metavar="K",
+            help="End this trial alone, for good.",
+            show_default=False,
+        ),
     ] = None,
     now: Annotated[
         bool, typer.Option("--now", help="Leave at once, as a second Ctrl-C does.")
@@ -280,7 +289,14 @@ def ui(
         str | None, typer.Argument(help="Open this sweep's runs, best first.", show_default=False)
     ] = None,
     root: Root = None,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 5000,
+    port: Annotated[
+        int,
+        typer.Option(
+            parser=read_whole(0, 65535),
+            metavar="PORT",
+            help="Port on 127.0.0.1; 0 takes a free one.",
+        ),
+    ] = 5000,
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
     ] = True,
@@ -295,7 +311,7 @@ def ui(
             pages.serve(
                 err,
                 resolve_root(root),
-                view_of(name, root) if name else None,
+                view_of(name, root) if name is not None else None,
                 port=port,
                 open_browser=open_browser,
             )
@@ -311,6 +327,8 @@ def train(
         Path | None,
         typer.Option(
             "--dir",
+            parser=read_path,
+            metavar="DIR",
             help="Keep checkpoints there, and resume from them; default: keep nothing.",
             show_default=False,
         ),
@@ -319,6 +337,7 @@ def train(
         Path | None,
         typer.Option(
             "--figures",
+            parser=read_path,
             metavar="DIR",
             help="Draw the run there: norms, learning rate, curves.",
             show_default=False,
@@ -329,8 +348,7 @@ def train(
     from sweeps.commands.single import train_once
     from sweeps.places import check_place
 
-    with input_errors():
-        spec = _load(file, settings)
+    with _loaded(file, settings) as spec:
         for option, place in (("--dir", directory), ("--figures", figures)):
             if place is not None:
                 check_place(place, option)
@@ -364,13 +382,18 @@ def main() -> None:
             gc.freeze()  # the interpreter's last look at all that was imported takes a second
 
 
-def _load(
+@contextmanager
+def _loaded(
     file: Path,
     settings: list[str] | None,
     *,
     name: str | None = None,
     tracking_uri: str | None = None,
-) -> SweepSpec:
-    from sweeps.spec.spec import load_spec
+) -> Iterator[SweepSpec]:
+    """Read a spec for what is done with it; what is refused then is told with its place."""
+    from sweeps.spec.spec import load_placed
 
-    return load_spec(file, settings or [], name=name, tracking_uri=tracking_uri)
+    with input_errors():
+        spec, document = load_placed(file, settings or [], name=name, tracking_uri=tracking_uri)
+        with document.placing():
+            yield spec

@@ -29,7 +29,15 @@ _WITH_TIMEOUT = ("postgresql:", "postgresql+psycopg2:", "postgresql+psycopg:")
 
 
 class TrackingUnusable(ValueError):
-    """A tracking address that nothing can be recorded at."""
+    """A tracking address that nothing can be recorded at.
+
+    Args:
+        message: The address, without its credentials; what is wrong; what to do.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"tracking.uri: {message}")
+        self.message = message
 
 
 def probe(uri: str, *, known: bool = False) -> None:
@@ -158,4 +166,4 @@ def _cause(error: BaseException) -> str:
 
 
 def _unusable(uri: str, what: str, remedy: str) -> TrackingUnusable:
-    return TrackingUnusable(f"tracking.uri: {redact(uri)} {what}; {remedy}, {_OFFLINE}")
+    return TrackingUnusable(f"{redact(uri)} {what}; {remedy}, {_OFFLINE}")

@@ -55,9 +55,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.windows == 0:
             raise ConfigError(
-                f"batch_size is {self.batch_size} and there are {self.samples} samples; with "
-                "drop_last no step is "
-                "left; lower batch_size or set loader.drop_last: false"
+                f"{self.batch_size} and there are {self.samples} samples; with drop_last no step "
+                "is left; lower it or set train.loader.drop_last: false",
+                key="train.batch_size",
             )
 
     @property

@@ -26,9 +26,20 @@ class TrainingError(Exception):
 
 
 class ConfigError(TrainingError, ValueError):
-    """The configuration cannot be trained as it is."""
+    """The configuration cannot be trained as it is.
+
+    Args:
+        message: What is wrong (the value); the rule; what to write instead.
+        key: The dotted path of what it is about, such as `train.precision`, with which the error
+            then begins; empty where it is about no single key.
+    """
 
     kind = "config"
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(f"{key}: {message}" if key else message)
+        self.message = message
+        self.key = key
 
 
 class TaskError(TrainingError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from trainable.task import BUILT_IN
+from trainable.naming import BUILT_IN
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -34,12 +34,13 @@ from trainable.errors import (
     TaskError,
 )
 from trainable.history import History, Row
+from trainable.naming import nearest
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
 from trainable.run import Report, Run, at_best, is_better
 from trainable.state import TrainState
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
-from trainable.task import Batch, nearest
+from trainable.task import Batch
 
 # Values stay on the device for at most this many steps: one transfer for all of them, and a bound
 # on how late a non-finite loss is noticed. Parameters are protected from the step itself on.
@@ -335,9 +336,10 @@ class Trainer(Run):
         for metric in (self._metric, *self._also):
             if metric not in reported:
                 raise ConfigError(
-                    f"metric is {metric!r}{nearest(metric, reported)}; it must be one "
-                    "that is reported at the "
-                    f"end of an epoch: {', '.join(sorted(reported))}; write one of these"
+                    f"{metric!r} is not reported{nearest(metric, reported)}; it must be one that "
+                    "is reported at the end of an epoch: "
+                    f"{', '.join(sorted(reported))}; write one of these",
+                    key="metric",
                 )
         for metric in self._also:
             if not math.isfinite(reported[metric]):

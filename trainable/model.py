@@ -42,8 +42,8 @@ def fit_model(model: nn.Module, config: TrainConfig) -> nn.Module:
 def _lay_out_channels_last(model: nn.Module) -> None:
     if not any(parameter.ndim == 4 for parameter in model.parameters()):
         raise ConfigError(
-            "train.channels_last is true, and the model has no two-dimensional convolution; "
-            "remove it"
+            "true, and the model has no two-dimensional convolution; remove it",
+            key="train.channels_last",
         )
     model.to(memory_format=torch.channels_last)
     model.register_forward_pre_hook(lambda _, inputs: tuple(map(_channels_last, inputs)))
@@ -71,8 +71,8 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
         blocks = [part for part in model if any(True for _ in part.parameters())]
     if not blocks:
         raise ConfigError(
-            "train.activation_checkpointing is true, and the model has neither a ModuleList nor "
-            "is it a Sequential, so its blocks are not known; remove it, or hold the blocks in "
-            "an nn.ModuleList"
+            "true, and the model has neither a ModuleList nor is it a Sequential, so its blocks "
+            "are not known; remove it, or hold the blocks in an nn.ModuleList",
+            key="train.activation_checkpointing",
         )
     return blocks

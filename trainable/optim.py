@@ -76,8 +76,9 @@ def check_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
         raise TaskError("param_groups() lists a parameter twice; list shared weights once")
     if config.name in _FROM_PACKAGE and importlib.util.find_spec(_PACKAGE) is None:
         raise ConfigError(
-            f"optimizer {config.name!r} is not part of torch; it comes with an extra; pip install "
-            "'gradsweep[optimizers]'"
+            f"{config.name!r} is not part of torch; it comes with an extra; pip install "
+            "'gradsweep[optimizers]'",
+            key="train.optimizer.name",
         )
 
 

@@ -30,11 +30,11 @@ from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, Task
 from trainable.files import LocalFiles
 from trainable.history import History, Row, read_rows
 from trainable.inheritance import with_inheritance
+from trainable.naming import nearest
 from trainable.precision import device_name
 from trainable.run import Report, Run, at_best, is_better
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import known_errors
-from trainable.task import nearest
 
 Yielded = dict[str, Any] | tuple[dict[str, Any], dict[str, Any] | None]
 Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
@@ -261,8 +261,9 @@ class OwnLoop(Run):
         for name in (metric, *also):
             if name not in metrics:
                 raise ConfigError(
-                    f"metric is {name!r}{nearest(name, metrics)}; it must be one "
-                    f"that {self._name} yields: {', '.join(sorted(metrics))}; write one of these"
+                    f"{name!r} is not reported{nearest(name, metrics)}; it must be one that "
+                    f"{self._name} yields: {', '.join(sorted(metrics))}; write one of these",
+                    key="metric",
                 )
         value = metrics[metric]
         broken = [name for name in (metric, *also) if not math.isfinite(metrics[name])]

@@ -40,13 +40,13 @@ def resolve_precision(name: str, device: torch.device) -> Name:
         return "bf16" if has_bf16 else "fp16"
     if name == "bf16" and not has_bf16:
         raise ConfigError(
-            f"precision is bf16; {device_name(device)} does not compute in it; write auto, fp16 "
-            "or fp32"
+            f"bf16; {device_name(device)} does not compute in it; write auto, fp16 or fp32",
+            key="train.precision",
         )
     if device.type not in ("cpu", "cuda") and name != "fp32":
         raise ConfigError(
-            f"precision is {name}; on the device {device} only fp32 is supported; write auto or "
-            "fp32"
+            f"{name}; on the device {device} only fp32 is supported; write auto or fp32",
+            key="train.precision",
         )
     assert name in ("fp32", "bf16", "fp16")
     return name  # type: ignore[return-value]

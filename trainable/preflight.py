@@ -3,8 +3,9 @@
     python -m trainable.preflight < configs.json
 
 reads trial configurations, one to a line. Of the first it prints a line `{"num_parameters": ...}`,
-or `{"refused": "why"}` and no more. The second, if there is one, is rehearsed, and a second line
-says what of the GPU that took (`trainable.rehearsal`). What must not live here: training.
+or `{"refused": "why", "key": "train.precision"}` and no more. The second, if there is one, is
+rehearsed, and a second line says what of the GPU that took (`trainable.rehearsal`). What must not
+live here: training.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from trainable.config import TrialConfig
-from trainable.errors import TrainingError
+from trainable.errors import ConfigError, TrainingError
 from trainable.masking import mask
 from trainable.startup import without_collection
 
@@ -100,16 +101,19 @@ def _answer(config: str) -> dict[str, Any]:
     wanted = TrialConfig.model_validate_json(config)
     try:
         return examine(wanted)
+    except ConfigError as error:
+        return {"refused": mask(error.message), "key": error.key or "task"}
     except TrainingError as error:
-        return {"refused": mask(str(error))}
+        return {"refused": mask(str(error)), "key": "task"}
     # a user's task may raise anything while it builds its model or data
     except Exception as error:
         return {
             "refused": mask(
-                f"task '{wanted.task.name}' could not be built ({type(error).__name__}: {error}); "
-                "its model and its data are built once before anything is created; correct the "
-                "task or its arguments"
-            )
+                f"'{wanted.task.name}' could not be built ({type(error).__name__}: {error}); its "
+                "model and its data are built once before anything is created; correct the task "
+                "or its arguments"
+            ),
+            "key": "task",
         }
 
 

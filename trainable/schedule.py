@@ -47,8 +47,9 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
     steps = warmup if isinstance(warmup, int) else round(warmup * total_steps)
     if steps >= total_steps and steps > 0:
         raise ConfigError(
-            f"warmup is {steps} steps of {total_steps} steps in all; it must be shorter than the "
-            "run; lower train.schedule.warmup or raise budget.epochs"
+            f"{steps} steps of {total_steps} steps in all; it must be shorter than the run; lower "
+            "train.schedule.warmup or raise budget.epochs",
+            key="train.schedule.warmup",
         )
     return steps
 

@@ -183,7 +183,7 @@ def known_errors(device: torch.device) -> Iterator[None]:
         if "does not have a deterministic implementation" not in str(problem):
             raise
         raise ConfigError(
-            "train.deterministic is true, and the model needs an operation that is not "
-            f"({problem}); "
-            "write train.deterministic: false, and resumed runs are then equal up to rounding only"
+            f"true, and the model needs an operation that is not ({problem}); write "
+            "train.deterministic: false, and resumed runs are then equal up to rounding only",
+            key="train.deterministic",
         ) from problem

@@ -7,7 +7,6 @@ must not live here: how steps are taken, batches are formed, or devices chosen.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,16 +19,10 @@ from torch.utils.data import Dataset
 
 from trainable.errors import ConfigError, TaskError
 from trainable.losses import Weight, cross_entropy
+from trainable.naming import nearest, parts_of
 
 Batch = Any
 Samples = Dataset[Any] | tuple[Tensor, ...]
-
-BUILT_IN = {
-    "char_lm": "trainable.tasks.char_lm:CharLm",
-    "digits": "trainable.tasks.digits:Digits",
-    "fashion_mnist": "trainable.tasks.fashion_mnist:FashionMnist",
-    "spiral": "trainable.tasks.spiral:Spiral",
-}
 
 _NORMS = (
     nn.modules.batchnorm._NormBase,  # BatchNorm*, InstanceNorm*, SyncBatchNorm
@@ -221,14 +214,8 @@ def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
         return kind(**arguments)
     except (TypeError, ValueError) as problem:
         raise ConfigError(
-            f"task {name!r} refused its arguments {dict(arguments)}: {problem}"
+            f"{name!r} refused its arguments {dict(arguments)}: {problem}", key="task"
         ) from problem
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the most similar known word, or nothing."""
-    matches = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def load_loop(name: str) -> Callable[..., Any] | None:
@@ -246,37 +233,34 @@ def load_loop(name: str) -> Callable[..., Any] | None:
         inspect.signature(function).bind(None, None)
     except TypeError as problem:
         raise ConfigError(
-            f"task {name!r} is a function that cannot be called with two arguments ({problem}); a "
-            "loop is a generator function run(config, context); name one, or a class that derives "
-            "from trainable.Task"
+            f"{name!r} is a function that cannot be called with two arguments ({problem}); a loop "
+            "is a generator function run(config, context); name one, or a class that derives from "
+            "trainable.Task",
+            key="task.name",
         ) from problem
     return function
 
 
 def _locate(name: str) -> tuple[Any, list[str]]:
     """Import what a name stands for; return it and the names of the tasks beside it."""
-    path = BUILT_IN.get(name, name)
-    module_name, colon, class_name = path.partition(":")
-    if not colon or not module_name or not class_name:
-        raise ConfigError(
-            f"task {name!r} is no built-in task{nearest(name, BUILT_IN)}; built in are "
-            f"{', '.join(BUILT_IN)}; "
-            "write one of these, or your own as package.module:ClassName"
-        )
+    module_name, class_name = parts_of(name)
     try:
         module = importlib.import_module(module_name)
     except Exception as problem:  # a user's module may fail in any way while it is imported
         raise ConfigError(
-            f"task {name!r}: the module {module_name!r} could not be imported "
+            f"{name!r}: the module {module_name!r} could not be imported "
             f"({type(problem).__name__}: {problem}); the part before the colon must be importable "
-            "from where you start"
+            "from where you start; correct the module or its name",
+            key="task.name",
         ) from problem
     found = getattr(module, class_name, None)
     tasks = [key for key, value in vars(module).items() if _is_task(value) and value is not Task]
     if found is None:
         raise ConfigError(
-            f"task {name!r}: the module {module_name!r} was imported, but it has no {class_name!r}"
-            f"{nearest(class_name, tasks)}; its tasks are: {', '.join(tasks) or 'none'}"
+            f"{name!r}: the module {module_name!r} was imported, but it has no {class_name!r}"
+            f"{nearest(class_name, tasks)}; its tasks are: {', '.join(tasks) or 'none'}; name one "
+            "that is there",
+            key="task.name",
         )
     return found, tasks
 
@@ -285,9 +269,10 @@ def _find(name: str) -> type[Task]:
     kind, tasks = _locate(name)
     if not _is_task(kind):
         raise ConfigError(
-            f"task {name!r} is {_describe(kind)}; it must be a class that derives from "
-            "trainable.Task and defines build_model() and build_data(), or a generator function "
-            f"run(config, context); tasks beside it: {', '.join(tasks) or 'none'}"
+            f"{name!r} is {_describe(kind)}; it must be a class that derives from trainable.Task "
+            "and defines build_model() and build_data(), or a generator function run(config, "
+            f"context); tasks beside it: {', '.join(tasks) or 'none'}; name one",
+            key="task.name",
         )
     assert isinstance(kind, type)
     return kind
@@ -311,8 +296,9 @@ def _check_arguments(name: str, kind: type[Task], arguments: Mapping[str, Any]) 
     if unknown:
         listed = ", ".join(f"{key!r}{nearest(key, known)}" for key in unknown)
         raise ConfigError(
-            f"task {name!r} takes no argument {listed}; it takes: {', '.join(known) or 'none'}; "
-            "correct or remove it"
+            f"{name!r} takes no argument {listed}; it takes: {', '.join(known) or 'none'}; "
+            "correct or remove it",
+            key="task" if len(unknown) > 1 else f"task.{unknown[0]}",
         )
     missing = [
         p.name
@@ -321,7 +307,9 @@ def _check_arguments(name: str, kind: type[Task], arguments: Mapping[str, Any]) 
     ]
     if missing:
         raise ConfigError(
-            f"task {name!r} needs the argument {', '.join(map(repr, missing))}; add it below task:"
+            f"{name!r} needs the argument {', '.join(map(repr, missing))}; it has no default; "
+            "add it below task:",
+            key="task",
         )
 
 

@@ -20,6 +20,7 @@ from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths, tr
 from sweeps.lock import LockLost
 from sweeps.results import messages
 from sweeps.spec.origin import Origin
+from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
 from tracking.address import credentials
@@ -78,9 +79,11 @@ def attempt(
                 uri, _ = tracking_place(spec.tracking.uri, paths.root)
                 try:
                     probe(uri, known=_is_known(paths, spec, new=new))
-                except TrackingUnusable:
+                except TrackingUnusable as error:
                     inspection.give_up()
-                    raise
+                    if spec.tracking.uri is None:
+                        raise  # what lies below the root is no key's doing
+                    raise Refused([Fault(("tracking", "uri"), error.message)]) from error
 
             with without_collection():
                 from sweeps.driver.run import (

@@ -6,6 +6,7 @@ What must not live here: any command.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,13 +25,48 @@ if TYPE_CHECKING:
 out = Console(width=None if sys.stdout.isatty() else 500)
 err = Console(stderr=True)
 
+
+def read_path(text: object) -> Path:
+    """Read a path of the command line; an empty one would silently be the present directory."""
+    if not str(text):
+        raise typer.BadParameter(
+            "'' names no file or directory; a path is not empty, as a shell variable is that was "
+            "never set; write one, such as . for the present directory"
+        )
+    return Path(str(text))
+
+
+def read_whole(least: int, most: int = 10**9) -> Callable[[object], int]:
+    """Return what reads a whole number of the command line, and refuses one out of range."""
+
+    def read(text: object) -> int:
+        number = str(text)
+        if re.fullmatch(r"-?[0-9]{1,18}", number) and least <= int(number) <= most:
+            return int(number)
+        from sweeps.spec.scalars import quoted
+
+        raise typer.BadParameter(
+            f"{quoted(number)} is not valid; it must be a whole number from {least} to {most}; "
+            f"write for example {least}"
+        )
+
+    return read
+
+
 Root = Annotated[
     Path | None,
     typer.Option(
-        "--root", help="Where sweeps live; default: $SWEEP_ROOT, or ./runs.", show_default=False
+        "--root",
+        parser=read_path,
+        metavar="DIR",
+        help="Where sweeps live; default: $SWEEP_ROOT, or ./runs.",
+        show_default=False,
     ),
 ]
-File = Annotated[Path, typer.Argument(help="The sweep's YAML file.", show_default=False)]
+File = Annotated[
+    Path,
+    typer.Argument(parser=read_path, help="The sweep's YAML file.", show_default=False),
+]
 Name = Annotated[str, typer.Argument(help="The sweep's name.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,

@@ -19,6 +19,8 @@ from sweeps.commands.console import (
     fail,
     input_errors,
     out,
+    read_path,
+    read_whole,
     show_found,
     view_of,
 )
@@ -30,18 +32,24 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
     from sweeps.layout import LedgerError, list_sweeps, resolve_root
     from sweeps.results import messages, tables
     from sweeps.results.sweep_view import SweepView
+    from sweeps.spec.problems import Refused
     from sweeps.spec.revisions import RevisionError
     from sweeps.spec.spec import SpecError
 
     with input_errors():
-        found = []
-        for paths in list_sweeps(resolve_root(root)):
+        found, where = [], resolve_root(root)
+        if where.exists() and not where.is_dir():
+            raise Refused(
+                f"--root {where}: is a file; sweeps live in directories below a root; name that "
+                "directory"
+            )
+        for paths in list_sweeps(where):
             try:
                 found.append(SweepView(paths).status())
             except (RevisionError, SpecError, LedgerError, OSError) as error:
                 # the others are shown nevertheless
                 messages.sentence(err, str(error), style="yellow")
-    show_found(found, as_json, lambda: tables.sweeps(found, resolve_root(root)))
+    show_found(found, as_json, lambda: tables.sweeps(found, where))
 
 
 def status(
@@ -55,7 +63,13 @@ def status(
     """Show how far a sweep has come."""
     from sweeps.results import tables
 
-    if watch and not as_json:
+    if watch and as_json:
+        fail(
+            "--watch and --json exclude each other; a table is drawn again and again, JSON is "
+            "printed once; leave one of them out",
+            code=WRONG_INPUT,
+        )
+    if watch:
         with input_errors():
             tables.watch(out, lambda: view_of(name, root))
         return
@@ -77,7 +91,10 @@ def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
 def show(
     name: Name,
-    trial: Annotated[int, typer.Argument(help="The trial's number.", show_default=False)],
+    trial: Annotated[
+        int,
+        typer.Argument(parser=read_whole(0), help="The trial's number.", show_default=False),
+    ],
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
@@ -103,6 +120,7 @@ def best(
     trial: Annotated[
         int | None,
         typer.Option(
+            parser=read_whole(0),
             metavar="K",
             help="Choose this one, where several trials are the best.",
             show_default=False,
@@ -112,6 +130,7 @@ def best(
         Path | None,
         typer.Option(
             "--export",
+            parser=read_path,
             metavar="DIR",
             help="Write its weights and configuration there.",
             show_default=False,
@@ -172,7 +191,10 @@ def best(
 
 def compare(
     names: Annotated[list[str], typer.Argument(help="The sweeps' names.", show_default=False)],
-    top: Annotated[int, typer.Option(min=1, help="How many leaders of each sweep.")] = 5,
+    top: Annotated[
+        int,
+        typer.Option(parser=read_whole(1), metavar="N", help="How many leaders of each sweep."),
+    ] = 5,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
@@ -192,6 +214,7 @@ def report(
         Path | None,
         typer.Option(
             "--output",
+            parser=read_path,
             metavar="FILE",
             help="Where to write; default: NAME-report.html here.",
             show_default=False,

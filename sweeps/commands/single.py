@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sweeps.engine.preflight import Facts
 from sweeps.formats import format_number
 from sweeps.results import messages
+from sweeps.spec.problems import Fault, Refused, key_path
 from sweeps.spec.spec import SweepSpec
 from trainable.config import TrialConfig
+from trainable.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainable.loop import Trainer
@@ -56,6 +59,7 @@ def train_once(
             )
         config = spec.trial_config(0, {})
         device = "cpu" if spec.resources.gpu == 0 else None  # as its trials
+        stack.enter_context(_naming_keys())
         trainer = open_trainer(config, directory, device=device)
         stack.callback(trainer.close)
         for sentence in trainer.store.set_aside:
@@ -93,6 +97,17 @@ def train_once(
             for path in draw_run(config, trainer, directory, figures):
                 console.print(f"wrote {path}", highlight=False, soft_wrap=True)
     return metrics
+
+
+@contextmanager
+def _naming_keys() -> Iterator[None]:
+    """What of the configuration cannot be trained, as the refusal of a key."""
+    try:
+        yield
+    except ConfigError as error:
+        if not error.key:
+            raise
+        raise Refused([Fault(key_path(error.key), error.message)]) from error
 
 
 def _facts(config: TrialConfig, trainer: Trainer | OwnLoop) -> Facts:

@@ -7,7 +7,6 @@ torch (spec, resources).
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,16 +14,31 @@ import sys
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 
 from sweeps.engine.resources import Plan, StepMemory
 from sweeps.formats import format_bytes
+from sweeps.spec.problems import Fault, Refused, key_path
 from sweeps.spec.spec import SpecError, SweepSpec
 from tracking.address import credentials
 from trainable.config import TrialConfig
+from trainable.errors import ConfigError
+from trainable.naming import parts_of
 
 
-class TaskRefused(ValueError):
-    """The task cannot be loaded, or cannot be trained as configured."""
+class TaskRefused(Refused):
+    """The task cannot be loaded, or cannot be trained as configured.
+
+    Args:
+        spec: The sweep.
+        key: What of a trial's configuration it is about; where that is searched, its key in the
+            space is meant.
+        message: What is wrong; the rule; what to write instead.
+    """
+
+    def __init__(self, spec: SweepSpec, key: str, message: str) -> None:
+        path = ("space", key) if key in spec.space else key_path(key)
+        super().__init__([Fault(path, message)])
 
 
 @dataclass(frozen=True)
@@ -80,12 +94,12 @@ class Inspection:
         plan: What each trial gets if nothing is known of its memory.
 
     Raises:
-        TaskRefused: The task's module does not exist; that is known without a child.
+        TaskRefused: There is no such task; that much is known without a child.
     """
 
     def __init__(self, spec: SweepSpec, plan: Plan) -> None:
-        self._task = spec.task.name
-        _check_module(self._task)
+        self._spec = spec
+        _check_name(spec)
         path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
         # As its trials see it: their GPUs, and nothing that opens the tracking store.
         environment = dict.fromkeys(credentials(spec.tracking.uri, spec.storage.ledger), "")
@@ -121,9 +135,14 @@ class Inspection:
         except ValueError:
             code = f"exit code {self._child.returncode}"
             last = (complaints.strip().splitlines() or [code])[-1]
-            raise TaskRefused(f"loading task '{self._task}' ended its process: {last}") from None
+            raise TaskRefused(
+                self._spec,
+                "task",
+                f"'{self._spec.task.name}' ended the process that loaded it ({last}); a task is "
+                "built once before anything is created; correct it, or its arguments",
+            ) from None
         if "refused" in answer:
-            raise TaskRefused(answer["refused"])
+            raise TaskRefused(self._spec, answer["key"], answer["refused"])
         facts = Facts(**answer)
         if facts.own_loop or self._configs.count("\n") == 1:
             return facts
@@ -160,16 +179,19 @@ def _weight(key: str, value: object) -> float:
     return -value if key in ("train.accumulation", "train.activation_checkpointing") else value
 
 
-def _check_module(task: str) -> None:
-    module, colon, _ = task.partition(":")
-    package = module.partition(".")[0]
-    if not colon or PathFinder.find_spec(package, [os.getcwd()]) is not None:
-        return
-    # every finder is asked: a package that was installed to be edited lies on no path
-    if not package or importlib.util.find_spec(package) is None:
+def _check_name(spec: SweepSpec) -> None:
+    """Refuse what needs no import: a child takes seconds for its own."""
+    name = spec.task.name
+    try:
+        package = parts_of(name)[0].partition(".")[0]
+    except ConfigError as error:
+        raise TaskRefused(spec, error.key, error.message) from None
+    # the second one asks every finder: a package that was installed to be edited lies on no path
+    if PathFinder.find_spec(package, [os.getcwd()]) is None and find_spec(package) is None:
         raise TaskRefused(
-            f"task '{task}': there is no module '{package}' in {os.getcwd()} or among "
-            "the installed packages; the part before the colon must be importable from where "
-            "you start; "
-            "change the directory, install the package, or correct the name"
+            spec,
+            "task.name",
+            f"'{name}': there is no module '{package}' in {os.getcwd()} or among the installed "
+            "packages; the part before the colon must be importable from where you start; change "
+            "the directory, install the package, or correct the name",
         )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from sweeps.formats import format_bytes
+from sweeps.spec.problems import Fault, Refused
 from trainable.memory import CONTEXT_BYTES
 
 if TYPE_CHECKING:
@@ -32,8 +33,16 @@ _MARGIN = 1.2
 _SHARES = 10_000  # Ray counts resources in ten-thousandths
 
 
-class ResourceError(ValueError):
-    """A trial asks for more than any machine has; it would wait for ever."""
+class ResourceError(Refused):
+    """A trial asks for more than any machine has; it would wait for ever.
+
+    Args:
+        key: What of `resources` asks for it; none: all of it together.
+        message: What it is; the rule; what to write instead.
+    """
+
+    def __init__(self, *key: str, message: str) -> None:
+        super().__init__([Fault(("resources", *key), message)])
 
 
 @dataclass(frozen=True)
@@ -157,9 +166,9 @@ def plan(
     if not any(node.cpus >= cpu for node in nodes):
         largest = max(nodes, key=lambda node: node.cpus)
         raise ResourceError(
-            f"resources.cpu: {cpu:g} CPUs are more than any node has; a trial runs on "
-            f"one node, the largest is {largest}; "
-            f"write cpu: {largest.cpus} or less"
+            "cpu",
+            message=f"{cpu:g} CPUs are more than any node has; a trial runs on one node, the "
+            f"largest is {largest}; write cpu: {largest.cpus} or less",
         )
     most = min(trials, concurrency or trials)
     by_cpu = sum(_fit(node, cpu, 0) for node in nodes)
@@ -173,16 +182,16 @@ def plan(
             else "write gpu: auto or gpu: 0"
         )
         raise ResourceError(
-            f"resources.gpu: {gpu:g} GPU is more than any node has; a trial runs on "
-            f"one node, the largest is {largest}; {fix}"
+            "gpu",
+            message=f"{gpu:g} GPU is more than any node has; a trial runs on one node, the "
+            f"largest is {largest}; {fix}",
         )
     fitting = sum(_fit(node, cpu, gpu) for node in nodes)
     if not fitting:
         largest = max(nodes, key=lambda node: (len(node.gpus), node.cpus))
         raise ResourceError(
-            f"resources: {cpu:g} CPUs together with {gpu:g} GPU are more than any "
-            "node has; a trial runs on one node, the largest is "
-            f"{largest}; write cpu: {largest.cpus} or less"
+            message=f"{cpu:g} CPUs together with {gpu:g} GPU are more than any node has; a trial "
+            f"runs on one node, the largest is {largest}; write cpu: {largest.cpus} or less"
         )
     because = str(step) if step is not None else ""
     return Plan(_whole(cpu), _whole(gpu), min(most, fitting), because)

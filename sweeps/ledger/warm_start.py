@@ -17,13 +17,22 @@ from sweeps.layout import SweepPaths
 from sweeps.ledger.place import place_of
 from sweeps.ledger.view import LedgerView, TrialSummary
 from sweeps.spec.parameters import flatten
+from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.search_space import SearchSpace
 from sweeps.spec.spec import SpecError, SweepSpec
 
 
-class WarmStartRefused(ValueError):
-    """An earlier sweep cannot be learnt from."""
+class WarmStartRefused(Refused):
+    """An earlier sweep cannot be learnt from.
+
+    Args:
+        place: Its place in `search.warm_start`.
+        message: Why; the rule; what to do.
+    """
+
+    def __init__(self, place: int, message: str) -> None:
+        super().__init__([Fault(("search", "warm_start", place), message)])
 
 
 @dataclass(frozen=True)
@@ -66,28 +75,29 @@ def take_along(root: Path, spec: SweepSpec) -> WarmStart:
     """
     taken: list[Taken] = []
     told: list[str] = []
-    for name in spec.search.warm_start:
-        found, left = _read(SweepPaths(root, name), spec)
+    for place, name in enumerate(spec.search.warm_start):
+        found, left = _read(SweepPaths(root, name), spec, place)
         taken += found
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(left.items()))
         told.append(f"{len(found)} trials of '{name}'" + (f" (left out: {why})" if why else ""))
     return WarmStart(taken, f"warm start from {' and '.join(told)}" if told else "")
 
 
-def _read(paths: SweepPaths, spec: SweepSpec) -> tuple[list[Taken], Counter[str]]:
-    where = f"search.warm_start: '{paths.name}'"
+def _read(paths: SweepPaths, spec: SweepSpec, place: int) -> tuple[list[Taken], Counter[str]]:
     if not paths.exists():
         raise WarmStartRefused(
-            f"{where}: there is no such sweep below {paths.root}; a warm start takes trials of "
-            "earlier sweeps there; `sweep list` shows them"
+            place,
+            f"'{paths.name}': there is no such sweep below {paths.root}; a warm start takes "
+            "trials of earlier sweeps there; `sweep list` shows them",
         )
     other = read_spec(paths.spec).spec
     for key in ("metric", "mode"):
         was, wanted = getattr(other, key), getattr(spec, key)
         if was != wanted:
             raise WarmStartRefused(
-                f"{where}: its {key} is {was}, and this sweep's is {wanted}; results of another "
-                f"kind teach nothing; leave it out of search.warm_start"
+                place,
+                f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; results of "
+                "another kind teach nothing; leave it out of search.warm_start",
             )
     view, space = LedgerView(place_of(paths, other)), spec.search_space()
     reports = view.reports()

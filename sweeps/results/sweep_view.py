@@ -94,9 +94,9 @@ class SweepView:
         if not paths.exists():
             raise UnknownSweep(paths.name, paths.root)
         self.paths = paths
-        revision = read_spec(paths.spec)
-        self.spec: SweepSpec = revision.spec
-        self.damage = revision.damage
+        self.revision = read_spec(paths.spec)
+        self.spec: SweepSpec = self.revision.spec
+        self.damage = self.revision.damage
         self.place = place_of(paths, self.spec)
         self.running, self.holder = holder_of(paths, self.place)
         self.ledger = LedgerView(self.place)

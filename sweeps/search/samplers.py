@@ -23,6 +23,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.scalars import write_flow
 from sweeps.spec.space import Choice
 from sweeps.spec.spec import SweepSpec
@@ -37,8 +38,16 @@ _PACKAGES = {"cmaes": "cmaes", "gp": "torch", "qmc": "scipy"}
 """What a sampler needs beside Optuna."""
 
 
-class SamplerRefused(ValueError):
-    """A sampler cannot be made as the spec has it."""
+class SamplerRefused(Refused):
+    """A sampler cannot be made as the spec has it.
+
+    Args:
+        message: What is wrong; the rule; what to write instead.
+        key: What of `search` it is about.
+    """
+
+    def __init__(self, message: str, *key: str) -> None:
+        super().__init__([Fault(("search", *(key or ("sampler",))), message)])
 
 
 def check_sampler(spec: SweepSpec) -> None:
@@ -50,8 +59,8 @@ def check_sampler(spec: SweepSpec) -> None:
     package = _PACKAGES.get(spec.search.sampler)
     if package is not None and importlib.util.find_spec(package) is None:
         raise SamplerRefused(
-            f"search.sampler: {spec.search.sampler} needs the package '{package}', which is not "
-            f"installed; run `pip install {package}`, or choose another sampler"
+            f"{spec.search.sampler} needs the package '{package}', which is not installed; run "
+            f"`pip install {package}`, or choose another sampler"
         )
     Samplers(spec).of(0)
 
@@ -140,8 +149,8 @@ class Samplers:
         except (TypeError, ValueError) as error:
             written = write_flow(given | search.arguments)
             raise SamplerRefused(
-                f"search.sampler: {search.sampler} refuses {written}: {error}; change "
-                "search.arguments or search.startup_trials"
+                f"{search.sampler} refuses {written}: {error}; change search.arguments or "
+                "search.startup_trials"
             ) from error
         return built
 
@@ -236,7 +245,6 @@ class _GridPoint(BaseSampler):
 
 def _load(name: str) -> type[BaseSampler]:
     module_name, _, class_name = name.partition(":")
-    where = f"search.sampler: '{name}'"
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)  # as for a task's module
     try:
@@ -244,17 +252,17 @@ def _load(name: str) -> type[BaseSampler]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise SamplerRefused(
-                f"{where}: its module needs '{error.name}', which is not installed; install it, "
+                f"'{name}': its module needs '{error.name}', which is not installed; install it, "
                 "or choose another sampler"
             ) from error
         raise SamplerRefused(
-            f"{where}: there is no module '{error.name}' in {here} or among the installed "
+            f"'{name}': there is no module '{error.name}' in {here} or among the installed "
             "packages; the part before the colon must be importable from where you start; change "
             "the directory, install the package, or correct the name"
         ) from error
     except Exception as error:  # whatever a module of the user's own does when it is run
         raise SamplerRefused(
-            f"{where}: importing '{module_name}' failed ({type(error).__name__}: {error}); a "
+            f"'{name}': importing '{module_name}' failed ({type(error).__name__}: {error}); a "
             "sampler's module must be importable; correct it"
         ) from error
     kind = getattr(module, class_name, None)
@@ -267,7 +275,7 @@ def _load(name: str) -> type[BaseSampler]:
         what = "is not there" if kind is None else "is no optuna.samplers.BaseSampler"
         fix = f"write one of: {', '.join(found)}" if found else "derive a class from BaseSampler"
         raise SamplerRefused(
-            f"{where}: '{class_name}' {what}; a sampler is a class of that kind; {fix}"
+            f"'{name}': '{class_name}' {what}; a sampler is a class of that kind; {fix}"
         )
     return kind
 
@@ -281,11 +289,13 @@ def _checked(kind: type[BaseSampler], arguments: dict[str, Any], *hidden: str) -
     for key in arguments:
         if key in _OWN_ARGUMENTS:
             raise SamplerRefused(
-                f"search.arguments.{key}: it has a key of its own; set {_OWN_ARGUMENTS[key]}"
+                f"it has a key of its own; set {_OWN_ARGUMENTS[key]}", "arguments", key
             )
         if key not in taken and not anything:
             raise SamplerRefused(
-                f"search.arguments.{key}: {kind.__name__.strip('_')} takes no such argument; "
-                f"valid: {', '.join(taken) or 'none'}; remove it"
+                f"{kind.__name__.strip('_')} takes no such argument; valid: "
+                f"{', '.join(taken) or 'none'}; remove it",
+                "arguments",
+                key,
             )
     return arguments

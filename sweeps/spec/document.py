@@ -5,11 +5,12 @@ What must not live here: YAML (`source`), and what the keys mean (`spec`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sweeps.spec.problems import Fault, KeyPath, Problem, SpecError, dotted
+from sweeps.spec.problems import Fault, KeyPath, Problem, Refused, SpecError, dotted
 
 AFTER_THE_FILE = (2**31, 0)
 """The order of what stands in no file: overrides and options are reported last."""
@@ -48,11 +49,28 @@ class Document:
 
     def add(self, fault: Fault) -> None:
         """Note a fault at the place of its path."""
+        self.problems.append((fault.path, self.place(fault.path).order, self._problem(fault)))
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """Give what is refused later than the spec was read the place of its key: resources that
+        no machine has, a task that cannot be loaded.
+
+        Raises:
+            SpecError: Instead of a `Refused` that names keys.
+        """
+        try:
+            yield
+        except Refused as refused:
+            if not all(fault.path for fault in refused.faults):
+                raise  # about something beside the spec, such as an option
+            raise SpecError(list(map(self._problem, refused.faults))) from refused
+
+    def _problem(self, fault: Fault) -> Problem:
         place = self.place(fault.path)
         at_key = fault.at_key and fault.path in self.places
         where = place.key_where if at_key else place.where
-        problem = Problem(where, dotted(fault.path), fault.message)
-        self.problems.append((fault.path, place.order, problem))
+        return Problem(where, dotted(fault.path), fault.message)
 
     def error(self) -> SpecError | None:
         """Return all problems as one error in the order of the file, or None."""

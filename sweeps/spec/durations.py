@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import re
 
+from sweeps.spec.scalars import quoted
+
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
+
+_LONGEST = 365 * 24 * 3600
+"""In seconds: what the system is told to wait must be a time that it can count to."""
 
 
 class WrongDuration(ValueError):
@@ -23,8 +29,14 @@ def parse_duration(text: str, option: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     if match is None or not any(match.groups()):
         raise WrongDuration(
-            f"{option} is {text!r}; a duration is a count of seconds, or counts with units; "
+            f"{option} is {quoted(text)}; a duration is a count of seconds, or counts with units; "
             "write for example 30s, 2m or 1m30s"
         )
     hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    return 3600 * hours + 60 * minutes + seconds
+    total = 3600 * hours + 60 * minutes + seconds
+    if total > _LONGEST:
+        raise WrongDuration(
+            f"{option} is {quoted(text)}; a duration is at most a year (8760h); write for "
+            "example 30s, 2m or 1m30s"
+        )
+    return total

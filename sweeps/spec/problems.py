@@ -70,7 +70,10 @@ class Fault(NamedTuple):
 
 
 class Refused(ValueError):
-    """A validator's verdict whose messages are complete: value, rule, remedy.
+    """A verdict whose messages are complete: value, rule, remedy.
+
+    Of a validator, or of whoever finds out later that a valid spec asks for what cannot be had;
+    `Document.placing` then says where it was asked for.
 
     Args:
         faults: A message, or faults with paths relative to what was validated.
@@ -129,6 +132,14 @@ def dotted(path: KeyPath) -> str:
     """Return a key path as people write it: `space.train.optimizer.lr.uniform[0]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
+
+
+def key_path(key: str) -> tuple[str, ...]:
+    """Return the path of a key from its dotted form; a name below `space` or `task` may itself
+    hold dots.
+    """
+    head, _, rest = key.partition(".")
+    return (head, rest) if rest and head in ("space", "task") else tuple(key.split("."))
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:

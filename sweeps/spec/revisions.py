@@ -48,6 +48,8 @@ class Revision(NamedTuple):
     """A sentence about later revisions that cannot be used; None when there are none."""
     format: int | None
     """The directory's; None where it was written before there was a number, which is format 1."""
+    text: str
+    """The revision as it was written, on its lines of the file."""
 
 
 def read_spec(path: Path) -> Revision:
@@ -69,6 +71,8 @@ def read_spec(path: Path) -> Revision:
         text, rest = _unsealed(documents[number - 1])
         if text is not None:
             format = _format(text, path)
+            above = sum(document.count(b"\n") + 1 for document in documents[: number - 1])
+            text = "\n" * above + text  # positions in messages are then those of the file
             damage = None
             if rest or number < len(documents):
                 damage = (
@@ -76,7 +80,7 @@ def read_spec(path: Path) -> Revision:
                     f"short or edited; revision {number} holds; give later changes again with "
                     "-s KEY=VALUE"
                 )
-            return Revision(parse_spec(text, str(path)), number, damage, format)
+            return Revision(parse_spec(text, str(path)), number, damage, format, text)
     raise RevisionError(
         f"{path} holds no revision of the spec that is whole: damaged, cut short or edited; "
         "each carries its sha256, and changes are given with `sweep resume NAME -s KEY=VALUE`; "

@@ -38,6 +38,7 @@ from sweeps.spec.problems import (
     Refused,
     SpecError,
     field_at,
+    key_path,
     section_of,
     translate,
     unknown_key,
@@ -83,7 +84,9 @@ __all__ = [
     "SweepSpec",
     "TrackingConfig",
     "check_name",
+    "load_placed",
     "load_spec",
+    "parse_placed",
     "parse_spec",
     "with_overrides",
 ]
@@ -253,7 +256,30 @@ def load_spec(
     tracking_uri: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> SweepSpec:
-    """Read and check a spec file.
+    """Read and check a spec file. See `load_placed`."""
+    return load_placed(path, overrides, name=name, tracking_uri=tracking_uri, environ=environ)[0]
+
+
+def parse_spec(
+    text: str,
+    label: str,
+    overrides: Sequence[str] = (),
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> SweepSpec:
+    """Read a spec from text. See `parse_placed`."""
+    return parse_placed(text, label, overrides, environ=environ)[0]
+
+
+def load_placed(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    name: str | None = None,
+    tracking_uri: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[SweepSpec, Document]:
+    """Read and check a spec file; return the spec, and where each of its keys was written.
 
     Args:
         path: The YAML file; messages spell it as given.
@@ -270,21 +296,20 @@ def load_spec(
     return _validate(doc, overrides, {"name": name, "tracking-uri": tracking_uri}, environ)
 
 
-def parse_spec(
+def parse_placed(
     text: str,
     label: str,
     overrides: Sequence[str] = (),
     *,
     environ: Mapping[str, str] | None = None,
-) -> SweepSpec:
-    """Read a spec from text; `label` stands for the file in messages. See `load_spec`."""
+) -> tuple[SweepSpec, Document]:
+    """Read a spec from text; `label` stands for the file in messages. See `load_placed`."""
     environ = os.environ if environ is None else environ
     return _validate(source.parse(text, label, environ), overrides, {}, environ)
 
 
 def with_overrides(spec: SweepSpec, overrides: Sequence[str]) -> SweepSpec:
-    """Return a spec with `KEY=VALUE` overrides applied, such as `trials=40` when a sweep is
-    extended.
+    """Return a spec with `KEY=VALUE` overrides applied, such as `trials=40`.
 
     Raises:
         SpecError: An override is wrong, or the result does not fit together.
@@ -308,7 +333,7 @@ def _validate(
     overrides: Sequence[str],
     options: Mapping[str, str | None],
     environ: Mapping[str, str],
-) -> SweepSpec:
+) -> tuple[SweepSpec, Document]:
     for override in overrides:
         _override(doc, override, environ)
     for option, value in options.items():
@@ -338,7 +363,7 @@ def _validate(
     if error := doc.error():
         raise error
     assert spec is not None
-    return spec
+    return spec, doc
 
 
 def _all_faults(doc: Document) -> tuple[SweepSpec | None, list[Fault]]:
@@ -410,10 +435,9 @@ def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
 
 def _spec_path(key: str) -> tuple[tuple[str, ...], str | None]:
     """Return the path that a dotted key names in a spec, and a message when there is none."""
-    head, _, rest = key.partition(".")
-    if head in ("space", "task") and rest:
-        return (head, rest), None
-    path = tuple(key.split("."))
+    path = key_path(key)
+    if path[0] in ("space", "task") and len(path) == 2 and path[1]:
+        return path, None
     for size in range(1, len(path) + 1):
         if field_at(SweepSpec, path[:size]) is not None:
             continue

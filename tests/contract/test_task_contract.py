@@ -12,7 +12,8 @@ from torch import nn
 
 from trainable.errors import TaskError
 from trainable.losses import cross_entropy
-from trainable.task import BUILT_IN, Data, Task, load_task
+from trainable.naming import BUILT_IN
+from trainable.task import Data, Task, load_task
 from trainable.testing import check_task
 
 

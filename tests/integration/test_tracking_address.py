@@ -118,8 +118,8 @@ def test_a_refused_connection_ends_the_run_before_anything_exists(
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
     assert done.stderr == (
-        f"tracking.uri: {nowhere} does not answer ([Errno 111] Connection refused); "
-        "start the server, correct tracking.uri, "
+        f"--tracking-uri {nowhere}: tracking.uri: {nowhere} does not answer "
+        "([Errno 111] Connection refused); start the server, correct tracking.uri, "
         "or run with --offline and deliver later with `sweep sync`\n"
     )
     assert not cli.root.exists()
@@ -150,7 +150,7 @@ def test_a_server_that_refuses_ends_the_run_before_anything_exists(
         done = cli("run", "tiny.yaml", "--tracking-uri", url)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr == (
-        f"tracking.uri: {url} {message}, "
+        f"--tracking-uri {url}: tracking.uri: {url} {message}, "
         "or run with --offline and deliver later with `sweep sync`\n"
     )
     assert not cli.root.exists()

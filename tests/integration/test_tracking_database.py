@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
+from sweeps.spec.problems import redact
 from tests.chaos.postgres import Cluster, own_cluster
 from tests.chaos.tracking_service import read_store
 from tests.integration.commandline import TINY, CommandLine
 from tracking.probe import TrackingUnusable, probe
-from tracking.provenance import redact
 
 pytestmark = pytest.mark.integration
 
@@ -87,7 +87,8 @@ def assert_refused(cli: CommandLine, uri: str, cause: str) -> None:
     done = cli("run", "tiny.yaml", "--tracking-uri", uri, "-s", "task=slow:Task")
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"tracking.uri: {redact(uri)} cannot be opened (")
+    shown = redact(uri)
+    assert line.startswith(f"--tracking-uri {shown}: tracking.uri: {shown} cannot be opened (")
     assert cause in line
     assert "); start the database, correct tracking.uri; PostgreSQL reads PGUSER, PGPASS" in line
     assert line.endswith(", or run with --offline and deliver later with `sweep sync`")

@@ -9,7 +9,7 @@ that need a server are integration tests.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,19 +17,16 @@ import torch
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.engine.preflight import TaskRefused, _check_module
-from sweeps.engine.resources import Machine
+from sweeps.engine.preflight import Inspection, TaskRefused
+from sweeps.engine.resources import Machine, Plan
 from sweeps.spec.origin import Origin, OriginChanged, check_origin
-from sweeps.spec.spec import parse_spec, with_overrides
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import SpecError, parse_placed, parse_spec, with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
-from trainable.build import open_trainer
-from trainable.config import TrialConfig
-from trainable.errors import ConfigError
-from trainable.precision import resolve_precision
-from trainable.preflight import _answer, examine
-from trainable.task import load_loop, load_task
+from trainable.preflight import _answer
 
 ROOT = Path(__file__).parents[2]
+SMALL = "name: small\ntask: {name: spiral, samples: 8}\nmetric: val/loss\nmode: min\ntrials: 2\nbudget: {epochs: 5}\n"
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
 NO_PLACE = "files cannot be written there (Not a directory); a directory that can be made or written to is needed; choose another, or correct its permissions"
 NOT_ONE = "a trial runs on one node, the largest is"
@@ -37,27 +34,27 @@ NOT_ONE = "a trial runs on one node, the largest is"
 COMMANDS = [
     pytest.param(
         ["check", "s.yaml", "-s", "resources.gpu=0.3"],
-        f"resources.gpu: 0.3 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
+        f"-s resources.gpu=0.3: resources.gpu: 0.3 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
         id="34 a share where there is no GPU",
     ),
     pytest.param(
         ["run", "s.yaml", "-s", "resources.gpu=0.3"],
-        f"resources.gpu: 0.3 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
+        f"-s resources.gpu=0.3: resources.gpu: 0.3 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
         id="34 a sweep of it",
     ),
     pytest.param(
         ["resume", "made", "-s", "resources.gpu=2"],
-        f"resources.gpu: 2 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
+        f"-s resources.gpu=2: resources.gpu: 2 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
         id="34 a resume where there is no GPU",
     ),
     pytest.param(
         ["check", "s.yaml", "-s", "resources.cpu=4096"],
-        f"resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {{machine}}; write cpu: {{cpus}} or less",
+        f"-s resources.cpu=4096: resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {{machine}}; write cpu: {{cpus}} or less",
         id="37 more CPUs than there are",
     ),
     pytest.param(
         ["resume", "made", "-s", "resources.cpu=4096"],
-        f"resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {{machine}}; write cpu: {{cpus}} or less",
+        f"-s resources.cpu=4096: resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {{machine}}; write cpu: {{cpus}} or less",
         id="37 a resume on a smaller machine",
     ),
     pytest.param(
@@ -151,6 +148,51 @@ COMMANDS = [
         id="a duration that is none",
     ),
     pytest.param(
+        ["run", "s.yaml", "--grace", "-1"],
+        "--grace is '-1'; a duration is a count of seconds, or counts with units; write for example 30s, 2m or 1m30s",
+        id="a negative duration",
+    ),
+    pytest.param(
+        ["resume", "made", "--grace", "9" * 400],
+        f"--grace is '{'9' * 57}...'; a duration is at most a year (8760h); write for example 30s, 2m or 1m30s",
+        id="a duration that no clock counts to",
+    ),
+    pytest.param(
+        ["stop", "made", "--timeout", ""],
+        "--timeout is ''; a duration is a count of seconds, or counts with units; write for example 30s, 2m or 1m30s",
+        id="an empty duration",
+    ),
+    pytest.param(
+        ["run", "s.yaml", "--address", "head"],
+        "--address head: is no address; a Ray cluster is named by its head, as `ray start --head` prints it: HOST:PORT, such as 10.0.0.5:6379; `auto` takes the one that this machine is a node of, and `local` a Ray of this machine's own",
+        id="an address that is none",
+    ),
+    pytest.param(
+        ["run", "s.yaml", "--tracking-uri", ""],
+        "--tracking-uri : tracking.uri: '' has the wrong length; it must not be empty",
+        id="an empty tracking address",
+    ),
+    pytest.param(
+        ["list", "--root", "file"],
+        "--root {here}/file: is a file; sweeps live in directories below a root; name that directory",
+        id="43 a root that is a file",
+    ),
+    pytest.param(
+        ["status", "made", "--watch", "--json"],
+        "--watch and --json exclude each other; a table is drawn again and again, JSON is printed once; leave one of them out",
+        id="two ways of showing",
+    ),
+    pytest.param(
+        ["stop", "made"],
+        "sweep 'made' is interrupted and nobody is running it; only a running sweep can be stopped; continue it with: sweep resume made",
+        id="a sweep that nobody runs",
+    ),
+    pytest.param(
+        ["best", "made", "--trial", "5"],
+        "trial 5 of sweep 'made' is not the best; a choice is one of: 0; see: sweep best made",
+        id="a choice that there is not",
+    ),
+    pytest.param(
         ["stop", "made", "--trial", "0", "--now"],
         "--now and --trial exclude each other; a trial ends at its next step; leave one of them out",
         id="flags that exclude each other",
@@ -200,102 +242,155 @@ def test_the_whole_message_of_a_wrong_command(
     assert _everything(tmp_path) == before
 
 
+def test_37_a_resume_is_told_the_line_of_the_sweeps_own_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = MadeSweep(tmp_path / "runs", "made", more="resources: {cpu: 4096}\n")
+    write_spec(made.paths.spec, with_overrides(made.spec, ["trials=9"]))
+    lines = made.paths.spec.read_text().splitlines()
+    line = len(lines) - lines[::-1].index("resources: {cpu: 4096, gpu: auto}")
+    assert line > len(lines) / 2  # in the second revision
+    done = CliRunner().invoke(app, ["resume", "made"])
+    machine = Machine.probe()
+    assert (done.exit_code, done.stdout, done.stderr) == (
+        2,
+        "",
+        f"{made.paths.spec}:{line}:18: resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {machine}; write cpu: {machine.cpus} or less\n",
+    )
+
+
 def _everything(directory: Path) -> set[Path]:
     # SQLite's own files come and go beside a database that is looked at.
     return {path for path in directory.rglob("*") if not path.name.startswith("ledger.db-")}
 
 
-def _config(**more: object) -> TrialConfig:
-    return TrialConfig.model_validate(
-        {
-            "task": {"name": "spiral", "samples": 8},
-            "metric": "val/loss",
-            "mode": "min",
-            "budget": {"epochs": 5},
-            **more,
-        }
-    )
-
-
-def _train(config: TrialConfig, directory: Path) -> None:
-    with open_trainer(config, directory, device="cpu") as trainer:
-        list(trainer.events())
-
-
 TASKS = [
     pytest.param(
-        lambda _: examine(_config(train={"schedule": {"warmup": 5}})),
-        "warmup is 5 steps of 5 steps in all; it must be shorter than the run; lower train.schedule.warmup or raise budget.epochs",
+        {"train:": "{schedule: {warmup: 5}}"},
+        "s.yaml:7:28: train.schedule.warmup: 5 steps of 5 steps in all; it must be shorter than the run; lower train.schedule.warmup or raise budget.epochs",
         id="26 warmup as long as the run",
     ),
     pytest.param(
-        lambda _: resolve_precision("bf16", torch.device("mps")),
-        "precision is bf16; on the device mps only fp32 is supported; write auto or fp32",
+        {"train:": "{precision: bf16}"},
+        "s.yaml:7:20: train.precision: bf16; on the device mps only fp32 is supported; write auto or fp32",
         id="30 a precision that the device lacks",
     ),
     pytest.param(
-        lambda directory: _train(_config(metric="val/los"), directory),
-        "metric is 'val/los' (did you mean 'val/loss'?); it must be one that is reported at the end of an epoch: memory/process_mb, train/clip_fraction, train/grad_norm, train/loss, train/lr, train/samples_per_second, val/accuracy, val/loss; write one of these",
+        {"metric:": "val/los"},
+        "s.yaml:3:9: metric: 'val/los' is not reported (did you mean 'val/loss'?); it must be one that is reported at the end of an epoch: memory/process_mb, train/clip_fraction, train/grad_norm, train/loss, train/lr, train/samples_per_second, val/accuracy, val/loss; write one of these",
         id="38 a metric that is not reported",
     ),
     pytest.param(
-        lambda _: load_task("digit", {}),
-        "task 'digit' is no built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName",
+        {"task:": "digit"},
+        "s.yaml:2:7: task.name: 'digit' is no built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName",
         id="40 neither built in nor a path",
     ),
     pytest.param(
-        lambda _: load_task("trainable.tasks.nowhere:Spiral", {}),
-        "task 'trainable.tasks.nowhere:Spiral': the module 'trainable.tasks.nowhere' could not be imported (ModuleNotFoundError: No module named 'trainable.tasks.nowhere'); the part before the colon must be importable from where you start",
+        {"task:": "{name: trainable.tasks.nowhere:Spiral}"},
+        "s.yaml:2:14: task.name: 'trainable.tasks.nowhere:Spiral': the module 'trainable.tasks.nowhere' could not be imported (ModuleNotFoundError: No module named 'trainable.tasks.nowhere'); the part before the colon must be importable from where you start; correct the module or its name",
         id="40 the half before the colon",
     ),
     pytest.param(
-        lambda _: load_task("trainable.tasks.spiral:Spirale", {}),
-        "task 'trainable.tasks.spiral:Spirale': the module 'trainable.tasks.spiral' was imported, but it has no 'Spirale' (did you mean 'Spiral'?); its tasks are: Spiral",
+        {"task:": "trainable.tasks.spiral:Spirale"},
+        "s.yaml:2:7: task.name: 'trainable.tasks.spiral:Spirale': the module 'trainable.tasks.spiral' was imported, but it has no 'Spirale' (did you mean 'Spiral'?); its tasks are: Spiral; name one that is there",
         id="40 the half after the colon",
     ),
     pytest.param(
-        lambda _: load_task("pathlib:Path", {}),
-        "task 'pathlib:Path' is the class Path, which does not derive from Task; it must be a class that derives from trainable.Task and defines build_model() and build_data(), or a generator function run(config, context); tasks beside it: none",
+        {"task:": "pathlib:Path"},
+        "s.yaml:2:7: task.name: 'pathlib:Path' is the class Path, which does not derive from Task; it must be a class that derives from trainable.Task and defines build_model() and build_data(), or a generator function run(config, context); tasks beside it: none; name one",
         id="41 a class that is no task",
     ),
     pytest.param(
-        lambda _: load_loop("json:dumps"),
-        "task 'json:dumps' is a function that cannot be called with two arguments (too many positional arguments); a loop is a generator function run(config, context); name one, or a class that derives from trainable.Task",
+        {"task:": "json:dumps"},
+        "s.yaml:2:7: task.name: 'json:dumps' is a function that cannot be called with two arguments (too many positional arguments); a loop is a generator function run(config, context); name one, or a class that derives from trainable.Task",
         id="41 a function that is no loop",
     ),
     pytest.param(
-        lambda directory: load_task("fashion_mnist", {"data_dir": f"{directory}/../data", "download": False}).build_data(),
-        "fashion_mnist: {there}/data/FashionMNIST/raw lacks train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte and download is false; put the files there (packed as .gz or not), set task.data_dir to where they are, or write task.download: true",
+        {"task:": "{name: spiral, smaples: 8}"},
+        "s.yaml:2:31: task.smaples: 'spiral' takes no argument 'smaples' (did you mean 'samples'?); it takes: samples, width, turns, noise, data_seed, label_smoothing, class_weights; correct or remove it",
+        id="41 an argument that the task does not take",
+    ),
+    pytest.param(
+        {"task:": "{name: spiral, samples: 1}"},
+        "s.yaml:2:7: task: 'spiral' refused its arguments {{'samples': 1}}: spiral: samples is 1; it must be at least 4 for each class",
+        id="41 an argument that the task refuses",
+    ),
+    pytest.param(
+        {"task:": "{name: fashion_mnist, data_dir: ../data, download: false}"},
+        "s.yaml:2:39: task.data_dir: {there}/data/FashionMNIST/raw lacks train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte and download is false; put the files there (packed as .gz or not), set task.data_dir to where they are, or write task.download: true",
         id="42 a data set that is not there",
     ),
-]  # fmt: skip
+    pytest.param(
+        {"task:": "fashion_mnist", "-s": "task.download=false"},
+        "s.yaml:2:7: task.data_dir: {there}/.cache/gradsweep/FashionMNIST/raw lacks train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte and download is false; put the files there (packed as .gz or not), set task.data_dir to where they are, or write task.download: true",
+        id="42 a data set that is not where it is by default",
+    ),
+]
 
 
 @pytest.mark.parametrize(("wrong", "message"), TASKS)
 def test_the_whole_message_of_a_wrong_task(
-    tmp_path: Path, wrong: Callable[[Path], object], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(ConfigError) as refused:
-        wrong(tmp_path)
-    assert str(refused.value) == message.format(there=tmp_path.parent)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # where the command looks for modules is added
+    device = "mps" if "bf16" in message else "cpu"
+    monkeypatch.setattr("trainable.build.find_device", lambda _: torch.device(device))
+    lines = dict(line.split(" ", 1) for line in SMALL.splitlines()) | wrong
+    override = ["-s", override] if (override := lines.pop("-s", "")) else []
+    (here / "s.yaml").write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
+    done = CliRunner().invoke(app, ["train", "s.yaml", *override])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == message.format(there=tmp_path)
+    assert [each.name for each in here.iterdir()] == ["s.yaml"]
 
 
 def test_40_a_module_that_is_not_there_is_known_without_a_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TaskRefused) as refused:
-        _check_module("nowhere:Mine")
+    spec, document = parse_placed(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
+    with pytest.raises(SpecError) as refused, document.placing():
+        Inspection(spec, Plan(1, 0, 1))
     assert str(refused.value) == (
-        f"task 'nowhere:Mine': there is no module 'nowhere' in {tmp_path} or among the installed packages; the part before the colon must be importable from where you start; change the directory, install the package, or correct the name"
+        f"s.yaml:2:7: task.name: 'nowhere:Mine': there is no module 'nowhere' in {tmp_path} or among the installed packages; the part before the colon must be importable from where you start; change the directory, install the package, or correct the name"
     )
 
 
-def test_41_a_task_that_lacks_a_part_is_named() -> None:
-    config = _config(task={"name": "trainable.task:Task"})
-    assert _answer(config.model_dump_json()) == {
-        "refused": "task 'trainable.task:Task' could not be built (NotImplementedError: Task must define build_data()); its model and its data are built once before anything is created; correct the task or its arguments"
-    }
+def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
+    spec, document = parse_placed(SPEC, "s.yaml", ["task=digit"])
+    with pytest.raises(SpecError) as refused, document.placing():
+        Inspection(spec, Plan(1, 0, 1))
+    assert str(refused.value) == (
+        "-s task=digit: task.name: 'digit' is no built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        pytest.param(
+            "task: trainable.task:Task\n",
+            "s.yaml:2:7: task: 'trainable.task:Task' could not be built (NotImplementedError: Task must define build_data()); its model and its data are built once before anything is created; correct the task or its arguments",
+            id="41 a task that lacks a part",
+        ),
+        pytest.param(
+            "task: {name: spiral, samples: 8}\nspace:\n  train.schedule.warmup: {int: [90, 100]}\n",
+            "s.yaml:4:26: space.train.schedule.warmup: 90 steps of 10 steps in all; it must be shorter than the run; lower train.schedule.warmup or raise budget.epochs",
+            id="26 a warmup that is searched",
+        ),
+    ],
+)
+def test_what_a_child_refuses_has_the_place_of_its_key(lines: str, message: str) -> None:
+    spec, document = parse_placed(SPEC.replace("task: digits\n", lines), "s.yaml")
+    answer = _answer(spec.trial_config(0, spec.example_params()).model_dump_json())
+    with pytest.raises(SpecError) as refused, document.placing():
+        raise TaskRefused(spec, answer["key"], answer["refused"])
+    assert str(refused.value) == message
 
 
 def test_48_a_resume_of_something_else_shows_the_difference_and_names_the_flag() -> None:

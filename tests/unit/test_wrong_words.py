@@ -21,6 +21,32 @@ FLAGS = {
     for name, command in COMMANDS.items()
 }
 NUMBERS = {"--trial", "--top", "--port"}
+PATHS = {"--root", "--dir", "--figures", "--export", "--output", "file", "directory"}
+COUNT = "it must be a whole number from {0} to {1}; write for example {0}"
+NAMES = [
+    pytest.param(
+        "",
+        "the name is empty; a name becomes a directory; write for example digits",
+        id="49 an empty name",
+    ),
+    pytest.param(
+        "../x",
+        "'../x' holds a path separator; a name becomes a directory of that name below the root; "
+        "use --root to choose another place",
+        id="49 a path for a name of a sweep",
+    ),
+    pytest.param(
+        "x" * 300,
+        f"'{'x' * 57}...' has 300 characters; a name becomes a directory and holds at most 100 "
+        "bytes; choose a shorter one",
+        id="49 a name of 300 characters",
+    ),
+    pytest.param(
+        "other",
+        "there is no sweep 'other' below {here}/runs; there are no sweeps there yet",
+        id="46 an unknown sweep",
+    ),
+]
 NO_SUCH = "Usage: sweep {} Try 'sweep{} --help' for help. Error {}"
 
 WORDS = [
@@ -46,9 +72,45 @@ WORDS = [
     pytest.param(
         ["show", "small", "x"],
         "show [OPTIONS] {name} {trial}",
-        "Invalid value for 'trial': Input should be a valid integer, unable to parse string as an "
-        "integer",
+        f"Invalid value for 'trial': 'x' is not valid; {COUNT.format(0, 10**9)}",
         id="54 a number that is none",
+    ),
+    pytest.param(
+        ["show", "small", "1.5"],
+        "show [OPTIONS] {name} {trial}",
+        f"Invalid value for 'trial': '1.5' is not valid; {COUNT.format(0, 10**9)}",
+        id="54 a number that is not whole",
+    ),
+    pytest.param(
+        ["stop", "small", "--trial", "-1"],
+        "stop [OPTIONS] {name}",
+        f"Invalid value for '--trial': '-1' is not valid; {COUNT.format(0, 10**9)}",
+        id="54 a negative number",
+    ),
+    pytest.param(
+        ["best", "small", "--trial", "9" * 400],
+        "best [OPTIONS] {name}",
+        f"Invalid value for '--trial': '{'9' * 57}...' is not valid; {COUNT.format(0, 10**9)}",
+        id="54 a number of 400 digits",
+    ),
+    pytest.param(
+        ["compare", "small", "--top", "0"],
+        "compare [OPTIONS] {names}...",
+        f"Invalid value for '--top': '0' is not valid; {COUNT.format(1, 10**9)}",
+        id="54 none of several",
+    ),
+    pytest.param(
+        ["ui", "--port", "65536"],
+        "ui [OPTIONS] [name]",
+        f"Invalid value for '--port': '65536' is not valid; {COUNT.format(0, 65535)}",
+        id="54 a port that there is not",
+    ),
+    pytest.param(
+        ["train", "s.yaml", "--dir", ""],
+        "train [OPTIONS] {file}",
+        "Invalid value for '--dir': '' names no file or directory; a path is not empty, as a "
+        "shell variable is that was never set; write one, such as . for the present directory",
+        id="54 an empty path",
     ),
 ]
 
@@ -101,6 +163,35 @@ def test_each_flag_is_spelt_and_has_its_value(nowhere: Path, name: str) -> None:
                 assert f"Option '{flag}' requires an argument." in _refusal(name, *words, flag)
             if flag in NUMBERS:
                 assert f"Invalid value for '{flag}':" in _refusal(name, *words, flag, "x")
+    assert not list(nowhere.iterdir())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_path_is_empty(nowhere: Path, name: str) -> None:
+    params = COMMANDS[name].params
+    words = {one.name: "1" for one in params if one.param_type_name == "argument"}
+    for option in params:
+        if not PATHS & {option.name, *option.opts}:
+            continue
+        if option.name in words:
+            said = _refusal(name, *(words | {option.name: ""}).values())
+        else:
+            said = _refusal(name, *words.values(), option.opts[0], "")
+        assert f"Invalid value for '{option.opts[0]}': '' names no file or directory;" in said
+    assert not list(nowhere.iterdir())
+
+
+@pytest.mark.parametrize(("sweep", "message"), NAMES)
+def test_each_command_says_what_is_wrong_with_a_name(
+    nowhere: Path, sweep: str, message: str
+) -> None:
+    for name, command in COMMANDS.items():
+        arguments = [one.name for one in command.params if one.param_type_name == "argument"]
+        if not {"name", "names"} & {*arguments}:
+            continue
+        done = CliRunner().invoke(app, [name, sweep, *["1"] * (len(arguments) - 1)])
+        said = message.format(here=nowhere)
+        assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"{said}\n"), name
     assert not list(nowhere.iterdir())
 
 

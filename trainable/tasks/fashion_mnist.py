@@ -119,9 +119,10 @@ def _provide(root: Path, download: bool) -> None:
     unpackable = [name for name in missing if (raw / f"{name}.gz").exists()]
     if not download and unpackable != missing:
         raise ConfigError(
-            f"fashion_mnist: {raw} lacks {', '.join(missing)} and download is false; put the "
-            "files there (packed as .gz or not), set task.data_dir to where they are, or write "
-            "task.download: true"
+            f"{raw} lacks {', '.join(missing)} and download is false; put the files there "
+            "(packed as .gz or not), set task.data_dir to where they are, or write "
+            "task.download: true",
+            key="task.data_dir",
         )
     try:
         raw.mkdir(parents=True, exist_ok=True)
@@ -137,8 +138,9 @@ def _provide(root: Path, download: bool) -> None:
                 os.replace(source / name, raw / name)
     except (OSError, RuntimeError) as problem:  # torchvision raises RuntimeError without network
         raise ConfigError(
-            f"fashion_mnist: {', '.join(missing)} could not be brought to {raw} ({problem}); put "
-            "the files there (packed as .gz or not), or set task.data_dir to where they are"
+            f"{', '.join(missing)} could not be brought to {raw} ({problem}); put the files "
+            "there (packed as .gz or not), or set task.data_dir to where they are",
+            key="task.data_dir",
         ) from problem
 
 

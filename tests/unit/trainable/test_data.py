@@ -70,7 +70,7 @@ def test_drop_last_leaves_whole_windows_only():
     plan = Plan(43, 12, 3, drop_last=True)
     assert plan.windows == 3
     assert _sizes(_loader(plan)) == [[3, 3, 3, 3]] * 3
-    with pytest.raises(ConfigError, match="batch_size is 64 and there are 43 samples"):
+    with pytest.raises(ConfigError, match="batch_size: 64 and there are 43 samples"):
         Plan(43, 64, 64, drop_last=True)
 
 

@@ -190,14 +190,14 @@ def test_a_run_whose_metric_was_never_a_number_does_not_finish(tmp_path, opened,
 
 def test_unknown_further_metric_lists_what_is_reported(tmp_path, opened, configure, toy):
     config = configure(metric=("val/loss", "val/speed"), mode=("min", "max"))
-    with pytest.raises(ConfigError, match=r"metric is 'val/speed'.* train/samples_per_second, "):
+    with pytest.raises(ConfigError, match=r"metric: 'val/speed'.* train/samples_per_second, "):
         list(opened(config, tmp_path, toy()).events())
 
 
 def test_unknown_metric_lists_what_is_reported(tmp_path, opened, configure, toy):
     trainer = opened(configure(metric="val/los"), tmp_path, toy())
     with pytest.raises(
-        ConfigError, match=r"'val/los' \(did you mean 'val/loss'\?\).*val/accuracy"
+        ConfigError, match=r"'val/los' is not reported \(did you mean 'val/loss'\?\).*val/accuracy"
     ):
         list(trainer.events())
 

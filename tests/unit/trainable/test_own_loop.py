@@ -242,7 +242,7 @@ def test_of_several_metrics_the_first_decides_and_the_others_are_those_of_its_be
         list(broken.events())
     assert read_rows(tmp_path / "b")[-1].metrics["best/val/loss"] == 3.0
     missing = _open(_values(1.0), tmp_path / "c", config)
-    with missing, pytest.raises(ConfigError, match="metric is 'val/speed'"):
+    with missing, pytest.raises(ConfigError, match="metric: 'val/speed'"):
         list(missing.events())
 
 

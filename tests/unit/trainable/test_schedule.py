@@ -217,5 +217,5 @@ def test_warmup_is_a_fraction_or_a_count(warmup, total, expected):
 
 
 def test_warmup_as_long_as_the_run_shows_both_numbers():
-    with pytest.raises(ConfigError, match="warmup is 60 steps of 60 steps in all"):
+    with pytest.raises(ConfigError, match="warmup: 60 steps of 60 steps in all"):
         warmup_steps(60, 60)

@@ -16,7 +16,7 @@ from sweeps.spec.revisions import (
     read_spec,
     write_spec,
 )
-from sweeps.spec.spec import SweepSpec, parse_spec, with_overrides
+from sweeps.spec.spec import SweepSpec, parse_placed, parse_spec, with_overrides
 
 SPEC = """
 name: quad---
@@ -58,7 +58,7 @@ def test_a_change_is_appended_with_what_and_when(
         r"train\.batch_size: 64 -> 32",
         line,
     )
-    assert read_spec(path) == (second, 2, None, FORMAT)
+    assert read_spec(path)[:4] == (second, 2, None, FORMAT)
     assert read_revisions(path) == [first, second]
     assert [entry.name for entry in path.parent.iterdir()] == ["sweep.yaml"]
 
@@ -82,7 +82,7 @@ def test_a_driver_that_died_while_it_wrote_leaves_the_old_file(
     write_spec(path, first)
     aside = path.with_name(".sweep.yaml.tmp")
     aside.write_bytes(b"half")
-    assert read_spec(path) == (first, 1, None, FORMAT)
+    assert read_spec(path)[:4] == (first, 1, None, FORMAT)
     write_spec(path, second)
     assert read_spec(path).spec == second
     assert not aside.exists()
@@ -134,7 +134,12 @@ def test_a_revision_follows_a_damaged_one(path: Path, first: SweepSpec, second: 
     path.write_bytes(path.read_bytes()[:-30])
     third = with_overrides(first, ["trials=6"])
     write_spec(path, third)
-    assert read_spec(path) == (third, 3, None, FORMAT)
+    found = read_spec(path)
+    assert found[:4] == (third, 3, None, FORMAT)
+    lines = path.read_text().splitlines()
+    assert found.text.splitlines()[lines.index("trials: 6")] == "trials: 6"
+    _, document = parse_placed(found.text, "sweep.yaml")
+    assert document.place(("trials",)).where == f"sweep.yaml:{lines.index('trials: 6') + 1}:9"
 
 
 def test_an_edit_by_hand_is_told_how_to_change_a_sweep(path: Path, first: SweepSpec) -> None:
