@@ -1,5 +1,5 @@
-"""What a sweep has come to: read from the ledger, the lock, the outbox and the checkpoint
-directories, never guessed.
+"""What a sweep has come to: read from the ledger, the lock, the outbox and the checkpoints,
+never guessed.
 
 Works while the sweep runs, from another process. What must not live here: printing, and anything
 that writes to a sweep.
@@ -24,9 +24,9 @@ from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import Correction, Stranger, reconcile
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
+from sweeps.stores import trial_files, trial_store
 from tracking.outbox_status import Delivered, read_outbox
-from trainable.checkpoint import CheckpointStore, rank
-from trainable.files import LocalFiles
+from trainable.checkpoint import rank
 
 STATES = ("waiting", "running", "complete", "pruned", "failed")
 
@@ -159,7 +159,7 @@ class SweepView:
 
     def _is_open(self, number: int) -> bool:
         """Whether a worker has a trial's checkpoints open."""
-        return LocalFiles.of(self.paths.trial(number)).has_writer()
+        return trial_files(self.paths, self.spec, number).has_writer()
 
     def status(self) -> dict[str, Any]:
         """The object that `sweep status --json` prints."""
@@ -237,7 +237,7 @@ class SweepView:
 
     def trial(self, record: TrialSummary) -> dict[str, Any]:
         """One trial as the looking commands show it."""
-        saved = CheckpointStore(self.paths.trial(record.number)).generations()
+        saved = trial_store(self.paths, self.spec, record.number).generations()
         best = min((g for g in saved if g.value is not None), key=rank, default=None)
         return {
             "number": record.number,
@@ -249,8 +249,8 @@ class SweepView:
             "attempts": record.attempts,
             "reason": record.reason,
             "mlflow_run_id": self.delivered.run_ids.get(record.number),
-            "checkpoint": str(saved[-1].path) if saved else None,
-            "best_checkpoint": best and str(best.path),
+            "checkpoint": saved[-1].address if saved else None,
+            "best_checkpoint": best and best.address,
         }
 
     def record(self, number: int) -> TrialSummary:
