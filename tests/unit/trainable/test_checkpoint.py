@@ -162,7 +162,7 @@ def test_run_without_checkpoints_starts_at_the_beginning(tmp_path):
 def test_second_generation_of_a_step_destroys_nothing(tmp_path):
     store = _store(tmp_path)
     first, second = _save(store, 3), _save(store, 3, 0.5)
-    assert (first.path[-13:], second.path[-15:]) == ("step-00000003", "step-00000003.1")
+    assert (first.address[-13:], second.address[-15:]) == ("step-00000003", "step-00000003.1")
     assert store.newest().path.name == "step-00000003.1"
 
 
