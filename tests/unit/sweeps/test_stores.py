@@ -35,7 +35,6 @@ def test_names_below_the_prefix_are_those_below_the_root():
 def test_checkpoints_of_a_sweep_stay_where_they_are(before, after):
     check_kept(before, before)
     was, wanted = (one.storage.checkpoints or "null" for one in (before, after))
-    with pytest.raises(
-        StorageMoved, match=f"^storage.checkpoints is {was} and cannot become {wanted}:"
-    ):
+    said = f"^storage.checkpoints is {was} and cannot become {wanted}: a sweep's trials stay"
+    with pytest.raises(StorageMoved, match=said):
         check_kept(before, after)
