@@ -282,7 +282,12 @@ def probe(prefix: str, *, empty: str | None = None) -> None:
         doing = "write to"
         system.pipe_file(key, b"probe")
         doing = "read from"
-        system.cat_file(key)
+        try:
+            system.cat_file(key)
+        except OSError:
+            with contextlib.suppress(OSError):  # who may not read may often not remove, either
+                system.rm_file(key)
+            raise
         doing = "remove from"
         system.rm_file(key)
         doing = "look for what is not in"
