@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from sweeps.cli import app
 from sweeps.commands.doctor import object_stores
 from sweeps.layout import SweepPaths
+from sweeps.reconciliation.corrections import close_store
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
 from tests.integration.commandline import TINY
@@ -108,6 +109,17 @@ def test_writer_that_was_replaced_changes_neither_bucket_nor_curve(tmp_path):
     _save(successor, 3, 0.1)
     successor.close()
     assert [g.step for g in _reader(tmp_path).generations()] == [1, 3]
+
+
+def test_upload_of_a_worker_that_was_killed_goes_with_its_store(store, tmp_path):
+    writer = _open(tmp_path)
+    first = _save(writer, 1, 0.1)
+    half = f"{first.address.removeprefix('s3://').replace('step-00000001', 'step-00000002')}"
+    connect().pipe_file(f"{half}/{STATE}", b"half")
+    close_store(files_of(tmp_path, RUN))
+    assert _names(store) == [MANIFEST, STATE]
+    assert _reader(tmp_path).newest().pointer == first
+    assert not files_of(tmp_path, RUN).has_writer()
 
 
 def test_damaged_state_is_set_aside_in_the_bucket(store, tmp_path):
