@@ -69,7 +69,7 @@ class TuneTrial(tune.Trainable):
         self._checkpoint: Any = None
         self._failure: dict[str, str] | None = None
         self._drain, self._stop = config["drain"], config["stop"]
-        self._checkpoints: str | None = config.get("checkpoints")
+        self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
         self._until: int | None = config.get("until")
         self._halved = False
@@ -183,7 +183,7 @@ class TuneTrial(tune.Trainable):
         self._trainer = open_trainer(
             self._config,
             self._directory,
-            checkpoints=self._checkpoints,
+            checkpoints=self._address,
             threads=self._threads,
             memory_share=self._gpu_share(),
             until=self._until,
