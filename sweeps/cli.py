@@ -358,12 +358,12 @@ def train(
 @app.command()
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
     """Examine the machine: versions, GPUs, writable paths; clear away what dead sweeps left."""
-    from sweeps.commands.doctor import clear_left_overs, examine, sweeps_off
+    from sweeps.commands.doctor import clear_left_overs, examine, object_stores, sweeps_off
     from sweeps.layout import resolve_root
     from sweeps.results import tables
 
     where = resolve_root(root)
-    cleared = [*clear_left_overs(where), *sweeps_off(where)]
+    cleared = [*clear_left_overs(where), *sweeps_off(where), *object_stores(where)]
     findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), cleared)
     show_found(
         [finding.as_dict() for finding in findings], as_json, lambda: tables.findings(findings)

@@ -15,7 +15,7 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import Plan, Source, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
-from trainable.files import LocalFiles
+from trainable.files import files_of
 from trainable.history import History, read_rows
 from trainable.inheritance import with_inheritance
 from trainable.loop import Trainer
@@ -35,6 +35,7 @@ def open_trainer(
     config: TrialConfig,
     directory: Path,
     *,
+    checkpoints: str | None = None,
     device: str | None = None,
     threads: int | None = None,
     memory_share: float = 1.0,
@@ -54,6 +55,7 @@ def open_trainer(
     Args:
         config: The run, fully resolved.
         directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
+        checkpoints: Where its checkpoints lie instead, `s3://BUCKET/...`.
         device: Such as `cpu` or `cuda:0`; None takes the first CUDA device, or else the CPU.
         threads: Threads of torch's CPU operations; None leaves them as they are.
         memory_share: Share of a GPU's memory that this process may take; one whose tensors ask
@@ -83,6 +85,7 @@ def open_trainer(
             function,
             config,
             directory,
+            checkpoints=checkpoints,
             device=place,
             restore=restore,
             until=until,
@@ -100,7 +103,7 @@ def open_trainer(
         schedule=schedule,
         precision=step.precision,
     )
-    files = LocalFiles.of(directory)
+    files = files_of(directory, checkpoints)
     store = CheckpointStore(
         directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
     )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
-from trainable.files import STATE, Files, LocalFiles
+from trainable.files import STATE, Files, files_of
 from trainable.manifest import (
     Generation,
     Pointer,
@@ -34,6 +34,7 @@ from trainable.manifest import (
     read_manifest,
     read_state,
 )
+from trainable.masking import mask
 
 if TYPE_CHECKING:
     from trainable.snapshot import Snapshots
@@ -67,7 +68,7 @@ class CheckpointStore:
         files: Files | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._files = LocalFiles.of(directory) if files is None else files
+        self._files = files_of(directory) if files is None else files
         self._config = config
         self._metric, self._mode = metric, mode
         self._clock = clock
@@ -84,8 +85,8 @@ class CheckpointStore:
                 self._files.open()
             except OSError as problem:
                 raise StorageError(
-                    f"no checkpoints can be written to {self._files.path('')}: {problem}; free "
-                    "space or correct the permissions"
+                    f"no checkpoints can be written to {self._files.address('')}: "
+                    f"{mask(str(problem))}; {self._files.remedy}"
                 ) from problem
             self._kept = self.generations()
 
@@ -126,17 +127,16 @@ class CheckpointStore:
         Raises:
             CheckpointError: It is not there, or its digest does not verify.
         """
-        if not isinstance(generation, (Path, str)):
-            generation = generation.path
-        path = Path(generation)
-        files = self._files.at(path.parent)
-        found = read_manifest(files, path.name)
+        address = generation if isinstance(generation, (Path, str)) else generation.address
+        place, _, name = str(address).rpartition("/")
+        files = self._files.at(place)
+        found = read_manifest(files, name)
         content = read_state(files, found) if isinstance(found, Generation) else None
         if content is None:
             reason = (
                 found
                 if isinstance(found, str)
-                else f"{found.path / STATE} does not have the sha256 {found.sha256}"
+                else f"{found.address}/{STATE} does not have the sha256 {found.sha256}"
             )
             raise CheckpointError(
                 f"the checkpoint cannot be used: {reason}; choose another generation"
@@ -169,7 +169,7 @@ class CheckpointStore:
                 self._files.quarantine(name)
                 self.set_aside.append(
                     f"checkpoint {name} is damaged and was set aside: {damage}; "
-                    f"{usable.path.name} is used instead"
+                    f"{usable.name} is used instead"
                 )
         self._kept = self.generations()
         self._last_step = usable.step
@@ -321,8 +321,8 @@ class CheckpointStore:
         except OSError as problem:
             raise StorageError(
                 f"the checkpoint of step {step} ({num_bytes(state)} bytes) could not be written "
-                f"to {self._files.path(name)}: {problem}; earlier checkpoints are untouched; free "
-                "space or correct the permissions, then resume"
+                f"to {self._files.address(name)}: {mask(str(problem))}; earlier checkpoints are "
+                f"untouched; {self._files.remedy}, then resume"
             ) from problem
         except Exception as problem:  # what cannot be pickled decides itself what it raises
             raise CheckpointError(
@@ -340,7 +340,7 @@ class CheckpointStore:
         def write(file: BinaryIO) -> bytes:
             length, sha256 = write_state(state, file)
             generation = Generation(
-                path=self._files.path(name),
+                address=self._files.address(name),
                 number=self._kept[-1].number + 1 if self._kept else 1,
                 step=step,
                 epoch=epoch,
@@ -365,7 +365,7 @@ class CheckpointStore:
             keep.append(min(rated, key=rank))
         for generation in self._kept:
             if generation not in keep:
-                self._files.remove(generation.path.name)
+                self._files.remove(generation.name)
         self._kept = [g for g in self._kept if g in keep]
 
     def _raise_if_all_damaged(self) -> None:
@@ -373,7 +373,7 @@ class CheckpointStore:
         if damaged:
             listed = "; ".join(describe_damage(self._files, name) for name in damaged)
             raise AllCheckpointsDamaged(
-                f"every checkpoint below {self._files.path('')} is damaged: {listed}; the run "
+                f"every checkpoint below {self._files.address('')} is damaged: {listed}; the run "
                 "does not start again at step 0; restore one from a backup, or remove the "
                 "directory to begin anew"
             )

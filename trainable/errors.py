@@ -9,7 +9,7 @@
     ├── OutOfMemory               the device's memory did not suffice
     └── CheckpointError           a checkpoint could not be written or read
         ├── AllCheckpointsDamaged every generation failed its digest
-        ├── StorageError          the disk is full, read-only or broken
+        ├── StorageError          the storage is full, read-only, broken or away
         └── Fenced                another process continues this run; this one must not
 
 Every class carries a `kind`: the short word by which ledgers, tags and messages name the reason.
@@ -126,7 +126,7 @@ class AllCheckpointsDamaged(CheckpointError):
 
 
 class StorageError(CheckpointError):
-    """The storage refused a checkpoint: it is full, read-only or broken."""
+    """The storage refused a checkpoint: it is full, read-only, broken or away."""
 
     kind = "storage"
 

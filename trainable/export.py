@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError
+from trainable.files import files_at
 from trainable.startup import without_collection
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from trainable.config import TrialConfig
 
 
-def export_weights(generation: Path, target: Path) -> None:
+def export_weights(generation: Path | str, target: Path) -> None:
     """Write a generation's model as safetensors, after its digest has been verified.
 
     A tensor that the model holds under several names is written once; the file's metadata maps
@@ -31,7 +32,8 @@ def export_weights(generation: Path, target: Path) -> None:
     `safetensors.torch.load_model` reads the file.
 
     Args:
-        generation: A checkpoint's directory, such as `checkpoints/step-00000120`.
+        generation: A checkpoint's directory, such as `checkpoints/step-00000120`, or its prefix
+            in an object store, `s3://...`.
         target: The file to write.
 
     Raises:
@@ -41,7 +43,7 @@ def export_weights(generation: Path, target: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    model = _model_of(CheckpointStore(generation.parent.parent).load(generation), generation)
+    model = _load_model(str(generation))
     tensors: dict[str, Tensor] = {}
     metadata = {"format": "pt"}
     names: dict[tuple[object, ...], str] = {}
@@ -64,12 +66,14 @@ def export_weights(generation: Path, target: Path) -> None:
     target.chmod(0o666 & ~mask)  # safetensors lets its owner alone read it
 
 
-def load_model(config: TrialConfig, generation: Path) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def load_model(
+    config: TrialConfig, generation: Path | str
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Return a checkpoint's model, ready to predict on the CPU, and what it was evaluated on.
 
     Args:
         config: The run's configuration; its task builds the model.
-        generation: A checkpoint's directory.
+        generation: A checkpoint's directory, or its prefix in an object store.
 
     Returns:
         The model in evaluation mode, and the inputs of its `forward` for one batch.
@@ -88,7 +92,7 @@ def load_model(config: TrialConfig, generation: Path) -> tuple[nn.Module, tuple[
             f"{config.task.name} is a loop of its own, which keeps to itself how its model is "
             "built; write the model as a Task, or export the weights and build it around them"
         )
-    state = _model_of(CheckpointStore(generation.parent.parent).load(generation), generation)
+    state = _load_model(str(generation))
     plain = {"compile": False, "channels_last": False, "activation_checkpointing": False}
     train = config.train.model_copy(update=plain)  # none of them is part of the model
     parts = build_parts(config.model_copy(update={"train": train}), device=torch.device("cpu"))
@@ -112,7 +116,8 @@ def load_model(config: TrialConfig, generation: Path) -> tuple[nn.Module, tuple[
     return parts.model, tuple(one.clone() for one in inputs)
 
 
-def _model_of(state: dict[str, Any], generation: Path) -> dict[str, Any]:
+def _load_model(generation: str) -> dict[str, Any]:
+    state = CheckpointStore(Path(), files=files_at(generation)).load(generation)
     if "loop" not in state:
         model: dict[str, Any] = state["model"]
         return model
@@ -128,6 +133,6 @@ def _model_of(state: dict[str, Any], generation: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     with without_collection():
         try:
-            export_weights(Path(sys.argv[1]), Path(sys.argv[2]))
+            export_weights(sys.argv[1], Path(sys.argv[2]))
         except CheckpointError as error:
             sys.exit(str(error))

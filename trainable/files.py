@@ -1,9 +1,9 @@
 """Where the generations of one run lie, and every call that persists or removes one.
 
 `Files` is what the store asks of a storage; `LocalFiles` is a directory on a local or network file
-system, `ObjectFiles` a prefix in an object store, by fsspec. Both give the same promise: whatever
-is stopped at whatever moment, a generation has a manifest only when it is whole, and a process
-that another one has replaced changes nothing that is there.
+system, `objects.ObjectFiles` a prefix in an object store. Both give the same promise: whatever is
+stopped at whatever moment, a generation has a manifest only when it is whole, and a process that
+another one has replaced changes nothing that is there. `files_of` tells which of them a run has.
 What must not live here: what a manifest says (`manifest.py`), or when to save (`checkpoint.py`).
 """
 
@@ -17,9 +17,10 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from trainable.errors import Fenced
 
@@ -46,12 +47,15 @@ class Files(Protocol):
     `Fenced` once another process has opened the same generations.
     """
 
-    def at(self, directory: Path) -> Files:
-        """Return the generations of another run on the same storage."""
+    remedy: str
+    """What to do when the storage refuses, in words."""
+
+    def at(self, address: str) -> Files:
+        """Return the generations at another address of the same storage."""
         ...
 
-    def path(self, name: str) -> Path:
-        """Return where a generation lies."""
+    def address(self, name: str) -> str:
+        """Return where a generation lies: a path, or `s3://...`; of no name: where all lie."""
         ...
 
     def names(self) -> list[str]:
@@ -95,6 +99,45 @@ class Files(Protocol):
         ...
 
 
+class RunFiles(Files, Protocol):
+    """The generations of one run, with what keeps the files beside them to the same writer."""
+
+    def replace(self, path: Path, content: bytes) -> None:
+        """Replace another file of the run, at once and durably."""
+        ...
+
+    def unless_fenced(self) -> AbstractContextManager[None]:
+        """What the system says of a file that is gone becomes `Fenced`, if that is why."""
+        ...
+
+    def has_writer(self) -> bool:
+        """Whether a writer's room is there: of one that lives, or of one that was killed."""
+        ...
+
+
+def files_of(run: Path, address: str | None = None) -> RunFiles:
+    """Return the generations of the run in a directory: the one place that knows where they lie.
+
+    Args:
+        run: The run's directory; what is no generation lies there in any case.
+        address: Where its generations lie, `s3://BUCKET/...`; None: in `checkpoints/` there.
+    """
+    if address is None:
+        return LocalFiles.of(run)
+    from trainable.objects import open_run  # which most runs do not need
+
+    return open_run(address, run)
+
+
+def files_at(address: str) -> Files:
+    """Return the generations at an address, to be read: a directory, or `s3://BUCKET/...`."""
+    if "://" not in address:
+        return LocalFiles(Path(address))
+    from trainable.objects import ObjectFiles, connect
+
+    return ObjectFiles(connect(), address.partition("://")[2])
+
+
 class LocalFiles:
     """Generations in a directory, committed by a rename.
 
@@ -106,6 +149,8 @@ class LocalFiles:
     Args:
         root: The directory; made by `open`.
     """
+
+    remedy = "free space or correct the permissions"
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -120,23 +165,23 @@ class LocalFiles:
         """Return the generations of the run in a directory."""
         return cls(run / "checkpoints")
 
-    def at(self, directory: Path) -> LocalFiles:
-        return LocalFiles(directory)
+    def at(self, address: str) -> LocalFiles:
+        return LocalFiles(Path(address))
 
-    def path(self, name: str) -> Path:
-        return self._root / name
+    def address(self, name: str) -> str:
+        return str(self._root / name)
 
     def names(self) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
-            return sorted(filter(_NAME.fullmatch, os.listdir(self._root)))
+            return sorted(filter(is_generation, os.listdir(self._root)))
         return []
 
     def unused(self, step: int) -> str:
-        return _unused(f"step-{step:08d}", self.names())
+        return unused_name(f"step-{step:08d}", self.names())
 
     def damaged(self) -> list[str]:
-        room = self._root / _QUARANTINE
-        return sorted(f"{_QUARANTINE}/{path.name}" for path in room.glob("*"))
+        room = self._root / quarantined()
+        return sorted(quarantined(path.name) for path in room.glob("*"))
 
     def read(self, name: str, file: str) -> bytes:
         # unbuffered: all of it is read at once
@@ -244,7 +289,7 @@ class LocalFiles:
         source.rename(target)
 
     def _move_to_quarantine(self, aside: Path) -> None:
-        room = self._root / _QUARANTINE
+        room = self._root / quarantined()
         # Not synced until it holds what is moved: a power loss in between must not find this
         # neither here nor there.
         room.mkdir(exist_ok=True)
@@ -267,112 +312,6 @@ class LocalFiles:
             _remove_tree(other)
 
 
-class ObjectFiles:
-    """Generations below a prefix of an object store: nothing is renamed, and nothing is synced.
-
-    An object is whole or not there, so the manifest, written last and removed first, is what
-    commits. A writer signs `writer` and looks again before each manifest. No two writers share
-    a name: one that is replaced between this look and its write gets one generation of its own
-    in, and changes nobody's. That one is whole, because the next writer leaves alone what its
-    predecessor has uploaded, and the newest at most until the next writer has saved twice. If two
-    have replaced it by then, its state is gone, and it is set aside as damaged.
-
-    Args:
-        system: An `fsspec.AbstractFileSystem`.
-        root: The prefix, such as `bucket/sweeps/digits/trials/0007/checkpoints`.
-    """
-
-    def __init__(self, system: Any, root: Path) -> None:
-        self._system, self._root = system, root
-        self._token = uuid.uuid4().hex[:12]
-
-    def at(self, directory: Path) -> ObjectFiles:
-        return ObjectFiles(self._system, directory)
-
-    def path(self, name: str) -> Path:
-        return self._root / name
-
-    def names(self) -> list[str]:
-        return sorted(name for name in self._list(self._root) if _NAME.fullmatch(name))
-
-    def unused(self, step: int) -> str:
-        return _unused(f"step-{step:08d}-{self._token}", self.names())
-
-    def damaged(self) -> list[str]:
-        room = self._list(self._root / _QUARANTINE)
-        return sorted(f"{_QUARANTINE}/{name}" for name in room)
-
-    def read(self, name: str, file: str) -> bytes:
-        content: bytes = self._system.cat_file(self._key(name, file))
-        return content
-
-    def length(self, name: str, file: str) -> int:
-        return int(self._system.size(self._key(name, file)))
-
-    def open(self) -> None:
-        self._system.makedirs(str(self._root), exist_ok=True)
-        before = self._signature()
-        self._system.pipe_file(self._key("writer"), self._token.encode())
-        for name in self.names():
-            if before is not None and f"-{before}" in name:
-                continue  # its manifest may be on its way
-            if not self._system.exists(self._key(name, MANIFEST)):
-                self._system.rm(self._key(name), recursive=True)
-
-    def commit(self, name: str, write: Write) -> None:
-        self._check_fence()
-        self._system.makedirs(self._key(name), exist_ok=True)
-        with self._system.open(self._key(name, STATE), "wb") as file:
-            manifest = write(file)
-        self._check_fence()
-        self._system.pipe_file(self._key(name, MANIFEST), manifest)
-
-    def remove(self, name: str) -> None:
-        self._check_fence()
-        if self._system.exists(self._key(name, MANIFEST)):
-            self._system.rm_file(self._key(name, MANIFEST))
-        with contextlib.suppress(FileNotFoundError):  # a replaced writer was at it, too
-            self._system.rm(self._key(name), recursive=True)
-
-    def quarantine(self, name: str) -> None:
-        self._check_fence()
-        target, count = f"{_QUARANTINE}/{name}", 0
-        while self._system.exists(self._key(target)):
-            count += 1
-            target = f"{_QUARANTINE}/{name}-{count}"
-        self._system.makedirs(self._key(target), exist_ok=True)
-        for file in (STATE, MANIFEST):
-            if self._system.exists(self._key(name, file)):
-                self._system.cp_file(self._key(name, file), self._key(target, file))
-        self.remove(name)
-
-    def close(self) -> None:
-        if self._signature() == self._token:
-            self._system.rm_file(self._key("writer"))
-
-    def _check_fence(self) -> None:
-        if self._signature() != self._token:
-            raise fenced(self._root)
-
-    def _signature(self) -> str | None:
-        """The token of the last writer that has not closed."""
-        try:
-            return bytes(self._system.cat_file(self._key("writer"))).decode()
-        except FileNotFoundError:
-            return None
-
-    def _key(self, *names: str) -> str:
-        return str(self._root.joinpath(*names))
-
-    def _list(self, prefix: Path) -> list[str]:
-        self._system.invalidate_cache()
-        try:
-            entries = self._system.ls(str(prefix), detail=False)
-        except FileNotFoundError:
-            return []
-        return [str(entry).rstrip("/").rpartition("/")[2] for entry in entries]
-
-
 def make_directory(path: Path) -> None:
     """Make a directory and its parents, so that they survive a power loss."""
     if not path.is_dir():
@@ -381,13 +320,23 @@ def make_directory(path: Path) -> None:
         _sync(path.parent)
 
 
-def _unused(name: str, names: Collection[str]) -> str:
+def is_generation(name: str) -> bool:
+    """Whether a name may be a generation's."""
+    return _NAME.fullmatch(name) is not None
+
+
+def quarantined(name: str = "") -> str:
+    """Return a generation's name in quarantine; without one, the quarantine's own."""
+    return f"{_QUARANTINE}/{name}".rstrip("/")
+
+
+def unused_name(name: str, names: Collection[str]) -> str:
     """Return `name`, or with the first revision behind it that is not taken."""
     revisions = (f"{name}.{revision}" for revision in itertools.count(1))
     return next(one for one in itertools.chain([name], revisions) if one not in names)
 
 
-def fenced(place: Path) -> Fenced:
+def fenced(place: Path | str) -> Fenced:
     """Return the error of a writer that has been replaced."""
     return Fenced(
         f"another process has taken over {place}, or it was removed; this process has been "

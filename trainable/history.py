@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from trainable.files import LocalFiles
+from trainable.files import RunFiles
 
 FILE_NAME = "metrics.jsonl"
 RESUMED = "resumed.json"
@@ -98,7 +98,7 @@ class History:
     """
 
     def __init__(
-        self, directory: Path, files: LocalFiles, *, step: int, interrupted: bool = False
+        self, directory: Path, files: RunFiles, *, step: int, interrupted: bool = False
     ) -> None:
         path = directory / FILE_NAME
         files.replace(path, _up_to(path, step))

@@ -23,12 +23,12 @@ class Pointer(NamedTuple):
     """Where a committed generation lies.
 
     Attributes:
-        path: Its directory.
+        address: Its directory, or its prefix in an object store, `s3://...`.
         step: Optimizer steps taken.
         sha256: Digest of its `state.pt`.
     """
 
-    path: str
+    address: str
     step: int
     sha256: str
 
@@ -38,7 +38,7 @@ class Generation:
     """What a manifest says.
 
     Attributes:
-        path: The generation's directory.
+        address: The generation's directory, or its prefix in an object store, `s3://...`.
         number: Counts commits; the newest has the highest.
         step: Optimizer steps taken.
         epoch: Epochs completed.
@@ -49,7 +49,7 @@ class Generation:
         sha256: Digest of `state.pt`.
     """
 
-    path: Path
+    address: str
     number: int
     step: int
     epoch: int
@@ -62,7 +62,18 @@ class Generation:
     @property
     def pointer(self) -> Pointer:
         """The pointer to this generation."""
-        return Pointer(str(self.path), self.step, self.sha256)
+        return Pointer(self.address, self.step, self.sha256)
+
+    @property
+    def name(self) -> str:
+        """Its name among the run's generations."""
+        return self.address.rpartition("/")[2]
+
+    @property
+    def path(self) -> Path:
+        """Its directory; there is none in an object store."""
+        assert "://" not in self.address, self.address
+        return Path(self.address)
 
 
 def rank(generation: Generation) -> tuple[float, int]:
@@ -113,33 +124,33 @@ def _seal(manifest: dict[str, Any]) -> str:
 
 def read_manifest(files: Files, name: str) -> Generation | str:
     """Return what a generation's manifest says, or why it cannot be trusted."""
-    path = files.path(name)
+    address = files.address(name)
+    told = f"{address}/{MANIFEST}"
     try:
         content = files.read(name, MANIFEST)
         record = json.loads(content)
         manifest = record["manifest"]
         if manifest["format"] != _FORMAT:
-            return (
-                f"{path / MANIFEST} has format {manifest['format']}, this version reads {_FORMAT}"
-            )
+            return f"{told} has format {manifest['format']}, this version reads {_FORMAT}"
         file = manifest["files"][STATE]
         generation = Generation(
-            path=path,
+            address=address,
             **{key: manifest[key] for key in _FIELDS},
             length=file["length"],
             sha256=file["sha256"],
         )
         length = files.length(name, STATE)
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        return f"{path / MANIFEST} cannot be read ({type(problem).__name__}: {problem})"
+        return f"{told} cannot be read ({type(problem).__name__}: {problem})"
     if content != format_manifest(generation):
         seal = _seal(manifest)
         if seal != (said := record.get("sha256")):
-            return f"{path / MANIFEST} has sha256 {seal}, it says {said}"
-        return f"{path / MANIFEST} is not as it was written"  # the same to JSON
+            return f"{told} has sha256 {seal}, it says {said}"
+        return f"{told} is not as it was written"  # the same to JSON
     if length != generation.length:
         return (
-            f"{path / STATE} has {length} bytes of {generation.length}, sha256 {generation.sha256}"
+            f"{address}/{STATE} has {length} bytes of {generation.length}, sha256 "
+            f"{generation.sha256}"
         )
     return generation
 
@@ -147,7 +158,7 @@ def read_manifest(files: Files, name: str) -> Generation | str:
 def read_state(files: Files, generation: Generation) -> bytes | None:
     """Return the bytes of a state whose digest verifies, or None."""
     try:
-        content = files.read(generation.path.name, STATE)
+        content = files.read(generation.name, STATE)
     except OSError:
         return None
     return content if hashlib.sha256(content).hexdigest() == generation.sha256 else None
@@ -158,7 +169,7 @@ def describe_damage(files: Files, name: str) -> str:
     found = read_manifest(files, name)
     if isinstance(found, str):
         return found
-    path = files.path(name) / STATE
+    path = f"{files.address(name)}/{STATE}"
     try:
         actual = hashlib.sha256(files.read(name, STATE)).hexdigest()
     except OSError as problem:

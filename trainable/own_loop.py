@@ -27,7 +27,7 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
-from trainable.files import LocalFiles
+from trainable.files import files_of
 from trainable.history import History, Row, read_rows
 from trainable.inheritance import with_inheritance
 from trainable.naming import nearest
@@ -95,6 +95,7 @@ class OwnLoop(Run):
         config: Given to the function as it is, so that keys are spelt as in the spec:
             `config.train.optimizer.lr`, and `config.task.width` for an argument of the task.
         directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
+        checkpoints: Where its checkpoints lie instead, `s3://BUCKET/...`.
         device: Where the loop shall train.
         restore: Start from this generation (possibly another run's) instead of the directory's
             newest.
@@ -113,6 +114,7 @@ class OwnLoop(Run):
         config: TrialConfig,
         directory: Path,
         *,
+        checkpoints: str | None = None,
         device: torch.device,
         restore: Path | None = None,
         until: int | None = None,
@@ -125,7 +127,7 @@ class OwnLoop(Run):
         self._last = until or config.budget.epochs
         self._interrupted = interrupted
         self._wall_clock = wall_clock
-        files = LocalFiles.of(directory)
+        files = files_of(directory, checkpoints)
         store = CheckpointStore(
             directory,
             config.checkpoint,

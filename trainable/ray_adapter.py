@@ -44,10 +44,11 @@ class TuneTrial(tune.Trainable):
     """One trial as a Ray actor.
 
     Its Tune configuration is a dict of: `number`, the trial's number; `directory`, where its
-    files live; `config`, a dumped `TrialConfig`; `until`, the epoch at which it saves and pauses,
-    or None; `threads`, CPU threads to use; `drain` and `stop`, files whose existence asks the
-    trial to checkpoint and end at its next step, to be continued or for good; `halve_batch`,
-    whether it goes on with smaller micro-batches when the memory does not suffice.
+    files live; `checkpoints`, where its checkpoints lie when not there; `config`, a dumped
+    `TrialConfig`; `until`, the epoch at which it saves and pauses, or None; `threads`, CPU threads
+    to use; `drain` and `stop`, files whose existence asks the trial to checkpoint and end at its
+    next step, to be continued or for good; `halve_batch`, whether it goes on with smaller
+    micro-batches when the memory does not suffice.
     """
 
     _switches: Any = None
@@ -68,6 +69,7 @@ class TuneTrial(tune.Trainable):
         self._checkpoint: Any = None
         self._failure: dict[str, str] | None = None
         self._drain, self._stop = config["drain"], config["stop"]
+        self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
         self._until: int | None = config.get("until")
         self._halved = False
@@ -181,6 +183,7 @@ class TuneTrial(tune.Trainable):
         self._trainer = open_trainer(
             self._config,
             self._directory,
+            checkpoints=self._address,
             threads=self._threads,
             memory_share=self._gpu_share(),
             until=self._until,

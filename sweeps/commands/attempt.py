@@ -23,9 +23,11 @@ from sweeps.spec.origin import Origin
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
+from sweeps.stores import probe_store
 from tracking.address import credentials
 from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox
+from trainable.errors import StorageError
 from trainable.startup import without_collection
 
 _REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
@@ -73,17 +75,13 @@ def attempt(
             nodes = where.nodes if isinstance(where, Cluster) else (where,)
             ways = plan(spec.resources, spec.trials, spec.concurrency, nodes)
             inspection = Inspection(spec, ways)
-            if not offline:  # asked while the child imports torch: who is refused hears it soon
-                from tracking.probe import TrackingUnusable, probe
-
-                uri, _ = tracking_place(spec.tracking.uri, paths.root)
-                try:
-                    probe(uri, known=_is_known(paths, spec, new=new))
-                except TrackingUnusable as error:
-                    inspection.give_up()
-                    if spec.tracking.uri is None:
-                        raise  # what lies below the root is no key's doing
-                    raise Refused([Fault(("tracking", "uri"), error.message)]) from error
+            try:  # asked while the child imports torch: who is refused hears it soon
+                probe_store(paths, spec, new=new)
+                if not offline:
+                    _probe_tracking(paths, spec, new=new)
+            except ValueError:
+                inspection.give_up()
+                raise
 
             with without_collection():
                 from sweeps.driver.run import (
@@ -124,7 +122,7 @@ def attempt(
             inspection.give_up()
         messages.nothing_started(err)
         return left.exit_code
-    except (LedgerError, LockLost, OSError) as error:
+    except (LedgerError, LockLost, StorageError, OSError) as error:
         return give_up(error, paths, err)
     messages.outcome(out, err, outcome, paths)
     return outcome.exit_code
@@ -142,6 +140,18 @@ def _connected(
     )
 
 
+def _probe_tracking(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
+    from tracking.probe import TrackingUnusable, probe
+
+    uri, _ = tracking_place(spec.tracking.uri, paths.root)
+    try:
+        probe(uri, known=_is_known(paths, spec, new=new))
+    except TrackingUnusable as error:
+        if spec.tracking.uri is None:
+            raise  # what lies below the root is no key's doing
+        raise Refused([Fault(("tracking", "uri"), error.message)]) from error
+
+
 def _is_known(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> bool:
     """Whether the tracking address needs no proof: our own store, or one recorded at before."""
     if spec.tracking.uri is None:
@@ -152,7 +162,9 @@ def _is_known(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> bool:
     return before == spec.tracking.uri and read_outbox(paths.outbox).experiment_id is not None
 
 
-def give_up(error: LedgerError | LockLost | OSError, paths: SweepPaths, err: Console) -> int:
+def give_up(
+    error: LedgerError | LockLost | StorageError | OSError, paths: SweepPaths, err: Console
+) -> int:
     """Say why a sweep could not go on, and what continues it if there is one by now.
 
     Returns:
@@ -162,7 +174,7 @@ def give_up(error: LedgerError | LockLost | OSError, paths: SweepPaths, err: Con
     code = WRONG_INPUT
     if isinstance(error, LedgerBusy | LockLost):
         code = HELD
-    elif isinstance(error, LedgerRefused | OSError) and paths.exists():
+    elif isinstance(error, LedgerRefused | StorageError | OSError) and paths.exists():
         code = NO_SUCCESS
     cause = str(error)
     if isinstance(error, OSError) and not isinstance(error, OutboxError):

@@ -131,6 +131,7 @@ def input_errors() -> Iterator[None]:
     """What the user can put right becomes a message and exit code 2; a held sweep becomes 4."""
     from sweeps.layout import LedgerBusy, LedgerError
     from sweeps.lock import SweepHeld
+    from trainable.errors import StorageError
 
     try:
         yield
@@ -138,7 +139,7 @@ def input_errors() -> Iterator[None]:
         fail(str(error), code=HELD)
     except OSError as error:
         fail(_sentence(error), code=WRONG_INPUT)
-    except (ValueError, LedgerError) as error:
+    except (ValueError, LedgerError, StorageError) as error:
         if type(error) is ValueError:
             raise  # a bare ValueError is nobody's message to the user
         fail(str(error), code=WRONG_INPUT)

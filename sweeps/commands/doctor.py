@@ -28,6 +28,10 @@ from sweeps.engine.resources import Machine
 from sweeps.layout import LedgerError, list_sweeps
 from sweeps.lock import is_held, read_holder
 from sweeps.spec.problems import redact
+from sweeps.spec.revisions import read_spec
+from sweeps.stores import probe_store
+from trainable.errors import StorageError
+from trainable.objects import StoreUnusable
 
 _GIB = 1024**3
 _PYTHON = (3, 11)
@@ -111,7 +115,7 @@ def sweeps_off(root: Path) -> list[Finding]:
     for paths in list_sweeps(root):
         try:
             corrections = SweepView(paths).corrections()
-        except (ValueError, OSError, LedgerError) as error:
+        except (ValueError, OSError, LedgerError, StorageError) as error:
             found.append(Finding("fail", paths.name, str(error), "put this right, then resume"))
             continue
         if off := list(map(str, corrections)):
@@ -125,6 +129,27 @@ def sweeps_off(root: Path) -> list[Finding]:
                 )
             )
     return found
+
+
+def object_stores(root: Path) -> list[Finding]:
+    """Look whether the object stores of the sweeps below `root` take checkpoints."""
+    found = {}
+    for paths in list_sweeps(root):
+        try:
+            spec = read_spec(paths.spec).spec
+        except (ValueError, OSError):
+            continue  # told by `sweeps_off`
+        where = spec.storage.checkpoints
+        if where is None or where in found:
+            continue
+        try:
+            probe_store(paths, spec, new=False)
+        except StoreUnusable as error:
+            remedy = "put this right, then resume"
+            found[where] = Finding("fail", "object store", str(error), remedy)
+        else:
+            found[where] = Finding("ok", "object store", f"{where} takes checkpoints")
+    return list(found.values())
 
 
 def _python() -> Finding:

@@ -34,9 +34,9 @@ from sweeps.recording.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags, l
 from sweeps.results.running import Progress, View
 from sweeps.spec.parameters import searched, trial_parameters
 from sweeps.spec.spec import SweepSpec
+from sweeps.stores import trial_store
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
-from trainable.checkpoint import CheckpointStore
 from trainable.files import make_directory
 from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
@@ -336,5 +336,5 @@ class Bookkeeper(Callback):
             self._recorder.tag(number, {f"gradsweep.{ACCUMULATION}": str(accumulation)})
 
     def _newest_generation(self, number: int) -> int:
-        saved = CheckpointStore(self._paths.trial(number)).generations()
+        saved = trial_store(self._paths, self._spec, number).generations()
         return saved[-1].number if saved else 0

@@ -21,6 +21,7 @@ from sweeps.layout import SweepPaths
 from sweeps.lock import SweepLock
 from sweeps.reconciliation.corrections import close_stores
 from sweeps.results import messages
+from trainable.files import LocalFiles
 
 EXPORT = ".export-"
 """What the names of directories begin with in which a driver puts an export together."""
@@ -88,5 +89,6 @@ def _let_go(paths: SweepPaths, lock: SweepLock, token: str) -> None:
     kill_children(token)
     if lock.is_ours():  # what lies there is otherwise another driver's
         remove_scratch(paths)
-        close_stores(paths.directory.glob("trials/*"))
+        # An object store is not asked: an upload that was broken off goes when its trial goes on.
+        close_stores(map(LocalFiles.of, paths.directory.glob("trials/*")))
     lock.abandon()

@@ -27,6 +27,7 @@ from sweeps.spec.parameters import flatten
 from sweeps.spec.revisions import read_revisions, read_spec, write_spec
 from sweeps.spec.search_changes import check_search_changes
 from sweeps.spec.spec import SweepSpec
+from sweeps.stores import trial_files
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.provenance import provenance
 
@@ -88,7 +89,9 @@ class OpenSweep:
 
     def close_stores(self) -> None:
         """Close what workers left open that were killed; none of them may live any more."""
-        close_stores(self.paths.trial(trial.number) for trial in self.ledger.trials())
+        close_stores(
+            trial_files(self.paths, self.spec, trial.number) for trial in self.ledger.trials()
+        )
 
 
 def open_sweep(

@@ -89,8 +89,8 @@ class Place(Protocol):
         """
 
 
-class LedgerMoved(ValueError):
-    """A sweep was to go on with its ledger elsewhere."""
+class StorageMoved(ValueError):
+    """A sweep was to go on with its ledger or its checkpoints elsewhere."""
 
 
 def place_of(paths: SweepPaths, spec: SweepSpec) -> Place:
@@ -119,15 +119,19 @@ def holder_of(paths: SweepPaths, place: Place) -> tuple[bool, Holder | None]:
 
 
 def check_kept(before: SweepSpec, after: SweepSpec) -> None:
-    """Make sure that a sweep goes on where its trials are written down.
+    """Make sure that a sweep goes on where its trials are written down, and what they saved lies.
 
     Raises:
-        LedgerMoved: It would not.
+        StorageMoved: It would not.
     """
-    was, wanted = before.storage.ledger, after.storage.ledger
-    if was != wanted:
-        raise LedgerMoved(
-            f"storage.ledger is {was or 'null'} and cannot become {wanted or 'null'}: a sweep's "
-            "trials stay where they were written down; leave it out, or run a new sweep, which "
-            "can learn from this one (search.warm_start)"
-        )
+    pairs = {
+        "ledger": (before.storage.ledger, after.storage.ledger),
+        "checkpoints": (before.storage.checkpoints, after.storage.checkpoints),
+    }
+    for key, (was, wanted) in pairs.items():
+        if was != wanted:
+            raise StorageMoved(
+                f"storage.{key} is {was or 'null'} and cannot become {wanted or 'null'}: a "
+                "sweep's trials stay where they were written down; leave it out, or run a new "
+                "sweep, which can learn from this one (search.warm_start)"
+            )

@@ -19,7 +19,7 @@ from sweeps.publishing.model_card import FILE_NAME, model_card
 from sweeps.recording.tags import attempt_tags
 from sweeps.results.sweep_view import NoBest, SweepView
 from sweeps.spec.spec import SweepSpec
-from trainable.checkpoint import CheckpointStore
+from sweeps.stores import trial_files, trial_store
 
 
 class NoReport(Exception):
@@ -73,16 +73,17 @@ def export_trial(
 
     Raises:
         NoBest: The trial saved no evaluated checkpoint, or it is damaged.
+        StorageError: The object store that has it cannot be reached.
     """
-    trial = paths.trial(record.number)
-    generation = CheckpointStore(trial).best()
+    generation = trial_store(paths, spec, record.number).best()
     if generation is None:
-        raise NoBest(f"there is no sound checkpoint with a value below {trial}")
+        where = trial_files(paths, spec, record.number).address("")
+        raise NoBest(f"there is no sound checkpoint with a value at {where}")
     directory.mkdir(parents=True, exist_ok=True)
     weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
     # A child process: torch would stay in this one's memory, and the driver must remain small.
     child = subprocess.run(
-        [sys.executable, "-m", "trainable.export", str(generation.path), str(weights)],
+        [sys.executable, "-m", "trainable.export", generation.address, str(weights)],
         capture_output=True,
         text=True,
         check=False,
@@ -94,7 +95,7 @@ def export_trial(
         resolved = spec.trial_yaml(record.number, record.best_params)
         config.write_text(resolved, encoding="utf-8")
     else:
-        shutil.copyfile(trial / TRIAL_CONFIG, config)
+        shutil.copyfile(paths.trial(record.number) / TRIAL_CONFIG, config)
     card = directory / FILE_NAME
     text = model_card(spec, record, generation, provenance)
     card.write_text(text, encoding="utf-8")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from sweeps.layout import SweepPaths, tracking_uri
 from sweeps.results.sweep_view import NoBest, SweepView
+from sweeps.stores import trial_store
 from tracking.registry import NotRegistered, register_model
-from trainable.checkpoint import CheckpointStore
 from trainable.errors import TrainingError
 from trainable.export import load_model
 
@@ -40,7 +40,7 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
         TrainingError: The model cannot be built again.
     """
     record = view.record(number)
-    generation = CheckpointStore(view.paths.trial(record.number)).best()
+    generation = trial_store(view.paths, view.spec, record.number).best()
     if generation is None:
         raise NoBest(f"trial {record.number} of '{view.paths.name}' saved no evaluated checkpoint")
     run_id = view.delivered.sweep_run_id
@@ -51,7 +51,7 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
         )
     config = view.spec.trial_config(record.number, record.best_params)
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints
-        built, inputs = load_model(config, generation.path)
+        built, inputs = load_model(config, generation.address)
         return register_model(
             view.spec.tracking.uri or tracking_uri(view.paths.root),
             run_id,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
@@ -29,9 +28,10 @@ from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags
 from sweeps.search.proposals import Proposer
 from sweeps.spec.parameters import searched, trial_parameters
 from sweeps.spec.spec import SpecError, SweepSpec
+from sweeps.stores import trial_files
 from tracking.recorder import Recorder
-from trainable.errors import Fenced
-from trainable.files import LocalFiles
+from trainable.errors import Fenced, StorageError
+from trainable.files import RunFiles
 
 
 class StrangerInTheWay(ValueError):
@@ -67,7 +67,7 @@ def apply(
                 stored = ledger.trial(number).params
                 ledger.complete(number, Proposer(spec, ledger).propose(number, stored))
             case LeftOpen(number):
-                close_store(paths.trial(number))
+                close_store(trial_files(paths, spec, number))
             case Ended(number, ending, reason):
                 record = replace(ledger.trial(number), state=ending, reason=reason)
                 if reason:  # one that nobody had begun with has no run yet
@@ -105,22 +105,22 @@ def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder:
                 recorder.log(number, rows)
 
 
-def close_store(trial: Path) -> None:
+def close_store(files: RunFiles) -> None:
     """Remove what a worker was writing with that was killed: nobody opens this trial again."""
-    files = LocalFiles.of(trial)
     if files.has_writer():
-        files.open()
-        files.close()
+        for _ in range(2):  # an object store spares for one writer what the last may yet commit
+            files.open()
+            files.close()
 
 
-def close_stores(trials: Iterable[Path]) -> None:
+def close_stores(trials: Iterable[RunFiles]) -> None:
     """Close what workers left open that were killed; none of them may live any more.
 
     Where the storage refuses, it is left to whoever goes on with the trial: there is something
     worse to be told.
     """
     for trial in trials:
-        with contextlib.suppress(OSError, Fenced):
+        with contextlib.suppress(OSError, Fenced, StorageError):
             close_store(trial)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from sweeps.early_stopping.halving import Judge
 from sweeps.layout import SweepPaths
@@ -16,10 +15,10 @@ from sweeps.ledger.view import TrialRecord
 from sweeps.reconciliation.reconcile import Facts, Report, TrialFacts
 from sweeps.recording.curves import recorded
 from sweeps.spec.spec import SweepSpec
+from sweeps.stores import trial_files, trial_store
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore
-from trainable.errors import CheckpointError
-from trainable.files import LocalFiles
+from trainable.errors import AllCheckpointsDamaged
 from trainable.history import Row, read_rows
 
 
@@ -45,11 +44,12 @@ def gather(
     Raises:
         CurveDamaged: A curve cannot be read.
         OutboxError: The outbox cannot be read.
+        StorageError: The object store that has its checkpoints cannot be reached.
     """
     delivered = read_outbox(paths.outbox)
     trials = [trial_facts(paths, spec, record, delivered) for record in records]
     if judge is not None:
-        trials = _judged(trials, judge, paths, spec.budget.epochs)
+        trials = _judged(trials, judge, paths, spec)
     known = {paths.trial(record.number).name for record in records}
     directory = paths.trial(0).parent
     found = directory.iterdir() if directory.is_dir() else ()
@@ -70,10 +70,11 @@ def trial_facts(
 
     Raises:
         CurveDamaged: Its curve cannot be read.
+        StorageError: The object store that has its checkpoints cannot be reached.
     """
     number, told = record.number, delivered.told.get(record.number)
     directory = paths.trial(number)
-    left_open = LocalFiles.of(directory).has_writer()
+    left_open = trial_files(paths, spec, number).has_writer()
     if record.finished and told not in (None, "RUNNING"):
         # Both know its end, and rows are queued before it.
         return TrialFacts(record, told=told, left_open=left_open)
@@ -82,7 +83,7 @@ def trial_facts(
     if not record.finished:
         # A worker stores a row before the checkpoint that has it; if it was killed between, the
         # row is trained and reported again.
-        saved = CheckpointStore(directory).saved_epoch()
+        saved = trial_store(paths, spec, number).saved_epoch()
         curve = tuple(r for r in curve if r.epoch <= saved or r.epoch in record.reports)
     # A trial that goes on reports the rows after its last report itself, or trains them again.
     last = curve[-1].step if curve else 0
@@ -93,7 +94,7 @@ def trial_facts(
         curve,
         trained=bool(curve)
         and curve[-1].epoch >= spec.budget.epochs
-        and _is_sound(directory, spec.budget.epochs),
+        and _is_sound(trial_store(paths, spec, number), spec.budget.epochs),
         went_on=len(kept) < len(rows),
         told=told,
         rows=logged,
@@ -103,7 +104,7 @@ def trial_facts(
 
 
 def _judged(
-    trials: Sequence[TrialFacts], judge: Judge, paths: SweepPaths, epochs: int
+    trials: Sequence[TrialFacts], judge: Judge, paths: SweepPaths, spec: SweepSpec
 ) -> list[TrialFacts]:
     reports = {
         trial.record.number: {
@@ -119,17 +120,17 @@ def _judged(
         # The last epoch ends a trial by itself; one that was not saved there is trained again.
         return (
             number in stopped
-            and last < epochs
-            and last <= CheckpointStore(paths.trial(number)).saved_epoch()
+            and last < spec.budget.epochs
+            and last <= trial_store(paths, spec, number).saved_epoch()
         )
 
     return [replace(t, stopped=ends(number)) for number, t in zip(reports, trials, strict=True)]
 
 
-def _is_sound(directory: Path, epochs: int) -> bool:
+def _is_sound(store: CheckpointStore, epochs: int) -> bool:
     try:
-        newest = CheckpointStore(directory).newest()
-    except CheckpointError:
+        newest = store.newest()
+    except AllCheckpointsDamaged:
         return False  # who trains it on is told what is damaged
     return newest is not None and newest.epoch >= epochs
 

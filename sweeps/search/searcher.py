@@ -24,7 +24,7 @@ from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.search.proposals import Proposer
 from sweeps.spec.spec import SpecError, SweepSpec
-from trainable.checkpoint import CheckpointStore
+from sweeps.stores import address_of, trial_store
 from trainable.ray_adapter import OBJECTIVE
 
 
@@ -115,6 +115,7 @@ class LedgerSearcher(Searcher):
                 "config": resolved,
                 "until": self._pauses and self._pauses.until(max(trial.reports, default=0)),
                 "directory": str(self._paths.trial(trial.number)),
+                "checkpoints": address_of(self._paths, self._spec, trial.number),
                 "drain": str(self._paths.drain),
                 "stop": str(self._paths.stop(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
@@ -176,7 +177,7 @@ class LedgerSearcher(Searcher):
         """
         if trial.reports:
             past, last = dict(trial.reports), max(trial.reports)
-            if last > CheckpointStore(self._paths.trial(trial.number)).saved_epoch():
+            if last > trial_store(self._paths, self._spec, trial.number).saved_epoch():
                 del past[last]
             replay(self._scheduler, trial_id, past, number=trial.number, finished=False)
 

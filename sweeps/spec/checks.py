@@ -64,6 +64,7 @@ def cross_faults(
     yield from _objective_faults(data)
     yield from _early_stopping_faults(data, space)
     yield from _shared_database_faults(data)
+    yield from _inheritance_faults(data)
     task, search = data.get("task"), data.get("search")
     if isinstance(task, dict):
         yield from _argument_faults(task)
@@ -219,6 +220,19 @@ def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
             ("storage", "ledger"),
             "tracking.uri names the same database; each needs one of its own, because both note "
             "the version of their tables in the same place; create another one and name it here",
+        )
+
+
+def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+    """Refuse populations whose checkpoints lie where none can be linked into another trial's."""
+    stopping, storage = data.get("early_stopping"), data.get("storage")
+    scheduler = stopping.get("scheduler") if isinstance(stopping, dict) else None
+    checkpoints = storage.get("checkpoints") if isinstance(storage, dict) else None
+    if scheduler in ("pbt", "pb2") and checkpoints is not None:
+        yield Fault(
+            ("storage", "checkpoints"),
+            f"{scheduler} lets trials go on from each other's checkpoints, which are linked, and "
+            "an object store has no links; leave it out, or write another scheduler",
         )
 
 

@@ -39,6 +39,8 @@ CREDENTIALS = re.compile(r"://[^/?#\s]*@")
 _ANY_AT = re.compile(r"://\S*@")
 _USER_ALONE = re.compile(r"://[^/?#\s:@]*@")
 _POSTGRESQL = ("postgresql://", "postgresql+psycopg2://")
+_BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+_OBJECTS = re.compile(rf"s3://{_BUCKET}(/(?!\.{{1,2}}(/|$))[\w.-]+)*/?", re.ASCII)
 _PASSWORD = re.compile(rf"{_ANY_AT.pattern}|[?&]\w*password=")
 
 
@@ -328,6 +330,29 @@ class StorageConfig(Section):
     """The database of the trials' ledger, `postgresql://USER@HOST/DATABASE` without a password,
     which sweeps may share, and which lets one driver at a time run a sweep, whatever its host;
     null: a file in the sweep's directory."""
+
+    checkpoints: str | None = Field(default=None, min_length=1)
+    """The object store of the trials' checkpoints, `s3://BUCKET/PREFIX`; where it is and who may
+    use it is said by the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
+    `AWS_SECRET_ACCESS_KEY`); null: in the sweep's directory."""
+
+    @field_validator("checkpoints")
+    @classmethod
+    def _is_object_store(cls, address: str | None) -> str | None:
+        if address is None:
+            return None
+        if _ANY_AT.search(address):
+            raise Refused(
+                "the address holds credentials; a spec is stored and tracked in clear; leave them "
+                "out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
+            )
+        if not _OBJECTS.fullmatch(address):
+            raise Refused(
+                f"{shown(address)} is no place in an object store; checkpoints lie below "
+                "s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in "
+                "the sweep's directory; write for example s3://my-bucket/sweeps, or null"
+            )
+        return address.rstrip("/")
 
     @field_validator("ledger")
     @classmethod

@@ -63,6 +63,7 @@ class References:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._made: dict[str, Outcome] = {}
+        self._sandboxes: dict[str, Sandbox] = {}
 
     def of(self, spec: str) -> Outcome:
         """What the sweep of a spec comes to when nothing happens to it."""
@@ -78,7 +79,13 @@ class References:
             finally:
                 sandbox.close()
             self._made[spec] = found
+            self._sandboxes[spec] = sandbox
         return self._made[spec]
+
+    def sandbox(self, spec: str) -> Sandbox:
+        """Where the sweep of a spec was run that nothing happened to, to be looked at."""
+        self.of(spec)
+        return self._sandboxes[spec]
 
 
 def assert_all(

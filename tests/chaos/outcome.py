@@ -13,11 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from sweeps.ledger.ledger import Ledger
+from sweeps.spec.revisions import read_spec
+from sweeps.stores import trial_store
 from tests.chaos.probe_task import KINDS
 from tests.chaos.runs import curve
 from tests.chaos.sandbox import Sandbox
 from tests.chaos.tracking_service import Run, read_store
-from trainable.checkpoint import CheckpointStore
 from trainable.diagnostics import MEASURED
 from trainable.errors import AllCheckpointsDamaged
 
@@ -69,7 +70,7 @@ def read_outcome(sandbox: Sandbox, seconds: float = 0.0) -> Outcome:
 
 def read_state(sandbox: Sandbox, number: int) -> dict[str, Any]:
     """The newest sound state of a trial, without measured metrics; empty when there is none."""
-    store = CheckpointStore(sandbox.paths.trial(number))
+    store = trial_store(sandbox.paths, read_spec(sandbox.paths.spec).spec, number)
     try:
         newest = store.newest()
     except AllCheckpointsDamaged:

@@ -162,7 +162,7 @@ def test_run_without_checkpoints_starts_at_the_beginning(tmp_path):
 def test_second_generation_of_a_step_destroys_nothing(tmp_path):
     store = _store(tmp_path)
     first, second = _save(store, 3), _save(store, 3, 0.5)
-    assert (first.path[-13:], second.path[-15:]) == ("step-00000003", "step-00000003.1")
+    assert (first.address[-13:], second.address[-15:]) == ("step-00000003", "step-00000003.1")
     assert store.newest().path.name == "step-00000003.1"
 
 
@@ -235,7 +235,7 @@ def test_full_disk_names_path_and_size_and_leaves_the_rest(tmp_path):
 def test_load_verifies_the_digest_and_refuses_objects(tmp_path):
     store = _store(tmp_path)
     pointer = _save(store, 1)
-    assert store.load(pointer)["step"] == store.load(pointer.path)["step"] == 1
+    assert store.load(pointer)["step"] == store.load(pointer.address)["step"] == 1
     _flip(tmp_path / "checkpoints" / "step-00000001" / "state.pt", 4000)
     with pytest.raises(CheckpointError, match="sha256"):
         store.load(pointer)

@@ -12,7 +12,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import Fenced
-from trainable.files import STATE, ObjectFiles
+from trainable.files import STATE
+from trainable.objects import SCHEME, ObjectFiles
 
 
 class Killed(BaseException):
@@ -81,6 +82,10 @@ def _save(store, step, value=None, *, whose=0.0):
     return store.pointer
 
 
+def _key(pointer):
+    return pointer.address.removeprefix(SCHEME)
+
+
 def _steps(bucket, tmp_path):
     return [g.step for g in _reader(bucket, tmp_path).generations()]
 
@@ -98,7 +103,7 @@ def test_kill_at_every_request_leaves_the_newest_whole_generation(tmp_path, dama
         for step, value in ((1, 0.1), (2, 0.2), (3, 0.3)):
             _save(store, step, value)
         if damaged:
-            bucket.pipe_file(f"{store.pointer.path}/{STATE}", b"x" * 1000)
+            bucket.pipe_file(f"{_key(store.pointer)}/{STATE}", b"x" * 1000)
         committed = [2 if damaged else 3]
         bucket.num_requests, bucket.die_at = 0, die_at
         try:
@@ -205,7 +210,7 @@ def test_generation_that_a_replaced_writer_removed_may_be_removed_again(tmp_path
     bucket = Bucket()
     store = _store(bucket, tmp_path)
     first = _save(store, 1)
-    bucket.rm(first.path, recursive=True)
+    bucket.rm(_key(first), recursive=True)
     for step in (2, 3, 4):
         _save(store, step)
     assert _steps(bucket, tmp_path) == [3, 4]

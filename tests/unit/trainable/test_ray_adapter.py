@@ -118,7 +118,7 @@ def _pointer(trial: TuneTrial, directory: Path) -> list[Any] | None:
     directory.mkdir(exist_ok=True)
     trial.save_checkpoint(str(directory))
     pointer = json.loads((directory / "pointer.json").read_text())
-    return pointer and [pointer["path"], pointer["step"], pointer["sha256"]]
+    return pointer and [pointer["address"], pointer["step"], pointer["sha256"]]
 
 
 def test_ray_is_handed_the_newest_committed_generation(tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ def test_run_starts_from_another_runs_generation(tmp_path, opened, configure, to
     donor = opened(config, tmp_path / "donor", toy())
     _run(donor)
     first, _ = donor.store.generations()
-    copied = opened(config, tmp_path / "heir", toy(), restore=first.path)
+    copied = opened(config, tmp_path / "heir", toy(), restore=first.address)
     assert copied.state.progress.epoch == 1
     assert [r.epoch for r in _run(copied)] == [2]
 

@@ -370,6 +370,37 @@ CASES = [
         id="storage.ledger in another kind of database",
     ),
     pytest.param(
+        HEAD + "storage: {checkpoints: 's3://ada:geheim@bucket/sweeps'}\n",
+        [
+            "s.yaml:6:24: storage.checkpoints: the address holds credentials; a spec is stored and tracked in clear; leave them out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
+        ],
+        id="credentials in storage.checkpoints",
+    ),
+    pytest.param(
+        HEAD + "storage: {checkpoints: '/mnt/checkpoints'}\n",
+        [
+            "s.yaml:6:24: storage.checkpoints: '/mnt/checkpoints' is no place in an object store; checkpoints lie below s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in the sweep's directory; write for example s3://my-bucket/sweeps, or null",
+        ],
+        id="storage.checkpoints in a directory",
+    ),
+    pytest.param(
+        HEAD + "storage: {checkpoints: 's3://bucket/a/../b'}\n",
+        [
+            "s.yaml:6:24: storage.checkpoints: 's3://bucket/a/../b' is no place in an object store; checkpoints lie below s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in the sweep's directory; write for example s3://my-bucket/sweeps, or null",
+        ],
+        id="storage.checkpoints with a step upwards",
+    ),
+    pytest.param(
+        HEAD
+        + "space: {train.optimizer.lr: {uniform: [0.1, 1]}}\n"
+        + "early_stopping: {scheduler: pbt}\n"
+        + "storage: {checkpoints: 's3://bucket/sweeps'}\n",
+        [
+            "s.yaml:8:24: storage.checkpoints: pbt lets trials go on from each other's checkpoints, which are linked, and an object store has no links; leave it out, or write another scheduler",
+        ],
+        id="a population in an object store",
+    ),
+    pytest.param(
         HEAD
         + "tracking: {uri: 'postgresql+psycopg2://ada@host/all'}\n"
         + "storage: {ledger: 'postgresql://ada@host/all'}\n",

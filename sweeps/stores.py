@@ -1,0 +1,50 @@
+"""Where each trial's checkpoints lie, and whether any can be kept there.
+
+Everybody who reads or writes a trial's checkpoints asks here. What must not live here: what a
+generation is and how it is committed (`trainable`).
+"""
+
+from __future__ import annotations
+
+from sweeps.layout import SweepPaths
+from sweeps.spec.spec import SweepSpec
+from trainable.checkpoint import CheckpointStore
+from trainable.files import RunFiles, files_of
+
+
+def address_of(paths: SweepPaths, spec: SweepSpec, number: int) -> str | None:
+    """Return where a trial's generations lie, `s3://...`; None: in its directory.
+
+    Below the prefix that the spec names the names are those below the root.
+    """
+    prefix = spec.storage.checkpoints
+    if prefix is None:
+        return None
+    return f"{prefix}/{paths.trial(number).relative_to(paths.root)}/checkpoints"
+
+
+def trial_files(paths: SweepPaths, spec: SweepSpec, number: int) -> RunFiles:
+    """Return a trial's generations as files."""
+    return files_of(paths.trial(number), address_of(paths, spec, number))
+
+
+def trial_store(paths: SweepPaths, spec: SweepSpec, number: int) -> CheckpointStore:
+    """Return a trial's generations, to be read."""
+    return CheckpointStore(paths.trial(number), files=trial_files(paths, spec, number))
+
+
+def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
+    """Find out, within seconds, whether a sweep's checkpoints can be kept where its spec says.
+
+    A directory needs no proof here: it was written to before.
+
+    Args:
+        new: The sweep is to be created: nothing of that name may be there.
+
+    Raises:
+        StoreUnusable: They cannot; nothing was created.
+    """
+    if spec.storage.checkpoints is not None:
+        from trainable.objects import probe
+
+        probe(spec.storage.checkpoints, empty=paths.name if new else None)

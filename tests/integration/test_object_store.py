@@ -1,0 +1,264 @@
+"""Checkpoints in an object store, over HTTP: found by the environment, whole or not there, and
+clear about a store that is away.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from sweeps.cli import app
+from sweeps.commands.doctor import object_stores
+from sweeps.layout import SweepPaths
+from sweeps.reconciliation.corrections import close_store
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import parse_spec
+from tests.integration.commandline import TINY
+from tests.object_store import BUCKET, ObjectStore, named_by_environment
+from trainable import objects
+from trainable.checkpoint import CheckpointStore
+from trainable.config import CheckpointConfig
+from trainable.errors import Fenced, StorageError
+from trainable.files import MANIFEST, STATE, files_of
+from trainable.objects import StoreUnusable, connect, probe
+
+PREFIX = f"s3://{BUCKET}/team/sweeps"
+RUN = f"{PREFIX}/digits/trials/0007/checkpoints"
+STORED = f'{TINY}storage: {{checkpoints: "{PREFIX}"}}\n'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with (
+        ObjectStore() as made,
+        named_by_environment(made),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(objects, "_ATTEMPTS", 1)  # of a store that is away: seconds for each
+        yield made
+
+
+@pytest.fixture
+def store(server: ObjectStore) -> Iterator[ObjectStore]:
+    """The server with nothing in it, on a wire that is whole."""
+    yield server
+    if server.wire.is_cut.is_set():
+        server.wire.mend()
+    server.empty()
+
+
+def _open(run: Path) -> CheckpointStore:
+    config = CheckpointConfig(keep=2)
+    return CheckpointStore(run, config, metric="val/loss", files=files_of(run, RUN))
+
+
+def _reader(run: Path) -> CheckpointStore:
+    return CheckpointStore(run, files=files_of(run, RUN))
+
+
+def _save(store: CheckpointStore, step: int, value: float, size: int = 4):
+    state = {"step": step, "model": {"weight": torch.arange(float(size)) + step}}
+    store.offer(lambda: state, step=step, epoch=step, boundary=True, value=value)
+    store.wait()
+    return store.pointer
+
+
+def _names(store: ObjectStore) -> list[str]:
+    """The bucket's objects, without what comes before a generation's name."""
+    prefix = RUN.removeprefix(f"s3://{BUCKET}/")
+    assert all(key.startswith(f"{prefix}/") for key in store.objects())
+    return sorted(key.rpartition("/")[2] for key in store.objects())
+
+
+def test_generations_lie_in_the_bucket_and_the_curve_in_the_directory(store, tmp_path):
+    writer = _open(tmp_path)
+    for step, value in ((1, 0.1), (2, 0.3), (3, 0.2)):
+        _save(writer, step, value)
+    assert _names(store) == [MANIFEST] * 3 + [STATE] * 3 + ["writer"]
+    reader = _reader(tmp_path)
+    assert (reader.best().step, reader.newest().step) == (1, 3)
+    assert reader.newest().address.startswith(f"{RUN}/step-00000003-")
+    assert files_of(tmp_path, RUN).has_writer()
+    writer.close()
+    assert not files_of(tmp_path, RUN).has_writer()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert _names(store) == [MANIFEST] * 3 + [STATE] * 3
+
+
+@pytest.mark.usefixtures("store")
+def test_writer_that_was_replaced_changes_neither_bucket_nor_curve(tmp_path):
+    files = files_of(tmp_path, RUN)
+    stale = CheckpointStore(tmp_path, CheckpointConfig(), metric="val/loss", files=files)
+    _save(stale, 1, 0.1)
+    successor = _open(tmp_path)
+    with pytest.raises(Fenced, match="another process has taken over"):
+        _save(stale, 2, 0.1)
+    with pytest.raises(Fenced):
+        files.replace(tmp_path / "metrics.jsonl", b"")
+    stale.close()
+    _save(successor, 3, 0.1)
+    successor.close()
+    assert [g.step for g in _reader(tmp_path).generations()] == [1, 3]
+
+
+def test_upload_of_a_worker_that_was_killed_goes_with_its_store(store, tmp_path):
+    writer = _open(tmp_path)
+    first = _save(writer, 1, 0.1)
+    half = f"{first.address.removeprefix('s3://').replace('step-00000001', 'step-00000002')}"
+    connect().pipe_file(f"{half}/{STATE}", b"half")
+    close_store(files_of(tmp_path, RUN))
+    assert _names(store) == [MANIFEST, STATE]
+    assert _reader(tmp_path).newest().pointer == first
+    assert not files_of(tmp_path, RUN).has_writer()
+
+
+def test_damaged_state_is_set_aside_in_the_bucket(store, tmp_path):
+    writer = _open(tmp_path)
+    _save(writer, 1, 0.1)
+    newest = _save(writer, 2, 0.2)
+    writer.close()
+    connect().pipe_file(f"{newest.address.removeprefix('s3://')}/{STATE}", b"x" * 100)
+    again = _open(tmp_path)
+    assert again.resume()["step"] == 1
+    again.close()
+    (told,) = again.set_aside
+    assert f"{newest.address}/{STATE} has 100 bytes" in told
+    assert sum("/quarantine/step-00000002-" in key for key in store.objects()) == 2
+
+
+def test_upload_that_is_cut_off_leaves_what_was_committed(store, tmp_path):
+    writer = _open(tmp_path)
+    first = _save(writer, 1, 0.1)
+    store.wire.cut_within_upload(f"/{STATE}", after=5000)
+    failed = rf"step 2 \(\d+ bytes\) could not be written to {RUN}/step-00000002-\w+: .*untouched"
+    with pytest.raises(StorageError, match=failed) as refused:
+        _save(writer, 2, 0.05, size=10_000)
+    assert "geheim-of-tests" not in str(refused.value)
+    writer.close()  # does not wait for a store that is away
+    # Whatever cannot be asked is not damaged: nobody falls back, and nothing is set aside.
+    for read in (_reader(tmp_path).best, _reader(tmp_path).newest):
+        with pytest.raises(StorageError, match=f"{RUN} cannot be read: .*is untouched; see that"):
+            read()
+    with pytest.raises(StorageError, match="no checkpoints can be written"):
+        _open(tmp_path)
+    assert not files_of(tmp_path, RUN).has_writer()
+
+    store.wire.mend()
+    assert _reader(tmp_path).best().pointer == _reader(tmp_path).newest().pointer == first
+    again = _open(tmp_path)
+    assert (again.resume()["step"], again.set_aside) == (1, [])
+    second = _save(again, 2, 0.05, size=10_000)
+    again.close()
+    assert _names(store) == [MANIFEST] * 2 + [STATE] * 2
+    target = tmp_path / "model.safetensors"
+    command = [sys.executable, "-m", "trainable.export", second.address, str(target)]
+    subprocess.run(command, check=True)
+    assert torch.equal(load_file(target)["weight"], torch.arange(10_000.0) + 2)
+
+
+def test_store_that_takes_checkpoints_passes_and_holds_nothing_afterwards(store):
+    probe(PREFIX)
+    probe(PREFIX, empty="digits")
+    assert store.objects() == []
+
+
+@pytest.mark.usefixtures("store")
+def test_new_sweep_is_refused_where_objects_lie(tmp_path):
+    writer = _open(tmp_path)
+    _save(writer, 1, 0.1)
+    writer.close()
+    probe(PREFIX)
+    with pytest.raises(StoreUnusable, match=f"^{PREFIX}/digits holds objects already; .*--name"):
+        probe(PREFIX, empty="digits")
+
+
+def _probed(prefix: str = PREFIX) -> str:
+    """What is said about a store that cannot be used, which must be said soon."""
+    began = time.monotonic()
+    with pytest.raises(StoreUnusable) as refused:
+        probe(prefix)
+    assert time.monotonic() - began < 15, "some 10 s where nothing else runs"
+    assert "geheim-of-tests" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_store_that_is_away_is_refused(store):
+    store.wire.cut()
+    assert re.match(
+        rf"storage.checkpoints is {PREFIX}, and this program cannot list it: .*NETWORK_CONNECTION"
+        r".*; trials list, write, read and remove objects there; correct the address, "
+        r"AWS_ENDPOINT_URL, or the credentials in the environment$",
+        _probed(),
+    )
+
+
+@pytest.mark.usefixtures("store")
+def test_store_that_never_answers_is_refused(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        assert "Timeout was reached" in _probed()
+
+
+def test_bucket_that_is_not_there_is_refused(store):
+    assert "NO_SUCH_BUCKET" in _probed("s3://no-bucket-of-ours/sweeps")
+    assert store.objects() == []
+
+
+def test_credentials_that_are_not_known_are_refused(store):
+    with store.letting_nobody_in():
+        assert re.search("cannot list it: .*(ACCESS_KEY|ACCESS_DENIED)", _probed())
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("127.0.0.1:9000", "'127.0.0.1:9000'"),
+        ("http://ada:geheim@host:9000", "'http://[hidden]@host:9000'"),
+        ("https://host/bucket", "'https://host/bucket'"),
+    ],
+)
+def test_endpoint_that_is_none_is_refused(monkeypatch, address, shown):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
+    with pytest.raises(StoreUnusable) as refused:
+        probe(PREFIX)
+    assert str(refused.value) == (
+        f"AWS_ENDPOINT_URL_S3 is {shown}; it is the address of an object store, without "
+        "credentials or a path; write for example https://minio.example.org:9000"
+    )
+
+
+@pytest.mark.usefixtures("store")
+def test_sweep_is_refused_before_anything_is_created(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(STORED.replace(BUCKET, "no-bucket-of-ours"))
+    done = CliRunner().invoke(app, ["run", "s.yaml"])
+    assert done.exit_code == 2, done.output
+    assert re.fullmatch(
+        r"storage.checkpoints is s3://no-bucket.* in the environment\n", done.stderr
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
+
+
+def test_doctor_looks_at_the_stores_of_the_sweeps(store, tmp_path):
+    assert object_stores(tmp_path) == []
+    for name in ("one", "two"):
+        paths = SweepPaths(tmp_path, name)
+        paths.directory.mkdir()
+        write_spec(paths.spec, parse_spec(STORED.replace("small", name), "s.yaml"))
+    (well,) = object_stores(tmp_path)
+    assert (well.level, well.detail) == ("ok", f"{PREFIX} takes checkpoints")
+    store.wire.cut()
+    (off,) = object_stores(tmp_path)
+    assert (off.level, off.what) == ("fail", "object store")
+    assert "NETWORK_CONNECTION" in off.detail

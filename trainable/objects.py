@@ -1,0 +1,305 @@
+"""Generations in an object store: no rename, no sync, and the manifest is what commits.
+
+Beside `ObjectFiles`, which works on any fsspec file system, here is the one store that an address
+names, S3 or what speaks like it: found and opened by the environment, and tried before it is used.
+What must not live here: which runs have their generations there (`files.files_of`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from trainable.errors import StorageError
+from trainable.files import (
+    MANIFEST,
+    STATE,
+    LocalFiles,
+    Write,
+    fenced,
+    is_generation,
+    quarantined,
+    unused_name,
+)
+from trainable.masking import mask
+
+SCHEME = "s3://"
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_CONNECT_SECONDS, _SILENCE_SECONDS, _ATTEMPTS = 3, 10, 3
+"""A request that brings nothing for so long has failed; so many have, and the store is away."""
+_PROBE_SECONDS = 2
+
+
+class StoreUnusable(ValueError):
+    """An object store that no checkpoint could be kept in."""
+
+
+class ObjectFiles:
+    """Generations below a prefix of an object store: nothing is renamed, and nothing is synced.
+
+    An object is whole or not there, so the manifest, written last and removed first, is what
+    commits. A writer signs `writer` and looks again before each manifest. No two writers share
+    a name: one that is replaced between this look and its write gets one generation of its own
+    in, and changes nobody's. That one is whole, because the next writer leaves alone what its
+    predecessor has uploaded, and the newest at most until the next writer has saved twice. If two
+    have replaced it by then, its state is gone, and it is set aside as damaged.
+
+    Only what the store itself says is not there counts as missing. A store that cannot be reached,
+    or refuses, is a `StorageError`: nothing in it is damaged, and nothing is set aside for it.
+
+    Args:
+        system: An `fsspec.AbstractFileSystem`.
+        root: The prefix, such as `bucket/sweeps/digits/trials/0007/checkpoints`.
+    """
+
+    remedy = (
+        "see that the store answers, and that the credentials in the environment may list, read, "
+        "write and remove there"
+    )
+
+    def __init__(self, system: Any, root: PurePosixPath | str) -> None:
+        self._system, self._root = system, PurePosixPath(root)
+        self._token = uuid.uuid4().hex[:12]
+
+    def at(self, address: str) -> ObjectFiles:
+        return ObjectFiles(self._system, address.removeprefix(SCHEME))
+
+    def address(self, name: str) -> str:
+        return f"{SCHEME}{self._key(name)}"
+
+    def names(self) -> list[str]:
+        return sorted(filter(is_generation, self._list(self._root)))
+
+    def unused(self, step: int) -> str:
+        return unused_name(f"step-{step:08d}-{self._token}", self.names())
+
+    def damaged(self) -> list[str]:
+        return sorted(map(quarantined, self._list(self._root / quarantined())))
+
+    def read(self, name: str, file: str) -> bytes:
+        with self._reading():
+            content: bytes = self._system.cat_file(self._key(name, file))
+        return content
+
+    def length(self, name: str, file: str) -> int:
+        with self._reading():
+            return int(self._system.size(self._key(name, file)))
+
+    def open(self) -> None:
+        before = self._signature()
+        self._system.pipe_file(self._key("writer"), self._token.encode())
+        for name in self.names():
+            if before is not None and f"-{before}" in name:
+                continue  # its manifest may be on its way
+            if not self._system.exists(self._key(name, MANIFEST)):
+                self._system.rm(self._key(name), recursive=True)
+
+    def commit(self, name: str, write: Write) -> None:
+        self._check_fence()
+        with self._system.open(self._key(name, STATE), "wb") as file:
+            manifest = write(file)
+        self._check_fence()
+        self._system.pipe_file(self._key(name, MANIFEST), manifest)
+
+    def remove(self, name: str) -> None:
+        self._check_fence()
+        if self._system.exists(self._key(name, MANIFEST)):
+            self._system.rm_file(self._key(name, MANIFEST))
+        with contextlib.suppress(FileNotFoundError):  # a replaced writer was at it, too
+            self._system.rm(self._key(name), recursive=True)
+
+    def quarantine(self, name: str) -> None:
+        self._check_fence()
+        target, count = quarantined(name), 0
+        while self._system.exists(self._key(target)):
+            count += 1
+            target = quarantined(f"{name}-{count}")
+        for file in (STATE, MANIFEST):
+            if self._system.exists(self._key(name, file)):
+                self._system.cp_file(self._key(name, file), self._key(target, file))
+        self.remove(name)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # of a store that is away: the next one signs over it
+            if self._signature() == self._token:
+                self._system.rm_file(self._key("writer"))
+
+    def _check_fence(self) -> None:
+        if self._signature() != self._token:
+            raise fenced(self.address(""))
+
+    def _signature(self) -> str | None:
+        """The token of the last writer that has not closed."""
+        try:
+            return bytes(self._system.cat_file(self._key("writer"))).decode()
+        except FileNotFoundError:
+            return None
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as problem:
+            raise StorageError(
+                f"the checkpoints at {self.address('')} cannot be read: {mask(str(problem))}; "
+                f"what was saved there is untouched; {self.remedy}, then resume"
+            ) from problem
+
+    def _key(self, *names: str) -> str:
+        return str(self._root.joinpath(*names))
+
+    def _list(self, prefix: PurePosixPath) -> list[str]:
+        self._system.invalidate_cache()
+        try:
+            with self._reading():
+                entries = self._system.ls(str(prefix), detail=False)
+        except FileNotFoundError:
+            return []
+        return [str(entry).rstrip("/").rpartition("/")[2] for entry in entries]
+
+
+class RunObjects(ObjectFiles):
+    """The generations of a run whose other files lie in a directory.
+
+    Whoever opens them opens the directory, too: a curve there has the same one writer.
+
+    Args:
+        system: An `fsspec.AbstractFileSystem`.
+        root: The generations' prefix.
+        room: The run's own, in its directory; it holds no generation.
+    """
+
+    def __init__(self, system: Any, root: PurePosixPath | str, room: LocalFiles) -> None:
+        super().__init__(system, root)
+        self._room = room
+
+    def open(self) -> None:
+        self._room.open()
+        try:
+            super().open()
+        except BaseException:  # an interruption too; raised again
+            self._room.close()
+            raise
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._room.close()
+
+    def replace(self, path: Path, content: bytes) -> None:
+        self._room.replace(path, content)
+
+    def unless_fenced(self) -> AbstractContextManager[None]:
+        return self._room.unless_fenced()
+
+    def has_writer(self) -> bool:
+        return self._room.has_writer()
+
+
+def connect(silence: float = _SILENCE_SECONDS) -> Any:
+    """Return the object store that the environment names, as an fsspec file system.
+
+    `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL` says where it is, when it is not Amazon's;
+    credentials and region are found as the AWS SDK finds them. Asks nothing yet.
+
+    Args:
+        silence: Seconds without a byte after which a request has failed.
+
+    Raises:
+        StoreUnusable: The endpoint is no address.
+    """
+    return _connect(*_endpoint(), silence)
+
+
+@cache
+def _connect(scheme: str | None, place: str | None, silence: float) -> Any:
+    # Seconds to import, which only those who keep checkpoints there pay.
+    from fsspec.implementations.arrow import ArrowFSWrapper
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    return ArrowFSWrapper(
+        S3FileSystem(
+            scheme=scheme,
+            endpoint_override=place,
+            connect_timeout=min(_CONNECT_SECONDS, silence),
+            request_timeout=silence,
+            retry_strategy=AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+            allow_delayed_open=True,  # a small state is one request
+        )
+    )
+
+
+def _endpoint() -> tuple[str | None, str | None]:
+    """Return the scheme and `HOST:PORT` of the store; None: Amazon's."""
+    for variable in _ENDPOINTS:
+        if address := os.environ.get(variable):
+            break
+    else:
+        return None, None
+    parts = urlsplit(address)
+    plain = parts.hostname and parts.path in ("", "/") and not (parts.query or parts.fragment)
+    if parts.scheme not in ("http", "https") or "@" in address or not plain:
+        raise StoreUnusable(
+            f"{variable} is {mask(address)!r}; it is the address of an object store, without "
+            "credentials or a path; write for example https://minio.example.org:9000"
+        )
+    return parts.scheme, parts.netloc
+
+
+def probe(prefix: str, *, empty: str | None = None) -> None:
+    """Find out, within seconds, whether checkpoints can be kept below a prefix.
+
+    Lists, writes, reads and removes one small object, and asks for one that is not there.
+
+    Args:
+        prefix: Such as `s3://bucket/sweeps`.
+        empty: What below it must hold nothing yet; None: anything may be there.
+
+    Raises:
+        StoreUnusable: It does not answer or refuses, or something is in the way.
+    """
+    root = PurePosixPath(prefix.removeprefix(SCHEME))
+    key = str(root / f".probe-{uuid.uuid4().hex[:12]}")
+    system = connect(_PROBE_SECONDS)
+    doing = "list"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if system.ls(str(root / (empty or "")), detail=False) and empty is not None:
+                raise StoreUnusable(
+                    f"{prefix}/{empty} holds objects already; a new sweep's checkpoints lie where "
+                    "nothing is; remove what is there, or choose another --name or prefix"
+                )
+        doing = "write to"
+        system.pipe_file(key, b"probe")
+        doing = "read from"
+        try:
+            system.cat_file(key)
+        except OSError:
+            with contextlib.suppress(OSError):  # who may not read may often not remove, either
+                system.rm_file(key)
+            raise
+        doing = "remove from"
+        system.rm_file(key)
+        doing = "look for what is not in"
+        system.exists(key)
+    except OSError as problem:
+        raise StoreUnusable(
+            f"storage.checkpoints is {prefix}, and this program cannot {doing} it: "
+            f"{mask(str(problem))}; trials list, write, read and remove objects there; correct "
+            f"the address, {_ENDPOINTS[-1]}, or the credentials in the environment"
+        ) from problem
+
+
+def open_run(address: str, run: Path) -> RunObjects:
+    """Return the generations at an address, of the run in a directory."""
+    return RunObjects(connect(), address.removeprefix(SCHEME), LocalFiles.of(run))
