@@ -30,12 +30,6 @@ Damage = Callable[[Path, random.Random], None]
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
 FILES = sorted(str(path.relative_to(ASSET)) for path in ASSET.rglob("*") if path.is_file())
 DIRECTORIES = ["control", "outbox", "trials", "trials/0000", "trials/0000/checkpoints"]
-WRITING = {
-    "report chaos --output page.html": ["page.html"],
-    "best chaos --export best": ["best/model.safetensors", "best/config.yaml"],
-    "sync chaos": [],
-}
-"""Commands that take a child or a tracking store, and which files they leave."""
 COMMANDS = [
     ["list"],
     ["status", "chaos"],
@@ -137,24 +131,6 @@ def test_each_command_works_or_says_which_directory_is_damaged(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     _check_damaged(tmp_path, directory, damage, directory)
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("damage", [_empty, _flip])
-@pytest.mark.parametrize("file", FILES)
-def test_what_writes_from_a_damaged_sweep_writes_all_or_says_why_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, damage: Damage
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(ASSET, tmp_path / "runs/chaos")
-    damage(tmp_path / "runs/chaos" / file, random.Random(file))
-    for command, written in WRITING.items():
-        done = CliRunner().invoke(app, command.split())
-        what = f"{command}: {done.exit_code} {done.exception!r}\n{done.output}"
-        assert done.exception is None or isinstance(done.exception, SystemExit), what
-        assert done.exit_code in {0, 1, 2, 3}, what
-        assert "Traceback" not in done.output, what
-        assert all((tmp_path / each).exists() == (done.exit_code == 0) for each in written), what
 
 
 @pytest.mark.chaos

@@ -149,11 +149,13 @@ def test_a_list_names_a_spec_of_a_newer_version(newer: SweepPaths) -> None:
         f"# format {FORMAT}, revision 3, 2030-01-01T00:00:00Z\nversion: 2\nunheard: 3\n".encode()
     )
     seal = f"# sha256 {hashlib.sha256(text).hexdigest()}\n".encode()
-    newer.spec.write_bytes(newer.spec.read_bytes() + b"---\n" + text + seal)
+    older = newer.spec.read_bytes() + b"---\n"
+    newer.spec.write_bytes(older + text + seal)
+    line = older.count(b"\n") + 2
     done = CliRunner().invoke(app, ["list", "--json"])
     assert (done.exit_code, done.stdout) == (0, "[]\n")
     assert done.stderr == (
-        f"{newer.spec}:2:10: version: version 2 is newer than this program; supported: 1; "
+        f"{newer.spec}:{line}:10: version: version 2 is newer than this program; supported: 1; "
         "upgrade gradsweep\n"
     )
 
