@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import threading
 import time
@@ -24,7 +23,6 @@ from rich.console import Console
 
 from sweeps.engine import engine
 from sweeps.engine.address import ClusterRefused, is_loopback, knock, locate
-from sweeps.engine.interrupt import Left
 from sweeps.engine.nodes import survey
 from sweeps.engine.resources import Machine
 from sweeps.engine.travel import Luggage, pack
@@ -208,10 +206,9 @@ def _connect(address: str, luggage: Luggage | None, withhold: Iterable[str]) -> 
     if luggage is not None:
         environment["working_dir"] = str(luggage.directory)
         environment["excludes"] = list(luggage.excludes)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         _greet(address)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), engine.own_signals():
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(
                 address=address,
@@ -219,14 +216,9 @@ def _connect(address: str, luggage: Luggage | None, withhold: Iterable[str]) -> 
                 log_to_driver=False,
                 logging_level=logging.CRITICAL,
             )
-    except SystemExit:  # Ray's own answer to SIGTERM
-        raise Left(signal.SIGTERM) from None
     except Exception as error:  # of no narrower kind: versions, tokens, what listens at a port
         disconnect()
         raise ClusterRefused(refusal(address, error)) from error
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     node: Any = ray._private.worker._global_node
     return str(node.raylet_socket_name)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -84,16 +83,13 @@ def running(
     interruption: Interruption,
     withhold: Iterable[str] = (),
 ) -> Iterator[None]:
-    """A local Ray for as long as the context is open; none when a signal comes while it starts.
+    """A local Ray for as long as the context is open. A signal that comes while it starts is heard.
 
     See `start` for the arguments.
     """
     ours = True
     try:
-        try:
-            ours = start(token, machine, concurrency=concurrency, withhold=withhold)
-        except SystemExit:  # Ray's own answer to SIGTERM while it starts
-            interruption.drain(signal.SIGTERM)
+        ours = start(token, machine, concurrency=concurrency, withhold=withhold)
         interruption.reinstall()
         yield
     finally:
@@ -138,7 +134,7 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
         "_temp_dir": str(scratch_directory(token) / "ray"),
         "_node_ip_address": "127.0.0.1",  # see `sweeps/__init__.py`
     }
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), own_signals():
         warnings.simplefilter("ignore", FutureWarning)
         try:
             ray.init(**options)
@@ -148,6 +144,21 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
                 "which the machine is short of memory or of time; free some, then resume"
             ) from error
     return True
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Keep this process' answer to SIGTERM while Ray starts: Ray's own raises SystemExit wherever
+    the process just is, also where Python can only print and forget it.
+    """
+    from ray._private import utils
+
+    theirs = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = theirs
 
 
 def prepare_tune(concurrency: int) -> None:
