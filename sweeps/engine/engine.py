@@ -83,7 +83,7 @@ def running(
     interruption: Interruption,
     withhold: Iterable[str] = (),
 ) -> Iterator[None]:
-    """A local Ray for as long as the context is open. A signal that comes while it starts is heard.
+    """A local Ray for as long as the context is open; a signal while it starts is heard.
 
     See `start` for the arguments.
     """
