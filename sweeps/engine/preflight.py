@@ -187,8 +187,7 @@ def _check_name(spec: SweepSpec) -> None:
     except ConfigError as error:
         raise TaskRefused(spec, error.key, error.message) from None
     # the second one asks every finder: a package that was installed to be edited lies on no path
-    here = package and PathFinder.find_spec(package, [os.getcwd()])
-    if not here and not (package and find_spec(package)):
+    if not package or not (PathFinder.find_spec(package, [os.getcwd()]) or find_spec(package)):
         raise TaskRefused(
             spec,
             "task.name",
