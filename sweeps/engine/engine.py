@@ -90,7 +90,6 @@ def running(
     ours = True
     try:
         ours = start(token, machine, concurrency=concurrency, withhold=withhold)
-        interruption.reinstall()
         yield
     finally:
         if ours and interruption.trials_left <= 0:

@@ -100,11 +100,6 @@ class Interruption:
         os.close(self._reader)
         os.close(self._writer)
 
-    def reinstall(self) -> None:
-        """Take the signals back from a library that has set handlers of its own."""
-        for number in _SIGNALS:
-            signal.signal(number, _heard)
-
     def drain(self, number: int = signal.SIGINT) -> None:
         """Do as the first signal would; the next signal is nevertheless the first one."""
         if self._signal is None:
