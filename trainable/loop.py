@@ -39,6 +39,7 @@ from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
 from trainable.run import Report, Run, at_best, is_better
 from trainable.state import TrainState
+from trainable.steady import Steady
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
 from trainable.task import Batch
 
@@ -48,8 +49,6 @@ _FETCH_EVERY = 512
 # From the first scale (2**10) this many halvings go below what fp16 can underflow by: the gradient
 # itself is broken.
 _MAX_SKIPPED_IN_A_ROW = 40
-# Entries of the state that the optimizer's step alone changes: a save copies them until then.
-_STEADY = ("optimizer",)
 # Looks at the memory in use for each epoch: enough to see it grow within three epochs.
 _LOOKS_PER_EPOCH = 4
 
@@ -127,7 +126,10 @@ class Trainer(Run):
         self._unreported: list[Row] = [row for row in earlier if row.step > reported]
         self._scheduled: dict[int, float] = {}
         self._interrupted = interrupted
+        self._steady = steady = Steady(step.parameters)
+        # They hold neither run nor step: a cycle would keep the model when the run has ended.
         step.optimizer.register_step_pre_hook(lambda *_: store.settle())
+        step.optimizer.register_step_pre_hook(lambda *_: steady.look_again())
 
     def events(self) -> Iterator[Report]:
         """Train, and yield a report at the end of each epoch.
@@ -149,6 +151,7 @@ class Trainer(Run):
         progress, interrupted = self.state.progress, False
         if progress.epoch >= self._epochs:
             yield self._news([])
+        self._steady.look()
         while progress.epoch < self._epochs and not interrupted:
             with known_errors(self._step.device):
                 self._throughput.start()
@@ -162,7 +165,7 @@ class Trainer(Run):
                             epoch=progress.epoch,
                             final=interrupted,
                             covered=self._history.sync,
-                            steady=_STEADY,
+                            steady=self._steady,
                         )
                         if interrupted:
                             return
@@ -182,7 +185,7 @@ class Trainer(Run):
                 new_best=new_best,
                 final=interrupted or progress.epoch >= self._epochs,
                 covered=self._history.sync,
-                steady=_STEADY,
+                steady=self._steady,
             )
             rows, self._unreported = self._unreported, []
             yield self._news(rows)

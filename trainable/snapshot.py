@@ -9,7 +9,7 @@ import copy
 import hashlib
 import io
 import pickle
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from trainable.errors import CheckpointError
 
 _PIECE = 2**20
-_Memo = dict[tuple[Any, ...], Tensor]
 _Spare = dict[tuple[Any, ...], list[Tensor]]
 _Pairs = list[tuple[Tensor, Tensor]]
+_Steady = Callable[[str, Tensor], bool]
 
 
 class Snapshots:
@@ -34,7 +34,7 @@ class Snapshots:
         self._spare: _Spare = {}
         self._unfinished: _Pairs = []
 
-    def take(self, state: dict[str, Any], steady: Collection[str] = ()) -> dict[str, Any]:
+    def take(self, state: dict[str, Any], steady: _Steady = lambda *_: False) -> dict[str, Any]:
         """Copy a state over the one before it.
 
         Device synchronisation: each tensor on a device is waited for. Tensors that are one in the
@@ -42,18 +42,12 @@ class Snapshots:
 
         Args:
             state: Tensors, plain data, and dicts, lists and tuples of them.
-            steady: Its entries whose tensors do not change before `finish` has copied them.
+            steady: Whether a tensor in an entry of the state does not change before `finish` has
+                copied it. One that several entries share counts where it comes first.
         """
-        spare, self._spare = self._spare, {}
-        memo: _Memo = {}
-        self._unfinished = []
-        copied = copy.copy(state)
-        for key in sorted(state, key=lambda key: key in steady):  # shared: copied at once
-            pairs = self._unfinished if key in steady else None
-            copied[key] = _copy(state[key], memo, spare, pairs)
-        for tensor in memo.values():
-            if _is_plain(tensor):
-                self._spare.setdefault(_layout(tensor), []).append(tensor)
+        copying = _Copying(self._spare, steady)
+        copied = {key: copying.copy(entry, key) for key, entry in state.items()}
+        self._spare, self._unfinished = copying.memory(), copying.later
         return copied
 
     def finish(self) -> None:
@@ -142,37 +136,63 @@ def parse_state(content: bytes) -> dict[str, Any]:
     return state
 
 
-def _copy(value: Any, memo: _Memo, spare: _Spare, later: _Pairs | None) -> Any:
-    if isinstance(value, Tensor):
-        return _copy_tensor(value, memo, spare, later)
-    if isinstance(value, dict):
-        copied = copy.copy(value)  # keeps the versions that a module's state dict carries
-        for key, entry in value.items():
-            copied[key] = _copy(entry, memo, spare, later)
+class _Copying:
+    """One pass over a state.
+
+    Args:
+        spare: Memory that may be used, by layout.
+        steady: See `Snapshots.take`.
+    """
+
+    def __init__(self, spare: _Spare, steady: _Steady) -> None:
+        self._spare, self._steady = spare, steady
+        self._memo: dict[tuple[Any, ...], Tensor] = {}
+        self.later: _Pairs = []
+        """Where to copy what is still to be copied, and what."""
+
+    def copy(self, value: Any, entry: str) -> Any:
+        """Copy a part of an entry, or prepare its copy."""
+        if isinstance(value, Tensor):
+            return self._copy_tensor(value, entry)
+        if isinstance(value, dict):
+            copied = copy.copy(value)  # keeps the versions that a module's state dict carries
+            for key, part in value.items():
+                copied[key] = self.copy(part, entry)
+            return copied
+        if type(value) in (list, tuple):
+            return type(value)(self.copy(part, entry) for part in value)
+        return copy.deepcopy(value)
+
+    def memory(self) -> _Spare:
+        """Return the memory of this copy, by layout."""
+        taken: _Spare = {}
+        for tensor in filter(_is_plain, self._memo.values()):
+            taken.setdefault(_layout(tensor), []).append(tensor)
+        return taken
+
+    def _copy_tensor(self, tensor: Tensor, entry: str) -> Tensor:
+        key: tuple[Any, ...] = (id(tensor),)
+        if tensor.layout is torch.strided:
+            # State dicts make a new tensor object of a parameter each time: its memory tells.
+            view = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+            key = (*view, tensor.is_conj(), tensor.is_neg())
+        if key not in self._memo:
+            self._memo[key] = self._copy_new(tensor.detach(), entry)
+        copied = self._memo[key]
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(copied, requires_grad=tensor.requires_grad)
         return copied
-    if type(value) in (list, tuple):
-        return type(value)(_copy(entry, memo, spare, later) for entry in value)
-    return copy.deepcopy(value)
 
-
-def _copy_tensor(tensor: Tensor, memo: _Memo, spare: _Spare, later: _Pairs | None) -> Tensor:
-    key: tuple[Any, ...] = (id(tensor),)
-    if tensor.layout is torch.strided:
-        # State dicts make a new tensor object of a parameter each time: its memory tells.
-        view = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
-        key = (*view, tensor.is_conj(), tensor.is_neg())
-    if key not in memo:
-        original = tensor.detach()
-        free = spare.get(_layout(original)) if _is_plain(original) else None
-        if later is not None and _is_plain(original):
-            memo[key] = free.pop() if free else torch.empty_like(original, device="cpu")
-            later.append((memo[key], original))
-        else:  # device synchronisation: the copy is whole before training goes on
-            memo[key] = free.pop().copy_(original) if free else original.to("cpu", copy=True)
-    copied = memo[key]
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(copied, requires_grad=tensor.requires_grad)
-    return copied
+    def _copy_new(self, original: Tensor, entry: str) -> Tensor:
+        if not _is_plain(original):
+            return original.to("cpu", copy=True)  # device synchronisation
+        free = self._spare.get(_layout(original))
+        target = free.pop() if free else torch.empty_like(original, device="cpu")
+        if self._steady(entry, original):
+            self.later.append((target, original))
+        else:
+            target.copy_(original)  # device synchronisation: whole before training goes on
+        return target
 
 
 def _is_plain(tensor: Tensor) -> bool:

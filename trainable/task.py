@@ -104,7 +104,11 @@ class Task:
         self.class_weights = torch.tensor(class_weights, dtype=torch.float32)
 
     def build_model(self) -> nn.Module:
-        """Return a new model on the CPU. Called after the run's seed is set."""
+        """Return a new model on the CPU. Called after the run's seed is set.
+
+        One that writes to trained parameters in a forward pass does so from the first pass on: a
+        save copies what that pass left alone beside the next one.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define build_model()")
 
     def build_data(self) -> Data:

@@ -1,9 +1,10 @@
 """P4: how much slower a run trains that saves a checkpoint every second.
 
-A run is measured against itself: a stretch of about a second with a checkpoint at its beginning,
-then the same number of steps without one, and so on. Two runs next to each other differ by several
-percent on a machine that others share, which is more than what is to be seen here. What must not
-live here: how a checkpoint is written, or what a step costs (`steps.py`).
+A run is measured against itself: a stretch of about a second with a checkpoint at its beginning
+against the mean of the stretches before and after it, which take as many steps and have none. Two
+runs next to each other differ by several percent on a machine that others share, which is more
+than what is to be seen here; between two neighbours such a drift cancels. What must not live here:
+how a checkpoint is written, or what a step costs (`steps.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from trainable.task import Data, Task, load_task
 
 _GOAL = Goal("ratio", 1.01)
 _WIDTH = 2048
-_PAIRS_OF_A_REPEAT = 6
+_SAVES_OF_A_REPEAT = 12
 _NEVER = 10**9
 
 
@@ -45,7 +46,7 @@ class Large(Task):
         return nn.Sequential(*layers, nn.Linear(_WIDTH, 10))
 
     def build_data(self) -> Data:
-        inputs, targets = torch.randn(640, _WIDTH), torch.randint(10, (640,))
+        inputs, targets = torch.randn(320, _WIDTH), torch.randint(10, (320,))
         return Data(train=(inputs, targets), val=(inputs[:16], targets[:16]))
 
 
@@ -66,24 +67,26 @@ class _Unrated(Task):
 
 
 def checkpoints(repeats: int) -> list[Result]:
-    """Seconds of a stretch of steps with a checkpoint, and of the next one without."""
-    pairs = _PAIRS_OF_A_REPEAT * repeats
+    """Seconds of a stretch of steps with a checkpoint, and of its neighbours without."""
+    saves = _SAVES_OF_A_REPEAT * repeats
     return [
-        _compare("digits CNN", lambda: load_task("digits", {"model": "cnn"}), 64, pairs),
-        _compare("a state of 200 MB", lambda: Large(4), 32, pairs),
+        _compare("digits CNN", lambda: load_task("digits", {"model": "cnn"}), 64, saves),
+        _compare("a state of 200 MB", lambda: Large(4), 32, saves),
     ]
 
 
-def _compare(what: str, make: Callable[[], Task], batch_size: int, pairs: int) -> Result:
+def _compare(what: str, make: Callable[[], Task], batch_size: int, saves: int) -> Result:
     data = make().build_data().train
     assert isinstance(data, tuple)
     epoch = Plan(len(data[0]), batch_size, batch_size).windows
     seconds = min(_stretches(make(), batch_size, steps=epoch, every=_NEVER, count=4))
     stretch = epoch * max(1, round(1 / seconds))
-    taken = _stretches(make(), batch_size, steps=stretch, every=2 * stretch, count=2 * pairs + 2)
-    after_first = taken[2:]  # which takes its memory for the first time
+    taken = _stretches(make(), batch_size, steps=stretch, every=2 * stretch, count=2 * saves + 3)
+    after_first = taken[1:]  # which takes its memory for the first time
+    without = after_first[0::2]
+    neighbours = [(before + after) / 2 for before, after in itertools.pairwise(without)]
     row = f"P4 {what}, a checkpoint each second / none"
-    return paired(row, after_first[0::2], after_first[1::2], "s", _GOAL)
+    return paired(row, after_first[1:-1:2], neighbours, "s", _GOAL)
 
 
 def _stretches(task: Task, batch_size: int, *, steps: int, every: int, count: int) -> list[float]:

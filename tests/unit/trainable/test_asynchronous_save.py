@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import threading
 import time
 
@@ -134,6 +135,84 @@ def test_next_step_waits_for_the_copy_of_the_moments(
         assert _bytes(found[step]) == _bytes(parse_state(_bytes(states[step])))
     moments = [found[step]["optimizer"]["state"][0]["exp_avg"] for step in (2, 3)]
     assert not torch.equal(*moments)
+
+
+class _Restless(nn.Module):
+    """Writes to its weights before it uses them; `first` and `last` it leaves alone."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.first, self.own, self.last = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.write = write
+
+    def forward(self, inputs):
+        if self.training:
+            self.write(self.own.weight)
+        return self.last(self.own(self.first(inputs)))
+
+
+def _write_in_place(weight):
+    with torch.no_grad():
+        weight.mul_(0.9)
+
+
+def _write_past_autograd(weight):
+    weight.data.mul_(0.9)
+
+
+def _write_what_is_there_at_first():
+    calls = itertools.count()
+
+    def write(weight):
+        with torch.no_grad():
+            weight.mul_(1.0 if next(calls) < 2 else 0.9)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "write", [_write_in_place, _write_past_autograd, _write_what_is_there_at_first()]
+)
+def test_parameters_that_the_model_itself_writes_to_are_copied_before_it_can(
+    write, tmp_path, opened, configure, toy, monkeypatch
+):
+    forward, finish, late = threading.Event(), Snapshots.finish, []
+
+    def finish_late(self):
+        late.append(len(self._unfinished))
+        assert forward.wait(30)
+        finish(self)
+
+    class Task(toy):
+        def build_model(self):
+            return _Restless(write)
+
+        def loss(self, model, batch):
+            part = super().loss(model, batch)
+            if trainer.state.progress.step == 2:
+                forward.set()
+            return part
+
+    states = {}
+
+    def interrupted():
+        step = trainer.state.progress.step
+        states[step] = snapshot(trainer.state.state_dict())
+        return step == 3
+
+    monkeypatch.setattr(Snapshots, "finish", finish_late)
+    config = configure(every="2 steps", optimizer={"lr": 0.1})
+    trainer = opened(config, tmp_path, Task(samples=96), interrupted=interrupted)
+    list(trainer.events())
+    store = CheckpointStore(tmp_path)
+    found = {g.step: store.load(g) for g in store.generations()}
+    for step in (2, 3):
+        assert _bytes(found[step]) == _bytes(parse_state(_bytes(states[step])))
+    weights = [found[step]["model"]["own.weight"] for step in (2, 3)]
+    assert not torch.equal(*weights)
+    parameters = len(list(trainer.model.parameters()))
+    of_the_optimizer = 3 * parameters  # two moments and a step count each
+    assert late[0] == of_the_optimizer + parameters - 1
 
 
 @pytest.mark.seeds("S16 asynchronous")
@@ -284,14 +363,18 @@ def test_snapshot_shares_nothing_but_what_the_state_shares():
     assert weights["0.weight"].data_ptr() == weights["head.weight"].data_ptr()
 
 
-def test_steady_entries_are_copied_when_it_is_finished():
+def _is_moment(entry, _):
+    return entry == "moments"
+
+
+def test_steady_tensors_are_copied_when_it_is_finished():
     snapshots, shared = Snapshots(), torch.ones(2)
     for value in (1.0, 2.0):  # into new memory, then into the same again
         state = {
-            "moments": [torch.full((3,), value), shared, torch.full((2,), value).to_sparse()],
             "model": {"shared": shared, "other": torch.full((3,), value)},
+            "moments": [torch.full((3,), value), shared, torch.full((2,), value).to_sparse()],
         }
-        copied = snapshots.take(state, ["moments"])
+        copied = snapshots.take(state, _is_moment)
         state["model"]["other"].fill_(9)
         shared.fill_(value + 1)
         state["moments"][0].fill_(value + 5)  # nobody may, but it shows when it is copied
@@ -309,7 +392,7 @@ def test_copy_that_fails_is_an_error_of_the_save(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Snapshots, "finish", finish)
     store = _store(tmp_path, LocalFiles.of(tmp_path))
-    assert _offer(store, 1, steady=["optimizer"])
+    assert _offer(store, 1, steady=_is_moment)
     store.settle()
     with pytest.raises(CheckpointError, match=r"step 1 failed \(MemoryError: no more\)"):
         store.wait()
