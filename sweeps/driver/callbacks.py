@@ -312,10 +312,9 @@ class Bookkeeper(Callback):
         )
         self._fence()
         self._recorder.finish(number, STATUSES[ending], end_tags(record, self._spec))
-        self._ledger.finish(number, ending, reason=reason, traceback=traceback)
+        record = self._ledger.finish(number, ending, reason=reason, traceback=traceback)
         self._live.discard(number)
         self._paused.discard(number)
-        record = self._ledger.trial(number)
         self._view.ended(number, ending, record.result, reason)
         self._on_end(record)
 

@@ -383,21 +383,24 @@ class Ledger:
         *,
         reason: str | None = None,
         traceback: str | None = None,
-    ) -> None:
+    ) -> TrialRecord:
         """Give a trial its one end; the first one stays.
 
         A complete trial's value is its best reported one, which is the value of its best
         checkpoint; of several metrics, the values that this one report had.
+
+        Returns:
+            The trial with its end.
         """
         record = self.trial(number)
         if record.finished:
-            return
+            return record
         if reason is not None:
             self._storage.set_trial_user_attr(self._id(number), "reason", reason)
         if traceback is not None:
             self._storage.set_trial_user_attr(self._id(number), "traceback", traceback)
         value = record.result if ending == "complete" else None
-        self._study.tell(number, value, state=_ENDINGS[ending])
+        return self._record(self._study.tell(number, value, state=_ENDINGS[ending]))
 
     def _id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)

@@ -8,13 +8,16 @@ What must not live here: opening a ledger, and what is stored (`ledger`).
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import optuna
 import sqlalchemy
 from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.ledger import file as ledger_file
 from sweeps.ledger.database import LedgerDatabase
@@ -71,8 +74,18 @@ class EditableStorage(optuna.storages.RDBStorage):
     trip over it. Here samplers are never shown the stored trials as they are (see `proposals`).
     There is no documented entrance for this; a test edits a space through a real ledger.
 
+    A trial is read with seven statements, and was read eight times from its start to its end. The
+    one driver that may write remembers the open trials that it read while it wrote; whoever only
+    looks remembers nothing, for others write.
+
     It is used by one thread.
     """
+
+    def __init__(self, url: str, engine_kwargs: dict[str, Any]) -> None:
+        super().__init__(url, engine_kwargs)
+        self._open: dict[int, FrozenTrial] = {}
+        self._ids: dict[tuple[int, int], int] = {}
+        self._writes = False
 
     def look(self, work: Callable[[], _T]) -> _T:
         """Do what only reads."""
@@ -80,7 +93,73 @@ class EditableStorage(optuna.storages.RDBStorage):
 
     def transact(self, work: Callable[[], _T]) -> _T:
         """Store all that `work` stores, or nothing of it."""
+        self._writes = True
+        try:
+            return self._transact(work)
+        except BaseException:  # what is stored now is to be read again; raised again
+            self._open.clear()
+            raise
+        finally:
+            self._writes = False
+
+    def _transact(self, work: Callable[[], _T]) -> _T:
         raise NotImplementedError
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """Return a trial, which nobody may change."""
+        known = self._open.get(trial_id)
+        if known is None:
+            known = super().get_trial(trial_id)
+            if self._writes and not known.state.is_finished():
+                self._open[trial_id] = known
+        return known
+
+    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
+        """Return a trial's id, which stays what it is."""
+        key = (study_id, trial_number)
+        if key not in self._ids:
+            self._ids[key] = super().get_trial_id_from_study_id_trial_number(*key)
+        return self._ids[key]
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """Store an attribute."""
+        super().set_trial_user_attr(trial_id, key, value)
+        if known := self._open.get(trial_id):
+            stored = json.loads(json.dumps(value))  # as it is read: a tuple is a list, for example
+            changed = self._open[trial_id] = copy.copy(known)
+            changed.user_attrs = {**known.user_attrs, key: stored}
+
+    def set_trial_intermediate_value(
+        self, trial_id: int, step: int, intermediate_value: float
+    ) -> None:
+        """Store a report."""
+        super().set_trial_intermediate_value(trial_id, step, intermediate_value)
+        if known := self._open.get(trial_id):
+            changed = self._open[trial_id] = copy.copy(known)
+            changed.intermediate_values = {**known.intermediate_values, step: intermediate_value}
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """Store an attribute of Optuna's own."""
+        self._open.pop(trial_id, None)
+        super().set_trial_system_attr(trial_id, key, value)
+
+    def set_trial_param(
+        self,
+        trial_id: int,
+        param_name: str,
+        param_value_internal: float,
+        distribution: BaseDistribution,
+    ) -> None:
+        """Store a parameter."""
+        self._open.pop(trial_id, None)
+        super().set_trial_param(trial_id, param_name, param_value_internal, distribution)
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        """Store a state."""
+        self._open.pop(trial_id, None)
+        return super().set_trial_state_values(trial_id, state, values)
 
     def _set_trial_param_without_commit(
         self,
@@ -112,10 +191,10 @@ class _FileStorage(EditableStorage):
         super().__init__(
             f"sqlite:///{place.path}",
             # The connection that was returned last comes next: the one with the open transaction.
-            engine_kwargs={"connect_args": arguments, "pool_use_lifo": True},
+            {"connect_args": arguments, "pool_use_lifo": True},
         )
 
-    def transact(self, work: Callable[[], _T]) -> _T:
+    def _transact(self, work: Callable[[], _T]) -> _T:
         with contextlib.closing(self.engine.raw_connection()) as pooled:
             connection: Any = pooled.driver_connection  # which the pool hands out next
         with connection.at_once():
@@ -141,12 +220,12 @@ class _DatabaseStorage(EditableStorage):
             return work()
         return self._place.patiently(work, before_again=self.engine.dispose)
 
-    def transact(self, work: Callable[[], _T]) -> _T:
+    def _transact(self, work: Callable[[], _T]) -> _T:
         assert not self._within, "one transaction is not part of another"
         results: list[_T] = []
         try:
             result = self._place.patiently(
-                lambda: self._try(work, results), before_again=self.engine.dispose
+                lambda: self._try(work, results), before_again=self._begin_anew
             )
         except BaseException:  # whether the last commit was made is not known; raised again
             self._place.written = None
@@ -154,6 +233,10 @@ class _DatabaseStorage(EditableStorage):
         assert self._place.written is not None
         self._place.written += 1
         return result
+
+    def _begin_anew(self) -> None:
+        self._open.clear()  # the last try has changed it, and may not have been committed
+        self.engine.dispose()
 
     def _try(self, work: Callable[[], _T], results: list[_T]) -> _T:
         """Try a transaction once.

@@ -167,8 +167,9 @@ def test_best_follows_the_mode(path: Path) -> None:
 def test_attempts_are_counted_over_reopening(ledger: Ledger, place: Place) -> None:
     number = _ask(ledger)
     assert ledger.start(number) == 1
-    assert Ledger.open(place).start(number) == 2
-    assert ledger.trial(number).attempts == 2
+    again = Ledger.open(place)
+    assert again.start(number) == 2
+    assert again.trial(number).attempts == 2
 
 
 def test_what_a_trial_lacks_is_stored_beside_what_it_has(in_file: Ledger, path: Path) -> None:
@@ -197,6 +198,48 @@ def test_a_parameter_may_change_its_kind_and_its_choices_from_trial_to_trial(
     assert [trial.params for trial in LedgerView(place).trials] == asked
     stored = [trial.distributions for trial in ledger.frozen_trials()]
     assert stored == spaces
+
+
+def test_what_its_writer_remembers_of_an_open_trial_is_what_is_stored(
+    ledger: Ledger, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read = RDBStorage.get_trial
+
+    def counted(self: RDBStorage, trial_id: int) -> Any:
+        if self is ledger._storage:
+            reads.append(trial_id)
+        return read(self, trial_id)
+
+    monkeypatch.setattr(RDBStorage, "get_trial", counted)
+    lost = Mutation(2, 0, {"train.optimizer.lr": 0.1})
+    steps: list[Callable[[], object]] = [
+        lambda: _ask(ledger),
+        lambda: _ask(ledger),
+        lambda: ledger.start(0),
+        lambda: ledger.start(1),
+        lambda: ledger.report(0, epoch=1, step=10, value=0.5),
+        lambda: ledger.report(1, epoch=1, step=10, value=float("nan")),
+        lambda: ledger.report(0, epoch=1, step=10, value=0.1),
+        lambda: ledger.note(0, SIGNALS, ("a", "b")),
+        lambda: ledger.mutate(2, {0: lost, 1: lost}),
+        lambda: ledger.take_back_mutation(1),
+        lambda: ledger.start(0),
+    ]
+    for step in steps:
+        step()
+        stored = Ledger.open(place)
+        numbers = range(len(stored.trials()))
+        assert repr([ledger.trial(n) for n in numbers]) == repr([stored.trial(n) for n in numbers])
+    assert len(reads) == 2  # each once, when it was added
+    stored.start(1)
+    looking = Ledger.open(place)
+    assert looking.trial(1).attempts == 2
+    stored.start(1)
+    assert looking.trial(1).attempts == 3  # who only looks remembers nothing
+    ended = ledger.finish(0, "complete")
+    assert ended == Ledger.open(place).trial(0) == ledger.finish(0, "failed")
+    assert ended.state == "complete"
 
 
 class Died(BaseException):
@@ -245,7 +288,7 @@ def test_a_death_among_the_writes_of_one_thing_leaves_none_of_them(
         with pytest.raises(Died):
             do(ledger)
     again = Ledger.open(place)
-    assert again.trials() == before
+    assert again.trials() == before == [ledger.trial(0)]
     do(again)
     assert Ledger.open(place).trials() != before
 
