@@ -6,6 +6,7 @@ or anything they mean, and a cluster that runs already (`cluster`).
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -133,7 +134,7 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
         "_temp_dir": str(scratch_directory(token) / "ray"),
         "_node_ip_address": "127.0.0.1",  # see `sweeps/__init__.py`
     }
-    with warnings.catch_warnings(), own_signals():
+    with warnings.catch_warnings(), own_signals(), _bare_node():
         warnings.simplefilter("ignore", FutureWarning)
         try:
             ray.init(**options)
@@ -152,12 +153,35 @@ def own_signals() -> Iterator[None]:
     """
     from ray._private import utils
 
-    theirs = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda _: None
+    with _replaced(utils, "set_sigterm_handler", lambda _: None):
+        yield
+
+
+@contextmanager
+def _bare_node() -> Iterator[None]:
+    """Leave out what Ray starts with a node of its own and nobody here asks, for which it has no
+    option: an API server, whose start it waits for, and two processes that watch its logs and
+    a cluster that could grow.
+    """
+    from ray._private import parameter, services
+
+    complete: Any = parameter.RayParams
+    node = functools.partial(complete, no_monitor=True, include_log_monitor=False)
+    with (
+        _replaced(parameter, "RayParams", node),
+        _replaced(services, "start_api_server", lambda *_, **__: ("", None)),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(module: Any, name: str, instead: Any) -> Iterator[None]:
+    theirs = getattr(module, name)
+    setattr(module, name, instead)
     try:
         yield
     finally:
-        utils.set_sigterm_handler = theirs
+        setattr(module, name, theirs)
 
 
 def prepare_tune(concurrency: int) -> None:

@@ -318,6 +318,13 @@ def test_nobody_else_can_talk_to_ray(ran: Ran) -> None:
     assert ran.watcher.open_to == {0}
 
 
+def test_ray_starts_nothing_that_nobody_asks(ran: Ran) -> None:
+    unasked = ("dashboard/dashboard.py", "log_monitor.py", "_private/monitor.py")
+    lines = ran.watcher.command_lines
+    assert any("gcs_server" in line for line in lines)
+    assert not [line for line in lines for name in unasked if name in line]
+
+
 def test_files_follow_the_umask_and_nobody_else_may_write_to_them(
     module_cli: CommandLine, trials: object
 ) -> None:
