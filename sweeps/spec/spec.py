@@ -88,7 +88,6 @@ __all__ = [
     "load_spec",
     "parse_placed",
     "parse_spec",
-    "with_overrides",
 ]
 
 VERSION = 1
@@ -306,15 +305,6 @@ def parse_placed(
     """Read a spec from text; `label` stands for the file in messages. See `load_placed`."""
     environ = os.environ if environ is None else environ
     return _validate(source.parse(text, label, environ), overrides, {}, environ)
-
-
-def with_overrides(spec: SweepSpec, overrides: Sequence[str]) -> SweepSpec:
-    """Return a spec with `KEY=VALUE` overrides applied, such as `trials=40`.
-
-    Raises:
-        SpecError: An override is wrong, or the result does not fit together.
-    """
-    return parse_spec(spec.to_yaml(), f"{spec.name}/sweep.yaml", overrides)
 
 
 _LOADING = object()

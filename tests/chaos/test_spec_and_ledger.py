@@ -15,7 +15,6 @@ import pytest
 from sweeps.ledger.file import WAIT_SECONDS
 from sweeps.ledger.ledger import Ledger
 from sweeps.spec.revisions import read_spec, write_spec
-from sweeps.spec.spec import with_overrides
 from tests.chaos.cases import SEED
 from tests.chaos.harness import (
     SERIAL,
@@ -26,6 +25,7 @@ from tests.chaos.harness import (
     assert_ended,
     assert_says_how_to_go_on,
 )
+from tests.specs import with_overrides
 from trainable.checkpoint import CheckpointStore
 
 _NO_REVISION = "sweep.yaml holds no revision of the spec that is whole"

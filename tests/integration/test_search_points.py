@@ -11,8 +11,9 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.publishing.report import write_report
 from sweeps.search.proposals import Proposer
 from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import SweepSpec, with_overrides
+from sweeps.spec.spec import SweepSpec
 from tests.integration.proposing import Params, end, ledger_at, search, spec_of
+from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 
 RATE, NORM, NAME = "train.optimizer.lr", "train.clip.max_norm", "train.optimizer.name"

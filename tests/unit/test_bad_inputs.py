@@ -21,7 +21,8 @@ from sweeps.engine.preflight import Inspection, TaskRefused
 from sweeps.engine.resources import Machine, Plan
 from sweeps.spec.origin import Origin, OriginChanged, check_origin
 from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import SpecError, parse_placed, parse_spec, with_overrides
+from sweeps.spec.spec import SpecError, parse_placed, parse_spec
+from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 from trainable.preflight import _answer
 

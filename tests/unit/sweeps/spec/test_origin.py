@@ -9,7 +9,8 @@ import pytest
 
 from sweeps.ledger.ledger import Ledger
 from sweeps.spec.origin import Origin, OriginChanged, check_origin
-from sweeps.spec.spec import SweepSpec, parse_spec, with_overrides
+from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.specs import with_overrides
 
 SPEC = """
 name: quad
