@@ -10,15 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
+from ray import cloudpickle
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.commands.doctor import object_stores
+from sweeps.engine.nodes import _make_look, fault_of
 from sweeps.layout import SweepPaths
 from sweeps.reconciliation.corrections import close_store
 from sweeps.spec.revisions import write_spec
@@ -195,7 +198,7 @@ def _probed(prefix: str = PREFIX) -> str:
 def test_store_that_is_away_is_refused(store):
     store.wire.cut()
     assert re.match(
-        rf"storage.checkpoints is {PREFIX}, and this program cannot list it: .*NETWORK_CONNECTION"
+        rf"{PREFIX} cannot be listed: .*NETWORK_CONNECTION"
         r".*; trials list, write, read and remove objects there; correct the address, "
         r"AWS_ENDPOINT_URL, or the credentials in the environment$",
         _probed(),
@@ -217,7 +220,7 @@ def test_bucket_that_is_not_there_is_refused(store):
 
 def test_credentials_that_are_not_known_are_refused(store):
     with store.letting_nobody_in():
-        assert re.search("cannot list it: .*(ACCESS_KEY|ACCESS_DENIED)", _probed())
+        assert re.search("cannot be listed: .*(ACCESS_KEY|ACCESS_DENIED)", _probed())
 
 
 @pytest.mark.parametrize(
@@ -238,16 +241,66 @@ def test_endpoint_that_is_none_is_refused(monkeypatch, address, shown):
     )
 
 
-@pytest.mark.usefixtures("store")
-def test_sweep_is_refused_before_anything_is_created(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("s.yaml").write_text(STORED.replace(BUCKET, "no-bucket-of-ours"))
-    done = CliRunner().invoke(app, ["run", "s.yaml"])
+def _refused(*words: str) -> str:
+    """What a command that nothing is made by says, in one line."""
+    done = CliRunner().invoke(app, [*words])
     assert done.exit_code == 2, done.output
-    assert re.fullmatch(
-        r"storage.checkpoints is s3://no-bucket.* in the environment\n", done.stderr
+    assert [path.name for path in Path().iterdir()] == ["s.yaml"]
+    return re.sub(r" \(Request ID: \w+\)", "", done.stderr.removesuffix("\n"))
+
+
+@pytest.mark.usefixtures("store")
+def test_sweep_is_refused_with_its_place_before_anything_is_created(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    elsewhere = "s3://no-bucket-of-ours/team/sweeps"
+    Path("s.yaml").write_text(STORED.replace(PREFIX, elsewhere))
+    told = (
+        f"storage.checkpoints: {elsewhere} cannot be listed: When listing objects under key "
+        "'team/sweeps/small/' in bucket 'no-bucket-of-ours': AWS Error NO_SUCH_BUCKET during "
+        "ListObjectsV2 operation: The specified bucket does not exist; trials list, write, read "
+        "and remove objects there; correct the address, AWS_ENDPOINT_URL, or the credentials in "
+        "the environment"
     )
-    assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
+    assert _refused("run", "s.yaml") == f"s.yaml:16:24: {told}"
+    # Known here already, so that the nodes of a cluster are not asked.
+    assert _refused("run", "s.yaml", "--address", "127.0.0.1:1") == f"s.yaml:16:24: {told}"
+
+    asked = f"storage.checkpoints={PREFIX}"
+    connect().pipe_file(f"{PREFIX.removeprefix('s3://')}/small/trials/0000/x", b"a stranger's")
+    assert _refused("run", "s.yaml", "-s", asked) == (
+        f"-s {asked}: storage.checkpoints: {PREFIX}/small holds objects already; a new sweep's "
+        "checkpoints lie where nothing is; remove what is there, or choose another --name or "
+        "prefix"
+    )
+
+
+def _seen_from_a_node(place: Path) -> str | None:
+    """What is said of a node after its look, which travels by value."""
+    (place / "driver").write_text("mark")
+    ours = version("gradsweep")
+    look = cloudpickle.loads(cloudpickle.dumps(_make_look()))
+    answer = look(str(place), "node", "mark", ours, PREFIX)
+    assert "geheim-of-tests" not in str(answer)
+    return fault_of(answer, ours, place)
+
+
+def test_node_says_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
+    assert _seen_from_a_node(tmp_path) is None
+    assert store.objects() == []
+    store.wire.cut()
+    assert re.match(
+        rf"storage.checkpoints: {PREFIX} cannot be listed: .*NETWORK_CONNECTION.*; correct the "
+        r"address, AWS_ENDPOINT_URL, or the credentials in the environment; a trial there has the "
+        r"environment that `ray start` had$",
+        str(_seen_from_a_node(tmp_path)),
+    )
+    objects._connect.cache_clear()
+    monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
+    assert _seen_from_a_node(tmp_path) == (
+        f"storage.checkpoints: {PREFIX} cannot be asked for (import of pyarrow.fs halted; None in "
+        "sys.modules); an object store is reached by way of fsspec and pyarrow; install them "
+        f"there: pip install gradsweep=={version('gradsweep')}"
+    )
 
 
 def test_doctor_looks_at_the_stores_of_the_sweeps(store, tmp_path):
