@@ -53,6 +53,11 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             soft_wrap=True,
         )
     sweep, where = _command(), _where(paths)
+    if result.unpublished:
+        sentence(err, f"the best weights are not published: {result.unpublished}", style="yellow")
+        err.print(
+            f"publish them with: {sweep} resume {name}{where}", highlight=False, soft_wrap=True
+        )
     more = f"trials={result.num_trials * 2}"
     if result.stop is not None:
         more = result.stop.go_on

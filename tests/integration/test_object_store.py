@@ -4,6 +4,7 @@ clear about a store that is away.
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 import subprocess
@@ -12,22 +13,33 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from ray import cloudpickle
+from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.commands.doctor import object_stores
+from sweeps.driver import conclusion
+from sweeps.driver.conclusion import conclude
+from sweeps.driver.opening import OpenSweep
 from sweeps.engine.nodes import _make_look, fault_of
-from sweeps.layout import SweepPaths
+from sweeps.layout import TRIAL_CONFIG, SweepPaths
+from sweeps.publishing import publish
+from sweeps.publishing.pictures import Gallery
 from sweeps.reconciliation.corrections import close_store
+from sweeps.results import messages
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
+from sweeps.stores import trial_files, trial_store
 from tests.integration.commandline import TINY
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
+from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.recorder import MemoryRecorder
 from trainable import objects
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
@@ -315,3 +327,74 @@ def test_doctor_looks_at_the_stores_of_the_sweeps(store, tmp_path):
     (off,) = object_stores(tmp_path)
     assert (off.level, off.what) == ("fail", "object store")
     assert "NETWORK_CONNECTION" in off.detail
+
+
+class _Delivered(MemoryRecorder):
+    """A recorder whose server takes everything at once."""
+
+    silence = 0.0
+
+    def flush(self, timeout: float) -> int:
+        del timeout
+        return 0
+
+    close = flush
+
+
+@pytest.mark.parametrize("lost", ["before the weights are looked for", "before they are read"])
+def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publishes(
+    store, tmp_path, monkeypatch, lost
+):
+    made = MadeSweep(tmp_path, more=f'storage: {{checkpoints: "{PREFIX}"}}')
+    made.spec = made.spec.model_copy(update={"trials": 1})
+    number = made.add("complete", 0.5)
+    directory = made.paths.trial(number)
+    directory.mkdir(parents=True)
+    (directory / TRIAL_CONFIG).write_text("task: digits\n")
+    config = CheckpointConfig(keep=2)
+    files = trial_files(made.paths, made.spec, number)
+    writer = CheckpointStore(directory, config, metric="val/loss", files=files)
+    _save(writer, 10, 0.5)
+    writer.close()
+
+    def found_and_cut(*given):
+        best = trial_store(*given).best()
+        store.wire.cut()
+        return SimpleNamespace(best=lambda: best)
+
+    def ended():
+        recorder = _Delivered()
+        sweep = OpenSweep(made.paths, made.spec, made.ledger, recorder)
+        made.ledger.note_attempt({})
+        with Gallery(made.spec, made.paths, [], recorder) as gallery:
+            return conclude(sweep, gallery, uninterrupted, None), recorder.runs[None]
+
+    uninterrupted = SimpleNamespace(requested=False, exit_code=0)
+    monkeypatch.setattr(conclusion, "_publish_report", lambda *_: None)  # has no weights in it
+    with monkeypatch.context() as patch:
+        if lost == "before they are read":
+            patch.setattr(publish, "trial_store", found_and_cut)
+        else:
+            store.wire.cut()
+        outcome, run = ended()
+    said = str(outcome.unpublished)
+    where = f"{PREFIX}/small/trials/0000/checkpoints"
+    assert re.match(f"the checkpoints at {where} cannot be read: .*untouched; .*resume$", said)
+    assert (outcome.exit_code, outcome.cause, outcome.best[0].number) == (0, None, number)
+    assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", f"waiting: {said}")
+    assert run.artifacts == {}
+    assert not made.view.ledger.concluded, "the next resume has something to do"
+    told = io.StringIO()
+    monkeypatch.setattr("sys.argv", ["sweep", "run", "s.yaml"])
+    messages.outcome(Console(file=io.StringIO()), Console(file=told), outcome, made.paths)
+    assert told.getvalue() == (
+        f"the best weights are not published: {said}\n"
+        f"publish them with: sweep resume small --root {tmp_path}\n"
+    )
+
+    store.wire.mend()
+    outcome, run = ended()
+    assert (outcome.exit_code, outcome.unpublished) == (0, None)
+    assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", "")
+    assert "best/model.safetensors" in run.artifacts
+    assert made.view.ledger.concluded == 1
