@@ -54,10 +54,9 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         )
     sweep, where = _command(), _where(paths)
     if result.unpublished:
-        sentence(err, f"the best weights are not published: {result.unpublished}", style="yellow")
-        err.print(
-            f"publish them with: {sweep} resume {name}{where}", highlight=False, soft_wrap=True
-        )
+        said = f"the best weights are not published: {result.unpublished}; publish them with:"
+        sentence(err, said, style="yellow")
+        resume(err, paths)
     more = f"trials={result.num_trials * 2}"
     if result.stop is not None:
         more = result.stop.go_on

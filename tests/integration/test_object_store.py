@@ -181,6 +181,30 @@ def test_upload_that_is_cut_off_leaves_what_was_committed(store, tmp_path):
     assert torch.equal(load_file(target)["weight"], torch.arange(10_000.0) + 2)
 
 
+def test_state_in_several_parts_is_there_when_the_last_one_is(store, tmp_path):
+    size = 3 * 2**20  # 12 MiB of floats; what goes in one request is at most 10
+    writer = _open(tmp_path)
+    first = _save(writer, 1, 0.1)
+    store.wire.cut_within_upload(rf"/{STATE}\?partNumber=2[^ ]*", after=100_000)
+    with pytest.raises(StorageError, match=r"step 2 .* could not be written"):
+        _save(writer, 2, 0.05, size)
+    writer.close()
+    store.wire.mend()
+    begun = store.ask("GET", f"/{BUCKET}?uploads").decode()
+    assert re.search(rf"<Key>\S+/step-00000002-\w+/{STATE}</Key>", begun), "one part is there"
+    assert _names(store) == [MANIFEST, STATE, "writer"]
+    assert _reader(tmp_path).newest().pointer == _reader(tmp_path).best().pointer == first
+
+    again = _open(tmp_path)
+    assert (again.resume()["step"], again.set_aside) == (1, [])
+    second = _save(again, 2, 0.05, size)
+    again.close()
+    assert _names(store) == [MANIFEST] * 2 + [STATE] * 2
+    assert [g.pointer for g in _reader(tmp_path).generations()] == [first, second]
+    weight = _reader(tmp_path).load(second)["model"]["weight"]
+    assert torch.equal(weight, torch.arange(float(size)) + 2)
+
+
 def test_store_that_takes_checkpoints_passes_and_holds_nothing_afterwards(store):
     probe(PREFIX)
     probe(PREFIX, empty="digits")
@@ -388,8 +412,8 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     monkeypatch.setattr("sys.argv", ["sweep", "run", "s.yaml"])
     messages.outcome(Console(file=io.StringIO()), Console(file=told), outcome, made.paths)
     assert told.getvalue() == (
-        f"the best weights are not published: {said}\n"
-        f"publish them with: sweep resume small --root {tmp_path}\n"
+        f"the best weights are not published: {said}; publish them with:\n"
+        f"sweep resume small --root {tmp_path}\n"
     )
 
     store.wire.mend()
