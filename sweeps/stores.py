@@ -7,9 +7,13 @@ generation is and how it is committed (`trainable`).
 from __future__ import annotations
 
 from sweeps.layout import SweepPaths
+from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.spec import SweepSpec
 from trainable.checkpoint import CheckpointStore
 from trainable.files import RunFiles, files_of
+
+KEY = ("storage", "checkpoints")
+"""Of a spec: where checkpoints lie."""
 
 
 def address_of(paths: SweepPaths, spec: SweepSpec, number: int) -> str | None:
@@ -42,9 +46,12 @@ def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
         new: The sweep is to be created: nothing of that name may be there.
 
     Raises:
-        StoreUnusable: They cannot; nothing was created.
+        Refused: They cannot; nothing was created.
     """
     if spec.storage.checkpoints is not None:
-        from trainable.objects import probe
+        from trainable.objects import StoreUnusable, probe
 
-        probe(spec.storage.checkpoints, empty=paths.name if new else None)
+        try:
+            probe(spec.storage.checkpoints, empty=paths.name if new else None)
+        except StoreUnusable as error:
+            raise Refused([Fault(KEY, str(error))]) from error

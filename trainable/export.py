@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainable.checkpoint import CheckpointStore
-from trainable.errors import CheckpointError
+from trainable.errors import CheckpointError, StorageError
 from trainable.files import files_at
 from trainable.startup import without_collection
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trainable.config import TrialConfig
+
+AWAY = 3
+"""The exit code when the storage cannot be read now; 1: there are no weights to be had."""
 
 
 def export_weights(generation: Path | str, target: Path) -> None:
@@ -135,4 +138,5 @@ if __name__ == "__main__":
         try:
             export_weights(sys.argv[1], Path(sys.argv[2]))
         except CheckpointError as error:
-            sys.exit(str(error))
+            print(error, file=sys.stderr)
+            sys.exit(AWAY if isinstance(error, StorageError) else 1)

@@ -38,7 +38,7 @@ _PROBE_SECONDS = 2
 
 
 class StoreUnusable(ValueError):
-    """An object store that no checkpoint could be kept in."""
+    """An object store that no checkpoint could be kept in: which, why, and what to do."""
 
 
 class ObjectFiles:
@@ -271,7 +271,7 @@ def probe(prefix: str, *, empty: str | None = None) -> None:
     root = PurePosixPath(prefix.removeprefix(SCHEME))
     key = str(root / f".probe-{uuid.uuid4().hex[:12]}")
     system = connect(_PROBE_SECONDS)
-    doing = "list"
+    failed = "listed"
     try:
         with contextlib.suppress(FileNotFoundError):
             if system.ls(str(root / (empty or "")), detail=False) and empty is not None:
@@ -279,24 +279,24 @@ def probe(prefix: str, *, empty: str | None = None) -> None:
                     f"{prefix}/{empty} holds objects already; a new sweep's checkpoints lie where "
                     "nothing is; remove what is there, or choose another --name or prefix"
                 )
-        doing = "write to"
+        failed = "written to"
         system.pipe_file(key, b"probe")
-        doing = "read from"
+        failed = "read from"
         try:
             system.cat_file(key)
         except OSError:
             with contextlib.suppress(OSError):  # who may not read may often not remove, either
                 system.rm_file(key)
             raise
-        doing = "remove from"
+        failed = "cleared of an object"
         system.rm_file(key)
-        doing = "look for what is not in"
+        failed = "asked for what is not there"
         system.exists(key)
     except OSError as problem:
         raise StoreUnusable(
-            f"storage.checkpoints is {prefix}, and this program cannot {doing} it: "
-            f"{mask(str(problem))}; trials list, write, read and remove objects there; correct "
-            f"the address, {_ENDPOINTS[-1]}, or the credentials in the environment"
+            f"{prefix} cannot be {failed}: {mask(str(problem))}; trials list, write, read and "
+            f"remove objects there; correct the address, {_ENDPOINTS[-1]}, or the credentials in "
+            "the environment"
         ) from problem
 
 

@@ -68,6 +68,8 @@ def attempt(
     try:
         with leaving(), err.status("loading the task") as spinner, ExitStack() as stack:
             where: Machine | Cluster = Machine.probe()
+            # Before the cluster's nodes are asked: what is wrong here is wrong there, too.
+            probe_store(paths, spec, new=new)
             if address is not None:
                 spinner.update("connecting to the cluster")
                 where = stack.enter_context(_connected(address, paths, spec, err))
@@ -76,7 +78,6 @@ def attempt(
             ways = plan(spec.resources, spec.trials, spec.concurrency, nodes)
             inspection = Inspection(spec, ways)
             try:  # asked while the child imports torch: who is refused hears it soon
-                probe_store(paths, spec, new=new)
                 if not offline:
                     _probe_tracking(paths, spec, new=new)
             except ValueError:
@@ -135,6 +136,7 @@ def _connected(
         address,
         paths.root,
         spec.modules,
+        store=spec.storage.checkpoints,
         withhold=credentials(spec.tracking.uri, spec.storage.ledger),
         tell=lambda message: messages.sentence(err, message, style="yellow"),
     )

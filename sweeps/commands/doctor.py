@@ -27,11 +27,10 @@ from sweeps.engine.orphans import clean_up_after_the_dead
 from sweeps.engine.resources import Machine
 from sweeps.layout import LedgerError, list_sweeps
 from sweeps.lock import is_held, read_holder
-from sweeps.spec.problems import redact
+from sweeps.spec.problems import Refused, redact
 from sweeps.spec.revisions import read_spec
 from sweeps.stores import probe_store
 from trainable.errors import StorageError
-from trainable.objects import StoreUnusable
 
 _GIB = 1024**3
 _PYTHON = (3, 11)
@@ -144,7 +143,7 @@ def object_stores(root: Path) -> list[Finding]:
             continue
         try:
             probe_store(paths, spec, new=False)
-        except StoreUnusable as error:
+        except Refused as error:
             remedy = "put this right, then resume"
             found[where] = Finding("fail", "object store", str(error), remedy)
         else:

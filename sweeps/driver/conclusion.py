@@ -30,6 +30,7 @@ from sweeps.recording.tags import (
 from sweeps.results.sweep_view import NoBest, Outcome, no_success
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.recorder import Recorder
+from trainable.errors import StorageError
 
 _DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
@@ -54,6 +55,7 @@ def conclude(
     left, stop = sweep.left, sweep.stopped
     failed: int | None = None
     cause: str | None = None
+    unpublished: str | None = None
     if hopeless:
         failed, cause = hopeless.numbers[-1], hopeless.cause
     elif not best:
@@ -70,15 +72,25 @@ def conclude(
         if len(spec.metrics) > 1:
             _publish_front(sweep, best, trials, gallery)
         else:
-            _publish_best(sweep, best[0], gallery)
+            unpublished = _publish_best(sweep, best[0], gallery)
         recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
     pending = _deliver(recorder, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
-    if not interruption.requested and not left:
+    if not interruption.requested and not left and unpublished is None:
         ledger.conclude()
     grows = not spec.early_stopping.is_population
     return Outcome(
-        code, best, len(trials), pending, left, cause, failed, spec.metrics, stop, grows
+        code,
+        best,
+        len(trials),
+        pending,
+        left,
+        cause,
+        failed,
+        spec.metrics,
+        stop,
+        grows,
+        unpublished,
     )
 
 
@@ -112,8 +124,13 @@ def _publish_front(
     _publish_report(sweep.paths, sweep.recorder)
 
 
-def _publish_best(sweep: OpenSweep, best: TrialRecord, gallery: Gallery) -> None:
-    """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""
+def _publish_best(sweep: OpenSweep, best: TrialRecord, gallery: Gallery) -> str | None:
+    """Put the best trial's weights, configuration, card and pictures on the sweep's own run.
+
+    Returns:
+        Why the weights have to wait, for an object store that is away; None when they do not.
+    """
+    away: str | None = None
     paths, ledger, recorder = sweep.paths, sweep.ledger, sweep.recorder
     recorder.tag(None, best_tags(best))
     with (
@@ -137,7 +154,14 @@ def _publish_best(sweep: OpenSweep, best: TrialRecord, gallery: Gallery) -> None
                 recorder.artifact(None, file, f"best/{file.name}")
         except NoBest as missing:
             recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
+        except StorageError as problem:  # the trials are complete; so is the sweep
+            away = str(problem)
+            recorder.tag(None, {"best_checkpoint": f"waiting: {away}"})
+        else:
+            if len(ledger.attempts) > 1:  # an earlier one may have said otherwise
+                recorder.tag(None, {"best_checkpoint": ""})
         report.result()
+    return away
 
 
 def _publish_report(paths: SweepPaths, recorder: Recorder) -> None:

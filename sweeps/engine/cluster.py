@@ -139,6 +139,7 @@ def connected(
     root: Path,
     modules: Iterable[str],
     *,
+    store: str | None = None,
     withhold: Iterable[str] = (),
     tell: Callable[[str], None],
 ) -> Iterator[Cluster]:
@@ -150,6 +151,8 @@ def connected(
         address: What `find_address` returned.
         root: Where sweeps lie, which every node must see.
         modules: What trials import, by name; what of it lies in this directory travels.
+        store: The prefix, `s3://...`, that every node must reach; None: checkpoints lie below
+            the root.
         withhold: Environment variables that workers get empty.
         tell: Told in a sentence what stays here.
 
@@ -167,7 +170,7 @@ def connected(
         raylet = _connect(address, luggage, withhold)
     try:
         nodes = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
-        yield Cluster(address, tuple(survey(nodes, root)), raylet)
+        yield Cluster(address, tuple(survey(nodes, root, store)), raylet)
     finally:
         disconnect()
 

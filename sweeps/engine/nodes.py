@@ -1,5 +1,5 @@
-"""A look at every node of a cluster before a sweep is created: does it have our version, and does
-it see the same files?
+"""A look at every node of a cluster before a sweep is created: does it have our version, does it
+see the same files, and does it reach the store of the checkpoints?
 
 The look is bounded in time, takes no CPU that Ray counts, and leaves nothing behind. What must not
 live here: connecting (`cluster`), how trials share the nodes (`resources`).
@@ -19,6 +19,7 @@ from typing import Any
 
 from sweeps.engine.address import ClusterRefused
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, Machine
+from sweeps.stores import KEY
 
 SECONDS = 60.0
 """How long all nodes together may take to answer."""
@@ -31,19 +32,22 @@ _DISTRIBUTION = "gradsweep"
 _OURS = "driver"
 
 
-def survey(nodes: Mapping[str, Mapping[str, Any]], root: Path) -> list[Machine]:
+def survey(
+    nodes: Mapping[str, Mapping[str, Any]], root: Path, store: str | None = None
+) -> list[Machine]:
     """Look at every node on which a trial may run.
 
     Args:
         nodes: What Ray says of each, by its id.
         root: Where sweeps lie; made for as long as it takes.
+        store: The prefix in an object store that is to have the checkpoints; None: the root has.
 
     Returns:
         What each node offers.
 
     Raises:
-        ClusterRefused: A node does not answer, has another version, or does not see the root;
-            each such node is named.
+        ClusterRefused: A node does not answer, has another version, does not see the root, or
+            does not reach the store; each such node is named.
     """
     asked = {
         each: told for each, told in nodes.items() if {"CPU", "GPU"} & told["Resources"].keys()
@@ -56,7 +60,7 @@ def survey(nodes: Mapping[str, Mapping[str, Any]], root: Path) -> list[Machine]:
     ours, mark = version(_DISTRIBUTION), secrets.token_hex(16)
     with _meeting_place(root) as place:
         (place / _OURS).write_text(mark, encoding="utf-8")
-        answers = _ask(asked, place, mark)
+        answers = _ask(asked, place, mark, ours, store)
         wrong = [
             f"node {node_name(told)}: {fault}"
             for each, told in asked.items()
@@ -86,6 +90,31 @@ def fault_of(answer: Mapping[str, Any] | str, ours: str, root: Path) -> str | No
         )
     if answer["fault"]:
         return f"{root}: {answer['fault']}; {_shared(root)}"
+    if answer["store"]:
+        return f"{'.'.join(KEY)}: {answer['store']}"
+    return None
+
+
+def store_fault(prefix: str, version: str) -> str | None:
+    """Why a trial could not keep checkpoints below a prefix, and what to do; None when it could.
+
+    Runs on a node, in an environment as its trials have.
+
+    Args:
+        prefix: Such as `s3://bucket/sweeps`.
+        version: Ours, which the node has, too.
+    """
+    from trainable.objects import StoreUnusable, probe
+
+    try:
+        probe(prefix)
+    except StoreUnusable as error:
+        return f"{error}; a trial there has the environment that `ray start` had"
+    except ImportError as error:  # installed without what it depends on
+        return (
+            f"{prefix} cannot be asked for ({error}); an object store is reached by way of "
+            f"fsspec and pyarrow; install them there: pip install {_DISTRIBUTION}=={version}"
+        )
     return None
 
 
@@ -113,7 +142,7 @@ def machine_of(told: Mapping[str, Any], answer: Mapping[str, Any]) -> Machine:
 
 
 def _ask(
-    nodes: Mapping[str, Mapping[str, Any]], place: Path, mark: str
+    nodes: Mapping[str, Mapping[str, Any]], place: Path, mark: str, ours: str, store: str | None
 ) -> dict[str, Mapping[str, Any] | str]:
     """Let every node look, all at once; of one that cannot, the answer is why."""
     import ray
@@ -123,8 +152,8 @@ def _ask(
     pending = {}
     for each in nodes:
         there = NodeAffinitySchedulingStrategy(each, soft=False)
-        future = look.options(scheduling_strategy=there).remote(str(place), each, mark)
-        pending[future] = each
+        asked = look.options(scheduling_strategy=there)
+        pending[asked.remote(str(place), each, mark, ours, store)] = each
     done, late = ray.wait([*pending], num_returns=len(pending), timeout=SECONDS)
     answers: dict[str, Mapping[str, Any] | str] = {}
     for future in late:
@@ -140,20 +169,22 @@ def _ask(
     return answers
 
 
-def _make_look() -> Callable[[str, str, str], dict[str, Any]]:
+def _make_look() -> Callable[[str, str, str, str, str | None], dict[str, Any]]:
     """What is done on a node. Being made here it is sent whole: nodes that lack this package can
     say so.
     """
 
-    def look(place: str, name: str, mark: str) -> dict[str, Any]:
+    def look(place: str, name: str, mark: str, ours: str, store: str | None) -> dict[str, Any]:
         import os
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as installed
 
-        found: dict[str, Any] = {"version": None, "fault": None, "gpus": []}
+        found: dict[str, Any] = {"version": None, "fault": None, "store": None, "gpus": []}
         try:
             found["version"] = installed("gradsweep")
         except PackageNotFoundError:
+            return found
+        if found["version"] != ours:
             return found
         try:
             with open(os.path.join(place, "driver"), encoding="utf-8") as theirs:
@@ -170,6 +201,10 @@ def _make_look() -> Callable[[str, str, str], dict[str, Any]]:
         from sweeps.engine.resources import visible_gpus
 
         found["gpus"] = [(gpu.name, gpu.memory) for gpu in visible_gpus(None)]
+        if store is not None:
+            from sweeps.engine.nodes import store_fault
+
+            found["store"] = store_fault(store, ours)
         return found
 
     return look

@@ -20,6 +20,8 @@ from sweeps.recording.tags import attempt_tags
 from sweeps.results.sweep_view import NoBest, SweepView
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import trial_files, trial_store
+from trainable.errors import StorageError
+from trainable.export import AWAY
 
 
 class NoReport(Exception):
@@ -90,7 +92,8 @@ def export_trial(
         start_new_session=True,  # Ctrl-C is the driver's to answer
     )
     if child.returncode:
-        raise NoBest(child.stderr.strip().splitlines()[-1])
+        reason = child.stderr.strip().splitlines()[-1]
+        raise StorageError(reason) if child.returncode == AWAY else NoBest(reason)
     if record.lineage:  # the file beside the trial is that of its last hyperparameters
         resolved = spec.trial_yaml(record.number, record.best_params)
         config.write_text(resolved, encoding="utf-8")

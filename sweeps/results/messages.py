@@ -53,6 +53,10 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             soft_wrap=True,
         )
     sweep, where = _command(), _where(paths)
+    if result.unpublished:
+        said = f"the best weights are not published: {result.unpublished}; publish them with:"
+        sentence(err, said, style="yellow")
+        resume(err, paths)
     more = f"trials={result.num_trials * 2}"
     if result.stop is not None:
         more = result.stop.go_on

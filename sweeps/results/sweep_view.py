@@ -56,6 +56,8 @@ class Outcome:
     """What ended the sweep before all of its trials were tried."""
     grows: bool = True
     """Whether more trials can be added to it."""
+    unpublished: str | None = None
+    """Why the best weights wait for the next resume."""
 
 
 class UnknownSweep(ValueError):

@@ -29,6 +29,7 @@ from tests.chaos.harness import (
 )
 from tests.chaos.ray_nodes import LOOPBACK, Node, RayNodes
 from tests.integration.commandline import wait_until
+from tests.object_store import BUCKET, ObjectStore
 from trainable.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.chaos
@@ -188,26 +189,44 @@ def test_row_06_driver_of_a_cluster_killed(
         assert job.wait(60) == 0
 
 
+@pytest.fixture
+def store() -> Iterator[ObjectStore]:
+    with ObjectStore() as made:
+        yield made
+
+
 def test_what_cannot_run_a_sweep_is_refused_and_nothing_created(
-    sandbox: Sandbox, nodes: RayNodes, tmp_path: Path
+    sandbox: Sandbox, nodes: RayNodes, store: ObjectStore, tmp_path: Path
 ) -> None:
     """Each within 30 s, with exit 2, a sentence, and nothing made below the root."""
     metadata = tmp_path / "older" / "gradsweep-0.0.9.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gradsweep\nVersion: 0.0.9\n")
-    head = nodes.start(cpus=2)
+    head = nodes.start(cpus=2, environment=store.environment())
 
-    def refused(cause: str, *more: str, address: str = head.address) -> None:
+    def refused(cause: str, *more: str, address: str = head.address) -> str:
         ended = sandbox.run("--address", address, *more).wait(60)
         assert_ended(ended, 2, cause)
         assert ended.seconds < 30
         assert not sandbox.cli.root.exists()
+        return ended.text
 
     refused("nobody answers at 127.0.0.1:1 ", address="127.0.0.1:1")
     refused(r"resources.cpu: 64 CPUs .* the largest is .* \(2 CPUs", "-s", "resources.cpu=64")
     sandbox.cli.environment["RAY_AUTH_TOKEN"] = "another"
     refused("does not let this process in: its token|with this process' token")
-    sandbox.cli.environment["RAY_AUTH_TOKEN"] = _TOKEN
+    sandbox.cli.environment |= store.environment() | {"RAY_AUTH_TOKEN": _TOKEN}
+    nodes.start(
+        cpus=1, environment=store.environment() | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    )
+    prefix = f"s3://{BUCKET}/sweeps"
+    told = refused(
+        f"^node .*: storage.checkpoints: {prefix} cannot be listed: .*NETWORK_CONNECTION.*; a "
+        "trial there has the environment that `ray start` had$",
+        *("-s", f"storage.checkpoints={prefix}"),
+    )
+    assert told.count("storage.checkpoints") == 1, "the head reaches it"
+    assert store.objects() == []
     nodes.start(cpus=1, environment={"PYTHONPATH": str(metadata.parent)})
     refused(r"^node .*: has gradsweep 0\.0\.9; this process has ")
 

@@ -54,7 +54,7 @@ def test_row_21_store_that_goes_away_within_an_upload_holds_what_was_committed(
         driver.wait(), 3, rf"step 4 \(\d+ bytes\) could not be written to {where}/.*untouched"
     )
     # Nobody says that it is there, that it is damaged, or what the best one is.
-    away = rf"^storage.checkpoints is {_PREFIX}, and this program cannot list it: "
+    away = rf"^\S+/sweep.yaml:\d+:\d+: storage.checkpoints: {_PREFIX} cannot be listed: "
     assert_ended(sandbox.resume().wait(), 2, away)
     looked = sandbox.cli("best", "chaos")
     assert (looked.returncode, looked.stdout) == (2, "")

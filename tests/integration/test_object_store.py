@@ -4,27 +4,42 @@ clear about a store that is away.
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from ray import cloudpickle
+from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.commands.doctor import object_stores
-from sweeps.layout import SweepPaths
+from sweeps.driver import conclusion
+from sweeps.driver.conclusion import conclude
+from sweeps.driver.opening import OpenSweep
+from sweeps.engine.nodes import _make_look, fault_of
+from sweeps.layout import TRIAL_CONFIG, SweepPaths
+from sweeps.publishing import publish
+from sweeps.publishing.pictures import Gallery
 from sweeps.reconciliation.corrections import close_store
+from sweeps.results import messages
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
+from sweeps.stores import trial_files, trial_store
 from tests.integration.commandline import TINY
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
+from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.recorder import MemoryRecorder
 from trainable import objects
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
@@ -166,6 +181,30 @@ def test_upload_that_is_cut_off_leaves_what_was_committed(store, tmp_path):
     assert torch.equal(load_file(target)["weight"], torch.arange(10_000.0) + 2)
 
 
+def test_state_in_several_parts_is_there_when_the_last_one_is(store, tmp_path):
+    size = 3 * 2**20  # 12 MiB of floats; what goes in one request is at most 10
+    writer = _open(tmp_path)
+    first = _save(writer, 1, 0.1)
+    store.wire.cut_within_upload(rf"/{STATE}\?partNumber=2[^ ]*", after=100_000)
+    with pytest.raises(StorageError, match=r"step 2 .* could not be written"):
+        _save(writer, 2, 0.05, size)
+    writer.close()
+    store.wire.mend()
+    begun = store.ask("GET", f"/{BUCKET}?uploads").decode()
+    assert re.search(rf"<Key>\S+/step-00000002-\w+/{STATE}</Key>", begun), "one part is there"
+    assert _names(store) == [MANIFEST, STATE, "writer"]
+    assert _reader(tmp_path).newest().pointer == _reader(tmp_path).best().pointer == first
+
+    again = _open(tmp_path)
+    assert (again.resume()["step"], again.set_aside) == (1, [])
+    second = _save(again, 2, 0.05, size)
+    again.close()
+    assert _names(store) == [MANIFEST] * 2 + [STATE] * 2
+    assert [g.pointer for g in _reader(tmp_path).generations()] == [first, second]
+    weight = _reader(tmp_path).load(second)["model"]["weight"]
+    assert torch.equal(weight, torch.arange(float(size)) + 2)
+
+
 def test_store_that_takes_checkpoints_passes_and_holds_nothing_afterwards(store):
     probe(PREFIX)
     probe(PREFIX, empty="digits")
@@ -195,7 +234,7 @@ def _probed(prefix: str = PREFIX) -> str:
 def test_store_that_is_away_is_refused(store):
     store.wire.cut()
     assert re.match(
-        rf"storage.checkpoints is {PREFIX}, and this program cannot list it: .*NETWORK_CONNECTION"
+        rf"{PREFIX} cannot be listed: .*NETWORK_CONNECTION"
         r".*; trials list, write, read and remove objects there; correct the address, "
         r"AWS_ENDPOINT_URL, or the credentials in the environment$",
         _probed(),
@@ -217,7 +256,7 @@ def test_bucket_that_is_not_there_is_refused(store):
 
 def test_credentials_that_are_not_known_are_refused(store):
     with store.letting_nobody_in():
-        assert re.search("cannot list it: .*(ACCESS_KEY|ACCESS_DENIED)", _probed())
+        assert re.search("cannot be listed: .*(ACCESS_KEY|ACCESS_DENIED)", _probed())
 
 
 @pytest.mark.parametrize(
@@ -238,16 +277,66 @@ def test_endpoint_that_is_none_is_refused(monkeypatch, address, shown):
     )
 
 
-@pytest.mark.usefixtures("store")
-def test_sweep_is_refused_before_anything_is_created(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("s.yaml").write_text(STORED.replace(BUCKET, "no-bucket-of-ours"))
-    done = CliRunner().invoke(app, ["run", "s.yaml"])
+def _refused(*words: str) -> str:
+    """What a command that nothing is made by says, in one line."""
+    done = CliRunner().invoke(app, [*words])
     assert done.exit_code == 2, done.output
-    assert re.fullmatch(
-        r"storage.checkpoints is s3://no-bucket.* in the environment\n", done.stderr
+    assert [path.name for path in Path().iterdir()] == ["s.yaml"]
+    return re.sub(r" \(Request ID: \w+\)", "", done.stderr.removesuffix("\n"))
+
+
+@pytest.mark.usefixtures("store")
+def test_sweep_is_refused_with_its_place_before_anything_is_created(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    elsewhere = "s3://no-bucket-of-ours/team/sweeps"
+    Path("s.yaml").write_text(STORED.replace(PREFIX, elsewhere))
+    told = (
+        f"storage.checkpoints: {elsewhere} cannot be listed: When listing objects under key "
+        "'team/sweeps/small/' in bucket 'no-bucket-of-ours': AWS Error NO_SUCH_BUCKET during "
+        "ListObjectsV2 operation: The specified bucket does not exist; trials list, write, read "
+        "and remove objects there; correct the address, AWS_ENDPOINT_URL, or the credentials in "
+        "the environment"
     )
-    assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
+    assert _refused("run", "s.yaml") == f"s.yaml:16:24: {told}"
+    # Known here already, so that the nodes of a cluster are not asked.
+    assert _refused("run", "s.yaml", "--address", "127.0.0.1:1") == f"s.yaml:16:24: {told}"
+
+    asked = f"storage.checkpoints={PREFIX}"
+    connect().pipe_file(f"{PREFIX.removeprefix('s3://')}/small/trials/0000/x", b"a stranger's")
+    assert _refused("run", "s.yaml", "-s", asked) == (
+        f"-s {asked}: storage.checkpoints: {PREFIX}/small holds objects already; a new sweep's "
+        "checkpoints lie where nothing is; remove what is there, or choose another --name or "
+        "prefix"
+    )
+
+
+def _seen_from_a_node(place: Path) -> str | None:
+    """What is said of a node after its look, which travels by value."""
+    (place / "driver").write_text("mark")
+    ours = version("gradsweep")
+    look = cloudpickle.loads(cloudpickle.dumps(_make_look()))
+    answer = look(str(place), "node", "mark", ours, PREFIX)
+    assert "geheim-of-tests" not in str(answer)
+    return fault_of(answer, ours, place)
+
+
+def test_node_says_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
+    assert _seen_from_a_node(tmp_path) is None
+    assert store.objects() == []
+    store.wire.cut()
+    assert re.match(
+        rf"storage.checkpoints: {PREFIX} cannot be listed: .*NETWORK_CONNECTION.*; correct the "
+        r"address, AWS_ENDPOINT_URL, or the credentials in the environment; a trial there has the "
+        r"environment that `ray start` had$",
+        str(_seen_from_a_node(tmp_path)),
+    )
+    objects._connect.cache_clear()
+    monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
+    assert _seen_from_a_node(tmp_path) == (
+        f"storage.checkpoints: {PREFIX} cannot be asked for (import of pyarrow.fs halted; None in "
+        "sys.modules); an object store is reached by way of fsspec and pyarrow; install them "
+        f"there: pip install gradsweep=={version('gradsweep')}"
+    )
 
 
 def test_doctor_looks_at_the_stores_of_the_sweeps(store, tmp_path):
@@ -262,3 +351,74 @@ def test_doctor_looks_at_the_stores_of_the_sweeps(store, tmp_path):
     (off,) = object_stores(tmp_path)
     assert (off.level, off.what) == ("fail", "object store")
     assert "NETWORK_CONNECTION" in off.detail
+
+
+class _Delivered(MemoryRecorder):
+    """A recorder whose server takes everything at once."""
+
+    silence = 0.0
+
+    def flush(self, timeout: float) -> int:
+        del timeout
+        return 0
+
+    close = flush
+
+
+@pytest.mark.parametrize("lost", ["before the weights are looked for", "before they are read"])
+def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publishes(
+    store, tmp_path, monkeypatch, lost
+):
+    made = MadeSweep(tmp_path, more=f'storage: {{checkpoints: "{PREFIX}"}}')
+    made.spec = made.spec.model_copy(update={"trials": 1})
+    number = made.add("complete", 0.5)
+    directory = made.paths.trial(number)
+    directory.mkdir(parents=True)
+    (directory / TRIAL_CONFIG).write_text("task: digits\n")
+    config = CheckpointConfig(keep=2)
+    files = trial_files(made.paths, made.spec, number)
+    writer = CheckpointStore(directory, config, metric="val/loss", files=files)
+    _save(writer, 10, 0.5)
+    writer.close()
+
+    def found_and_cut(*given):
+        best = trial_store(*given).best()
+        store.wire.cut()
+        return SimpleNamespace(best=lambda: best)
+
+    def ended():
+        recorder = _Delivered()
+        sweep = OpenSweep(made.paths, made.spec, made.ledger, recorder)
+        made.ledger.note_attempt({})
+        with Gallery(made.spec, made.paths, [], recorder) as gallery:
+            return conclude(sweep, gallery, uninterrupted, None), recorder.runs[None]
+
+    uninterrupted = SimpleNamespace(requested=False, exit_code=0)
+    monkeypatch.setattr(conclusion, "_publish_report", lambda *_: None)  # has no weights in it
+    with monkeypatch.context() as patch:
+        if lost == "before they are read":
+            patch.setattr(publish, "trial_store", found_and_cut)
+        else:
+            store.wire.cut()
+        outcome, run = ended()
+    said = str(outcome.unpublished)
+    where = f"{PREFIX}/small/trials/0000/checkpoints"
+    assert re.match(f"the checkpoints at {where} cannot be read: .*untouched; .*resume$", said)
+    assert (outcome.exit_code, outcome.cause, outcome.best[0].number) == (0, None, number)
+    assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", f"waiting: {said}")
+    assert run.artifacts == {}
+    assert not made.view.ledger.concluded, "the next resume has something to do"
+    told = io.StringIO()
+    monkeypatch.setattr("sys.argv", ["sweep", "run", "s.yaml"])
+    messages.outcome(Console(file=io.StringIO()), Console(file=told), outcome, made.paths)
+    assert told.getvalue() == (
+        f"the best weights are not published: {said}; publish them with:\n"
+        f"sweep resume small --root {tmp_path}\n"
+    )
+
+    store.wire.mend()
+    outcome, run = ended()
+    assert (outcome.exit_code, outcome.unpublished) == (0, None)
+    assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", "")
+    assert "best/model.safetensors" in run.artifacts
+    assert made.view.ledger.concluded == 1

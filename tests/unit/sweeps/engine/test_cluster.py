@@ -11,6 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ NODE: dict[str, Any] = {
     "NodeName": "10.0.0.3",
     "Resources": {"CPU": 8.0, "memory": 2.0**34, "node:10.0.0.3": 1.0},
 }
-FINE: dict[str, Any] = {"version": "1.2", "fault": None, "gpus": []}
+FINE: dict[str, Any] = {"version": "1.2", "fault": None, "store": None, "gpus": []}
 
 
 @pytest.fixture
@@ -188,6 +189,7 @@ def test_too_much_luggage_is_refused_and_the_largest_named(
         (FINE | {"version": "1.1"}, "has gradsweep 1.1; this process has 1.2, .*==1.2"),
         (FINE | {"version": None}, "has no gradsweep; this process has 1.2"),
         (FINE | {"fault": "what was written here is not there"}, "/r: what .* shared file system"),
+        (FINE | {"store": "s3://b/p cannot"}, "storage.checkpoints: s3://b/p cannot$"),
         ("did not answer within 60 s", "did not answer within 60 s; every node must"),
     ],
 )
@@ -267,15 +269,14 @@ def test_the_command_that_continues_has_the_address(
 
 def test_a_node_says_whether_it_sees_what_was_written(tmp_path: Path) -> None:
     """What runs on a node, run here; a directory of its own does not have the driver's file."""
-    look = _make_look()
-    assert look(str(tmp_path / "missing"), "node", "mark")["fault"] == (
-        "what was written here is not there"
-    )
+    ours = version("gradsweep")
+    look = partial(_make_look(), name="node", mark="mark", ours=ours, store=None)
+    assert look(str(tmp_path / "missing"))["fault"] == "what was written here is not there"
     (tmp_path / "driver").write_text("another mark")
-    assert "other files" in look(str(tmp_path), "node", "mark")["fault"]
+    assert "other files" in look(str(tmp_path))["fault"]
     (tmp_path / "driver").write_text("mark")
-    answer = look(str(tmp_path), "node", "mark")
-    assert (answer["fault"], answer["version"]) == (None, version("gradsweep"))
+    answer = look(str(tmp_path))
+    assert (answer["fault"], answer["version"], answer["store"]) == (None, ours, None)
     assert (tmp_path / "node").read_text() == "mark"
 
 
