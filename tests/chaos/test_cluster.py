@@ -38,6 +38,12 @@ _TOKEN = "of-the-cluster"
 _RESCHEDULED, _GONE = 60.0, 60.0
 _DELAY_SECONDS = 0.2
 _FENCED = "another process has taken over"
+_PLACE = "backward-16"
+_NOTICED_EARLIER = {
+    "RAY_health_check_failure_threshold": "3",
+    # Otherwise a node that is cut off gives itself up after a minute.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "180",
+}
 
 
 @pytest.fixture
@@ -81,8 +87,7 @@ def _victim(driver: Driver, sandbox: Sandbox, others: list[Node]) -> tuple[Node,
     """Run until trials train on two nodes; returns the one of the process that is held, and the
     log of its trial.
     """
-    place = sandbox.probe.hold("backward", 16)
-    worker = driver.until_held(place)
+    worker = driver.until_held(sandbox.probe.hold("backward", 16))
     driver.until(lambda: all(node.workers() for node in others))
     (node,) = [node for node in others if worker in node.workers()]
     return node, node.workers()[worker]
@@ -173,21 +178,24 @@ def test_row_32_node_cut_off(
     reference = references.of(PARALLEL)
     sandbox.cli.within = network.hosts[0].within
     head, *others = (
-        nodes.start(cpus=cpus, host=host)
+        nodes.start(cpus=cpus, host=host, environment=_NOTICED_EARLIER)
         for cpus, host in zip((0, 2, 2), network.hosts, strict=True)
     )
     driver = sandbox.run("--address", head.address)
     node, log = _victim(driver, sandbox, others)
-    place, cut_off = "backward-16", network.hosts[1 + others.index(node)]
-    stale = sandbox.probe.held(place)
+    (stale,) = node.workers()
+    cut_off = network.hosts[1 + others.index(node)]
     network.cut(cut_off)
     seconds = _until_further(driver, log)
     print(f"trained again {seconds:.1f} s after the cut")
     assert seconds < _RESCHEDULED
-    sandbox.probe.let_go(place)
-    driver.until(lambda: _FENCED in Path(log).read_text(), unless_ended=False)
-    print("the stale worker was fenced")
+    # It has not heard of any of this, and writes the step that it is in.
+    assert _FENCED not in Path(log).read_text()
+    sandbox.probe.let_go(_PLACE)
+    wait_until(lambda: _FENCED in Path(log).read_text(), seconds=30)
+    assert psutil.pid_exists(stale)
     network.heal(cut_off)
+    wait_until(lambda: not psutil.pid_exists(stale), seconds=30)
     found = assert_all(sandbox, reference, driver.wait())
     assert sum(trial["attempts"] for trial in found.trials) == len(found.trials) + 1
     _assert_gone(*others)
