@@ -12,10 +12,13 @@ What must not live here: training, bookkeeping, or any knowledge of ledgers and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +32,7 @@ from trainable.memory import finer_accumulation, is_out_of_memory, release_memor
 from trainable.startup import without_collection
 
 with without_collection():
+    import ray
     from ray import tune
     from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
@@ -38,6 +42,8 @@ OBJECTIVE = "objective"
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
 _POINTER = "pointer.json"
+_LOOK_SECONDS, _RAY_SECONDS = 2.0, 10.0
+"""How often a worker looks for its raylet, and how long Ray then has to end the worker itself."""
 
 
 class TuneTrial(tune.Trainable):
@@ -61,6 +67,7 @@ class TuneTrial(tune.Trainable):
         drop it for a warm one that has become free, and of two that open one run only the
         later may write.
         """
+        _end_with_raylet()
         self._directory = Path(config["directory"])
         make_directory(self._directory)
         self._log = MaskedLog(self._directory / "trial.log")
@@ -270,3 +277,23 @@ class TuneTrial(tune.Trainable):
             finally:
                 with contextlib.suppress(io.UnsupportedOperation):
                     self._log.flush()
+
+
+@functools.cache
+def _end_with_raylet() -> None:
+    """End this process some seconds after its raylet has, if Ray does not.
+
+    On a node that had been cut off it did not: a worker lived on for minutes, and with it what it
+    held of a GPU.
+    """
+    if not (ray.is_initialized() and ray.get_runtime_context().get_actor_id()):
+        return  # no worker of Ray's: its parent is somebody else
+    raylet = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == raylet:
+            time.sleep(_LOOK_SECONDS)
+        time.sleep(_RAY_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="raylet", daemon=True).start()

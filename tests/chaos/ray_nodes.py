@@ -4,8 +4,8 @@
                                                it until its input ends or it is killed
 
 All of a node's processes die with the one that started it, as when a machine is switched off. On
-127.0.0.1 all nodes share an address. What must not live here: sweeps, and what must be true of
-them.
+127.0.0.1 all nodes share an address; on hosts of their own (`networks.py`) each has one. What must
+not live here: sweeps, and what must be true of them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from tests.chaos.networks import Host
 from tests.integration.commandline import wait_until
 
 _ROOT = Path(__file__).parents[2]
@@ -88,18 +89,24 @@ class RayNodes:
         *,
         cpus: int,
         environment: dict[str, str] | None = None,
+        host: Host | None = None,
     ) -> Node:
         """Start a node: the head when it is the first one.
 
         Args:
             cpus: How many Ray counts there.
             environment: Further variables of this node alone.
+            host: Where it runs; None: on 127.0.0.1.
         """
         options = [f"--cpus={cpus}", f"--scratch={self._scratch.name}"]
         options += [f"--join={self._started[0].address}"] if self._started else []
+        options += [f"--ip={host.address}"] if host else []
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "TUNE_"))}
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.ray_nodes", *options],
+            [
+                *(host.within if host else ()),
+                *(sys.executable, "-m", "tests.chaos.ray_nodes", *options),
+            ],
             cwd=_ROOT,
             env=variables | self.environment | (environment or {}),
             stdin=subprocess.PIPE,
@@ -139,10 +146,13 @@ class RayNodes:
 def main() -> None:
     """Be a node."""
     reader = argparse.ArgumentParser()
-    for name in ("cpus", "scratch", "join"):
+    for name in ("cpus", "scratch", "join", "ip"):
         reader.add_argument(f"--{name}", default="")
     asked = reader.parse_args()
-    os.environ[LOOPBACK] = "0"
+    if asked.ip:
+        os.environ.pop(LOOPBACK, None)
+    else:
+        os.environ[LOOPBACK] = "0"
     from ray._private.node import Node as RayNode
     from ray._private.parameter import RayParams
 
@@ -156,6 +166,8 @@ def main() -> None:
         "max_worker_port": 0,
         "node_manager_port": 0,
     }
+    if asked.ip:
+        settings["node_ip_address"] = asked.ip
     if asked.join:
         settings["gcs_address"] = asked.join
     else:

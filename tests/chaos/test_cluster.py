@@ -1,6 +1,6 @@
-"""Sweeps on a cluster of several Ray nodes: rows 4 and 5, and what is refused before any.
+"""Sweeps on a cluster of several Ray nodes: rows 4, 5, 6 and 32, and what is refused before any.
 
-The nodes are processes of their own on this machine.
+The nodes are processes of their own on this machine; for row 32 each has a network of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.chaos.harness import (
     assert_ended,
     assert_no_residue,
 )
+from tests.chaos.networks import INSTALL, Host, Network, missing_tool, refusal
 from tests.chaos.ray_nodes import LOOPBACK, Node, RayNodes
 from tests.integration.commandline import wait_until
 from tests.object_store import BUCKET, ObjectStore
@@ -35,6 +37,12 @@ from trainable.checkpoint import CheckpointStore
 pytestmark = pytest.mark.chaos
 _TOKEN = "of-the-cluster"
 _RESCHEDULED, _GONE = 60.0, 60.0
+_DELAY_SECONDS = 0.2
+_FENCED = "another process has taken over"
+_PLACE = "backward-16"
+_NOTICED_EARLIER = {"RAY_health_check_failure_threshold": "3"}
+"""As in `docker/`; without it a minute passes before Ray's head gives a silent node up."""
+_PACE, _RAYLET_GIVES_UP = 0.2, 120.0
 
 
 @pytest.fixture
@@ -52,6 +60,18 @@ def nodes(sandbox: Sandbox) -> Iterator[RayNodes]:
     made.close()
 
 
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Three hosts; left out where this machine lets us make none."""
+    if missing := missing_tool():
+        assert os.environ.get("CI") != "true", f"{missing} is missing: {INSTALL}"
+        pytest.skip(f"{missing} is not installed; get it with: {INSTALL}")
+    if reason := refusal():
+        pytest.skip(reason)
+    with Network(3) as made:
+        yield made
+
+
 def _nodes(sandbox: Sandbox) -> RayNodes:
     return RayNodes(
         {
@@ -62,15 +82,14 @@ def _nodes(sandbox: Sandbox) -> RayNodes:
     )
 
 
-def _victim(driver: Driver, sandbox: Sandbox, others: list[Node]) -> tuple[Node, str]:
-    """Run until trials train on two nodes; returns the one of the process that is held, and the
-    log of its trial.
+def _victim(driver: Driver, sandbox: Sandbox, others: list[Node]) -> tuple[Node, int, str]:
+    """Run until trials train on two nodes; returns the one of the process that is held, that
+    process, and the log of its trial.
     """
-    place = sandbox.probe.hold("backward", 16)
-    worker = driver.until_held(place)
+    worker = driver.until_held(sandbox.probe.hold("backward", 16))
     driver.until(lambda: all(node.workers() for node in others))
     (node,) = [node for node in others if worker in node.workers()]
-    return node, node.workers()[worker]
+    return node, worker, node.workers()[worker]
 
 
 def _until_further(driver: Driver, log: str) -> float:
@@ -94,7 +113,7 @@ def test_row_04_node_killed(
     reference = references.of(PARALLEL)
     head, *others = (nodes.start(cpus=cpus) for cpus in (0, 2, 2))
     driver = sandbox.run("--address", head.address)
-    node, log = _victim(driver, sandbox, others)
+    node, _, log = _victim(driver, sandbox, others)
     if whole:
         node.kill()
     else:
@@ -130,6 +149,73 @@ def test_row_05_head_killed(sandbox: Sandbox, references: References, nodes: Ray
         assert_all(sandbox, reference, sandbox.go_on())
     finally:
         new.close()
+
+
+@pytest.mark.fault(32, "what a node sends, and what is sent to it, takes 200 ms all the time")
+def test_row_32_slow_network(
+    sandbox: Sandbox, references: References, network: Network, nodes: RayNodes
+) -> None:
+    reference = references.of(PARALLEL)
+    ours, far, _ = network.hosts
+    sandbox.cli.within = ours.within
+    head = nodes.start(cpus=0, host=ours)
+    network.delay(far, _DELAY_SECONDS)
+    node = nodes.start(cpus=2, host=far)
+    assert _seconds_to(far, ours) > 2 * _DELAY_SECONDS
+    driver = sandbox.run("--address", head.address)
+    found = assert_all(sandbox, reference, driver.wait())
+    print(f"took {driver.wait().seconds:.1f} s, the reference {reference.seconds:.1f} s")
+    assert [trial["attempts"] for trial in found.trials] == [1, 1, 1, 1]
+    _assert_gone(node)
+
+
+@pytest.mark.fault(32, "a node is cut off, its trial is told nothing, and the way is open again")
+def test_row_32_node_cut_off(
+    sandbox: Sandbox, references: References, network: Network, nodes: RayNodes
+) -> None:
+    """The trial goes on elsewhere; what still trains on the storage finds itself shut out."""
+    reference = references.of(PARALLEL)
+    sandbox.cli.within = network.hosts[0].within
+    head, *others = (
+        nodes.start(cpus=cpus, host=host, environment=_NOTICED_EARLIER)
+        for cpus, host in zip((0, 2, 2), network.hosts, strict=True)
+    )
+    driver = sandbox.run("--address", head.address)
+    node, stale, log = _victim(driver, sandbox, others)
+    cut_off = network.hosts[1 + others.index(node)]
+    network.cut(cut_off)
+    sandbox.probe.pace(_PACE)  # so that both train at once
+    seconds = _until_further(driver, log)
+    print(f"trained again {seconds:.1f} s after the cut")
+    assert seconds < _RESCHEDULED
+    # It has not heard of any of this, and writes the step that it is in.
+    assert _FENCED not in Path(log).read_text()
+    sandbox.probe.let_go(_PLACE)
+    wait_until(lambda: _FENCED in Path(log).read_text(), seconds=30)
+    assert psutil.pid_exists(stale)
+    network.heal(cut_off)
+    began = time.monotonic()
+    wait_until(lambda: not psutil.pid_exists(stale), seconds=_RAYLET_GIVES_UP)
+    print(f"the worker was gone {time.monotonic() - began:.1f} s after the way was open")
+    found = assert_all(sandbox, reference, driver.wait())
+    assert sum(trial["attempts"] for trial in found.trials) == len(found.trials) + 1
+    _assert_gone(*others)
+
+
+_KNOCK = """
+import socket, sys, time
+began = time.monotonic()
+try:
+    socket.create_connection((sys.argv[1], 1))
+except ConnectionRefusedError:
+    print(time.monotonic() - began)
+"""
+
+
+def _seconds_to(host: Host, start: Host) -> float:
+    """How long a host takes to answer another one."""
+    command = [*start.within, sys.executable, "-c", _KNOCK, host.address]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 _OTHER_JOB = """

@@ -49,6 +49,8 @@ class CommandLine:
             k: v for k, v in os.environ.items() if k not in ("SWEEP_ROOT", "PYTHONPATH")
         }
         self.environment["PATH"] = f"{SWEEP.parent}{os.pathsep}{os.environ['PATH']}"
+        self.within: tuple[str, ...] = ()
+        """What precedes every command in the background, such as what moves it elsewhere."""
         self._started: list[subprocess.Popen[Any]] = []
 
     def write(self, name: str, text: str) -> Path:
@@ -86,7 +88,7 @@ class CommandLine:
     def popen(self, *arguments: str, stdout: int | IO[bytes], text: bool = False) -> Any:
         """Start a command that prints to `stdout`; it is ended with the test."""
         process = subprocess.Popen(
-            [SWEEP, *arguments],
+            [*self.within, SWEEP, *arguments],
             cwd=self.directory,
             env=self.environment,
             stdout=stdout,

@@ -153,8 +153,8 @@ def test_table_of_a_few_rows_has_these_only_and_that_of_most_has_all() -> None:
 
 
 def test_promise_that_no_test_kept_is_found() -> None:
-    """Every case of every test that a row names has to pass; only for want of a GPU may one be
-    skipped.
+    """Every case of every test that a row names has to pass; only for want of a GPU, or of network
+    namespaces, may one be skipped.
     """
     table = FaultTable()
     ends = [
