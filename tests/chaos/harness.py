@@ -241,9 +241,11 @@ def _numbers(reference: Outcome, only: Collection[int] | None) -> list[int]:
 def _residue(sandbox: Sandbox) -> list[str]:
     paths = sandbox.paths
     for journal in paths.root.glob("*.db-journal"):
-        # What was cut in the middle SQLite takes back when somebody opens the store.
+        # What was cut in the middle SQLite takes back when somebody opens the store; a journal
+        # with nothing in it yet it uses when somebody writes, as the next driver does.
         with closing(sqlite3.connect(str(journal).removesuffix("-journal"))) as store:
-            store.execute("SELECT COUNT(*) FROM sqlite_master")
+            (version,) = store.execute("PRAGMA user_version").fetchone()
+            store.execute(f"PRAGMA user_version = {version}")
     looks: list[Callable[[], list[str]]] = [
         lambda: [f"process {p.pid} lives: {' '.join(p.cmdline())[:80]}" for p in _alive(sandbox)],
         lambda: [f"{d} exists" for d in map(scratch_directory, sandbox.tokens) if d.exists()],
