@@ -22,7 +22,7 @@ from sweeps.reconciliation.corrections import apply
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import Interrupted, reconcile
 from sweeps.spec.revisions import read_spec, write_spec
-from sweeps.spec.spec import with_overrides
+from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.recorder import MemoryRecorder
 

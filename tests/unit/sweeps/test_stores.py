@@ -8,9 +8,10 @@ import pytest
 
 from sweeps.layout import SweepPaths
 from sweeps.ledger.place import StorageMoved, check_kept
-from sweeps.spec.spec import parse_spec, with_overrides
+from sweeps.spec.spec import parse_spec
 from sweeps.stores import address_of, probe_store, trial_files
 from tests.integration.commandline import TINY
+from tests.specs import with_overrides
 
 PATHS = SweepPaths(Path("/runs"), "small")
 LOCAL = parse_spec(TINY, "s.yaml")

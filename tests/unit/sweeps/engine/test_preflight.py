@@ -8,7 +8,8 @@ import pytest
 
 from sweeps.engine.preflight import Inspection, largest_config
 from sweeps.engine.resources import Plan, StepMemory
-from sweeps.spec.spec import SweepSpec, parse_spec, with_overrides
+from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.specs import with_overrides
 
 SPEC = """
 name: packed

@@ -16,7 +16,8 @@ from sweeps.spec.revisions import (
     read_spec,
     write_spec,
 )
-from sweeps.spec.spec import SweepSpec, parse_placed, parse_spec, with_overrides
+from sweeps.spec.spec import SweepSpec, parse_placed, parse_spec
+from tests.specs import with_overrides
 
 SPEC = """
 name: quad---

@@ -11,15 +11,8 @@ import pytest
 
 from sweeps.spec.problems import Refused
 from sweeps.spec.space import LogUniform, Uniform
-from sweeps.spec.spec import (
-    InvalidName,
-    SpecError,
-    SweepSpec,
-    check_name,
-    load_spec,
-    parse_spec,
-    with_overrides,
-)
+from sweeps.spec.spec import InvalidName, SpecError, SweepSpec, check_name, load_spec, parse_spec
+from tests.specs import with_overrides
 from tests.unit.sweeps.refused import HEAD
 from trainable.config import Interval, TaskConfig
 from trainable.seeding import derive_seed
