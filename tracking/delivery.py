@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
-from tracking.outbox import SWEEP, Batch, Outbox, Record
+from tracking.outbox import SWEEP, Batch, Outbox
 from tracking.points import INFINITE_PREFIX, Marks, Point
 from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, as_number
 
@@ -71,6 +71,15 @@ class RunState:
     tags: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class _Logged:
+    """What a run is told in one request."""
+
+    params: Mapping[str, str]
+    points: list[Point] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+
+
 class Server(Protocol):
     """What delivery needs of a tracking server.
 
@@ -106,16 +115,17 @@ class Server(Protocol):
         """All values of one metric, as (step, value)."""
         ...
 
-    def log_points(self, run_id: str, points: list[Point]) -> None:
-        """Write at most 1,000 points."""
-        ...
+    def log(
+        self,
+        run_id: str,
+        params: Mapping[str, str],
+        points: Sequence[Point],
+        tags: Mapping[str, str],
+    ) -> None:
+        """Write parameters that the run does not have yet, then points, then tags.
 
-    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        """Write parameters that the run does not have yet."""
-        ...
-
-    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Set tags."""
+        One that fails may have written what comes before, and part of what it failed at.
+        """
         ...
 
     def set_experiment_tags(self, experiment_id: str, tags: Mapping[str, str]) -> None:
@@ -166,7 +176,7 @@ class Delivery:
             if found is None or found.run_id != run_id:
                 logger.warning("run %s of %s is gone from the server", run_id, _describe(trial))
                 self._outbox.forget(trial)
-        self._outbox.experiment_id = experiment_id
+        self._outbox.found(experiment_id)
         self._experiment_id = experiment_id
 
     def disconnect(self) -> None:
@@ -209,66 +219,64 @@ class Delivery:
             logger.info("the server takes records of %s again", _describe(trial))
 
     def _deliver(self, batch: Batch) -> None:
-        record = batch.records[0]
-        payload = record.payload
-        match record.kind:
-            case "start":
-                self._start(batch.trial, record)
-            case "metrics":
-                self._log(batch)
-            case "tags":
-                self._server.set_tags(self._run(batch.trial), payload)
+        first, trial = batch.records[0], batch.trial
+        match first.kind:
             case "experiment":
                 assert self._experiment_id is not None, "connect comes first"
-                self._server.set_experiment_tags(self._experiment_id, payload)
+                self._server.set_experiment_tags(self._experiment_id, first.payload)
             case "artifact":
-                path = self._outbox.directory / payload["staged"]
-                run_id = self._run(batch.trial)
+                path = self._outbox.directory / first.payload["staged"]
+                run_id = self._run(trial)
                 if not path.exists():
                     raise Refused(f"the staged artifact {path} is missing")
-                self._server.upload(run_id, path, payload["folder"])
-            case "finish":
-                run_id = self._run(batch.trial)
-                if payload["tags"]:
-                    self._server.set_tags(run_id, payload["tags"])
-                self._server.set_status(run_id, payload["status"], payload["time"])
+                self._server.upload(run_id, path, first.payload["folder"])
+            case _:
+                self._tell(batch)
 
-    def _start(self, trial: int, record: Record) -> None:
-        params, tags = record.payload["params"], record.payload["tags"]
+    def _tell(self, batch: Batch) -> None:
+        """Write all that a batch has for a run, in one request where it fits."""
+        first, last, trial = batch.records[0], batch.records[-1], batch.trial
+        known = self._outbox.run_id(trial)
         is_new = trial not in self._open and trial not in self._found
-        run_id = self._run(trial, tags, record.payload["time"])
-        if is_new:
-            self._server.log_params(run_id, params)
-            return
+        start = first.payload if first.kind == "start" else {"params": {}, "tags": {}}
+        run_id = self._run(trial, start["tags"], start.get("time"))
+        logged = _Logged(start["params"])
+        points = [
+            point
+            for record in batch.records
+            if record.kind == "metrics"
+            for point in record.payload
+        ]
+        # A run that was only found now may hold what an outbox that is lost had delivered.
+        if not is_new and (batch.uncertain or run_id != known):
+            points = self._missing(run_id, points)
+        if first.kind == "start" and not is_new:
+            logged = self._reopen(trial, run_id, first.payload)
+        logged.points += points
+        for record in batch.records:
+            if record.kind == "tags":
+                logged.tags.update(record.payload)
+        if last.kind == "finish":
+            logged.tags.update(last.payload["tags"])
+        self._server.log(run_id, logged.params, logged.points, logged.tags)
+        for point in logged.points:
+            if (held := self._held.get((run_id, point.key))) is not None:
+                held.add(point.step)
+        if last.kind == "finish":
+            self._server.set_status(run_id, last.payload["status"], last.payload["time"])
+
+    def _reopen(self, trial: int, run_id: str, start: Mapping[str, Any]) -> _Logged:
+        """Let a run go on; returns what it does not hold of its start."""
         state = self._server.read_run(run_id)
         if state.status != "RUNNING":
             self._server.set_status(run_id, "RUNNING", None)
+        params: dict[str, str] = start["params"]
         changed = _changed(params, state)
-        if trial != SWEEP:
-            # Before the tags, by which the next attempt tells what has changed.
-            self._send(run_id, self._missing(run_id, _changed_points(changed, record.payload)))
+        # The points come before the tags, by which the next attempt tells what has changed.
+        points = [] if trial == SWEEP else self._missing(run_id, _changed_points(changed, start))
         told = {clean_key(CHANGED_PREFIX + key): value for key, value in changed.items()}
-        if tags or told:
-            self._server.set_tags(run_id, {**tags, **told})
         missing = {key: value for key, value in params.items() if key not in state.params}
-        if missing:
-            self._server.log_params(run_id, missing)
-
-    def _log(self, batch: Batch) -> None:
-        known = self._outbox.run_id(batch.trial)
-        run_id = self._run(batch.trial)
-        points = [point for record in batch.records for point in record.payload]
-        # A run that was only found now may hold what an outbox that is lost had delivered.
-        if batch.uncertain or run_id != known:
-            points = self._missing(run_id, points)
-        self._send(run_id, points)
-
-    def _send(self, run_id: str, points: list[Point]) -> None:
-        if points:
-            self._server.log_points(run_id, points)
-        for point in points:
-            if (held := self._held.get((run_id, point.key))) is not None:
-                held.add(point.step)
+        return _Logged(missing, points, {**start["tags"], **told})
 
     def _missing(self, run_id: str, points: list[Point]) -> list[Point]:
         """Return the points that the server does not hold, each (key, step) once."""

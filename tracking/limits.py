@@ -47,12 +47,17 @@ def clip_start(text: str, limit: int) -> str:
     return text if len(text) <= limit else "…" + text[1 - limit :]
 
 
+def num_bytes_sent(key: str, value: str) -> int:
+    """Return what a pair takes in a request: six bytes for each character beyond ASCII."""
+    return len(json.dumps([key, value]))
+
+
 def split_pairs(pairs: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Split parameters or tags into parts that fit into one request each."""
     part: dict[str, str] = {}
     num_bytes = 0
     for key, value in pairs.items():
-        size = len(json.dumps([key, value]))  # as sent: six bytes for each character beyond ASCII
+        size = num_bytes_sent(key, value)
         if part and (len(part) == MAX_PAIRS or num_bytes + size > MAX_REQUEST_BYTES):
             yield part
             part, num_bytes = {}, 0

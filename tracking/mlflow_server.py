@@ -11,15 +11,15 @@ import fcntl
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL, FoundRun, Refused, RunGone, RunState
-from tracking.limits import clean_key, split_pairs
+from tracking.limits import clean_key
 from tracking.outbox import SWEEP
-from tracking.points import Point
+from tracking.points import Point, requests
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -190,30 +190,29 @@ class MlflowServer:
         with _translated():
             return [(m.step, m.value) for m in self._client.get_metric_history(run_id, key)]
 
-    def log_points(self, run_id: str, points: list[Point]) -> None:
-        """Write at most 1,000 points, in one request."""
-        from mlflow.entities import Metric
+    def log(
+        self,
+        run_id: str,
+        params: Mapping[str, str],
+        points: Sequence[Point],
+        tags: Mapping[str, str],
+    ) -> None:
+        """Write parameters that the run does not have yet, then points, then tags.
+
+        MLflow writes the three in that order, too, each in a transaction of its own.
+        """
+        from mlflow.entities import Metric, Param, RunTag
 
         with _translated():
-            self._client.log_batch(
-                run_id, metrics=[Metric(p.key, p.value, p.timestamp_ms, p.step) for p in points]
-            )
-
-    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        """Write parameters that the run does not have yet."""
-        from mlflow.entities import Param
-
-        with _translated():
-            for part in split_pairs(params):
-                self._client.log_batch(run_id, params=[Param(k, v) for k, v in part.items()])
-
-    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Set tags."""
-        from mlflow.entities import RunTag
-
-        with _translated():
-            for part in split_pairs(tags):
-                self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in part.items()])
+            for request in requests(params, points, tags):
+                self._client.log_batch(
+                    run_id,
+                    params=[Param(k, v) for k, v in request.params.items()],
+                    metrics=[
+                        Metric(p.key, p.value, p.timestamp_ms, p.step) for p in request.points
+                    ],
+                    tags=[RunTag(k, v) for k, v in request.tags.items()],
+                )
 
     def set_experiment_tags(self, experiment_id: str, tags: Mapping[str, str]) -> None:
         """Set tags of the experiment."""

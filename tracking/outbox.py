@@ -33,7 +33,12 @@ SWEEP = -1
 
 _STAGED = "artifacts"
 _QUEUED, _IN_FLIGHT = 0, 1
+_Stored = tuple[int, Kind, Any, int, int]
+"""A record's id, kind, payload, state and number of points."""
+
 _MAX_RECORDS = 256
+_CORRECTIONS = "corrections"
+"""How often marks were corrected."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Batch:
-    """Records of one trial to deliver together: several of metrics, or one of another kind."""
+    """Records of one trial to deliver together, in their order.
+
+    Either one artifact, or the experiment's tags; or what a run is told in one request: it may
+    begin with the start and end with the finish, with metrics and tags in between.
+    """
 
     trial: int
     records: list[Record]
@@ -58,14 +67,17 @@ class Batch:
 class Outbox:
     """The queue in one directory. Its methods may be called from any thread.
 
+    Another process may have it open, too; each reads what the other has written.
+
     Args:
         directory: Created when it is missing. A file that is not a database is moved aside.
+        delivers: Opened to deliver only, perhaps while another one fills it.
 
     Raises:
         OutboxError: The directory cannot be written, or a newer version wrote the file.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, delivers: bool = False) -> None:
         self.directory = directory
         self._path = directory / FILE_NAME
         self._lock = threading.Lock()
@@ -93,10 +105,10 @@ class Outbox:
             os.close(self._owner)
             raise self._error(error) from error
         self._closed = False
-        self._pending = int(self._db.execute("SELECT COUNT(*) FROM records").fetchone()[0])
-        self._runs: dict[int, str] = dict(self._db.execute("SELECT trial, run_id FROM runs"))
-        self._experiment_id = read_meta(self._db, "experiment_id")
-        self._remove_orphans()
+        self._left = 0
+        self._corrections: str | None = None
+        if not delivers:  # else what is being staged has no record yet, and may be taken for one
+            self._remove_orphans()
 
     # -- the sweep's side -------------------------------------------------------------------------
 
@@ -107,13 +119,11 @@ class Outbox:
             OutboxError: It could not be written; nothing changed.
         """
         text = json.dumps(payload)
-        with self._lock:
-            with self._transaction() as db:
-                _insert(db, trial, kind, 1, text)
-                if kind in ("start", "finish"):
-                    status = "RUNNING" if kind == "start" else payload["status"]
-                    db.execute("INSERT OR REPLACE INTO told VALUES (?, ?)", (trial, status))
-            self._pending += 1
+        with self._lock, self._transaction() as db:
+            _insert(db, trial, kind, 1, text)
+            if kind in ("start", "finish"):
+                status = "RUNNING" if kind == "start" else payload["status"]
+                db.execute("INSERT OR REPLACE INTO told VALUES (?, ?)", (trial, status))
 
     def append_rows(self, trial: int, rows: Iterable[Row]) -> int:
         """Queue the points of `rows` that lie above the trial's marks.
@@ -125,17 +135,16 @@ class Outbox:
             OutboxError: They could not be written; nothing changed.
         """
         with self._lock:
-            marks = self._load_marks(trial).copy()  # kept only if the commit succeeds
-            packed = list(parts(marks.admit(rows)))
-            if not packed:
-                return 0
             with self._transaction() as db:
+                marks = self._load_marks(trial).copy()  # kept only if the commit succeeds
+                packed = list(parts(marks.admit(rows)))
+                if not packed:
+                    return 0
                 for part, num_points in packed:
                     state = _QUEUED if marks.are_complete else _IN_FLIGHT
                     _insert(db, trial, "metrics", num_points, pack(part), state)
                 _save_marks(db, trial, marks)
             self._marks[trial] = marks
-            self._pending += len(packed)
         return sum(num_points for _, num_points in packed)
 
     def append_artifact(self, trial: int, path: Path, name: str) -> None:
@@ -169,8 +178,9 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """How many records wait; costs nothing."""
-        return self._pending
+        """How many records wait; after `close`, how many did then."""
+        with self._lock:
+            return self._left if self._closed else self._count()
 
     # -- the sender's side ------------------------------------------------------------------------
 
@@ -195,6 +205,8 @@ class Outbox:
     def claim(self, trial: int, *, single: bool = False) -> Batch | None:
         """Take the trial's oldest records, at most 1,000 points, and mark metrics as in flight.
 
+        Metrics that may have been sent do not come together with others.
+
         Args:
             single: Take one record only.
 
@@ -208,62 +220,54 @@ class Outbox:
             rows = self._db.execute(query, (trial, limit)).fetchall()
             if not rows:
                 return None
-            kind, state = rows[0][1], rows[0][3]
-            taken, num_points = [rows[0]], rows[0][4]
-            for row in rows[1:]:
-                num_points += row[4]
-                if (
-                    kind != "metrics"
-                    or (row[1], row[3]) != (kind, state)
-                    or num_points > MAX_POINTS
-                ):
-                    break
-                taken.append(row)
-            mark = kind == "metrics" and state == _QUEUED
-            if mark:
+            taken = _together(rows)
+            states = {state for _, kind, _, state, _ in taken if kind == "metrics"}
+            if _QUEUED in states:
                 with self._transaction() as db:
                     db.execute(
-                        "UPDATE records SET state = ? WHERE trial = ? AND id BETWEEN ? AND ?",
+                        "UPDATE records SET state = ? "
+                        "WHERE trial = ? AND kind = 'metrics' AND id BETWEEN ? AND ?",
                         (_IN_FLIGHT, trial, taken[0][0], taken[-1][0]),
                     )
-        if mark:
+        if _QUEUED in states:
             self._sync()
-        read = unpack if kind == "metrics" else json.loads
-        records = [Record(id_, kind, read(payload)) for id_, _, payload, _, _ in taken]
-        return Batch(trial, records, uncertain=state == _IN_FLIGHT)
+        records = [
+            Record(id_, kind, (unpack if kind == "metrics" else json.loads)(payload))
+            for id_, kind, payload, _, _ in taken
+        ]
+        return Batch(trial, records, uncertain=_IN_FLIGHT in states)
 
     def delivered(self, batch: Batch) -> None:
         """Remove records that the server acknowledged."""
-        with self._lock:
-            with self._transaction() as db:
-                db.executemany(
-                    "DELETE FROM records WHERE id = ?", [(record.id,) for record in batch.records]
-                )
-                if batch.records[0].kind == "experiment":
-                    _remember(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
-            self._pending -= len(batch.records)
+        with self._lock, self._transaction() as db:
+            db.executemany(
+                "DELETE FROM records WHERE id = ?", [(record.id,) for record in batch.records]
+            )
+            if batch.records[0].kind == "experiment":
+                _remember(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
         self._unstage(batch)
 
     def refuse(self, batch: Batch, reason: str) -> None:
         """Set records aside that the server will never take, so that they hold up nothing."""
-        with self._lock:
-            with self._transaction() as db:
-                for record in batch.records:
-                    db.execute(
-                        "INSERT INTO refused (trial, kind, payload, reason) "
-                        "SELECT trial, kind, payload, ? FROM records WHERE id = ?",
-                        (reason, record.id),
-                    )
-                    db.execute("DELETE FROM records WHERE id = ?", (record.id,))
-            self._pending -= len(batch.records)
+        with self._lock, self._transaction() as db:
+            for record in batch.records:
+                db.execute(
+                    "INSERT INTO refused (trial, kind, payload, reason) "
+                    "SELECT trial, kind, payload, ? FROM records WHERE id = ?",
+                    (reason, record.id),
+                )
+                db.execute("DELETE FROM records WHERE id = ?", (record.id,))
 
     def run_id(self, trial: int) -> str | None:
         """The id of the trial's run, or None while it is unknown."""
-        return self._runs.get(trial)
+        with self._lock:
+            row = self._db.execute("SELECT run_id FROM runs WHERE trial = ?", (trial,)).fetchone()
+        return row[0] if row else None
 
     def runs(self) -> dict[int, str]:
         """Run ids by trial, the sweep's own run under `SWEEP`."""
-        return dict(self._runs)
+        with self._lock:
+            return dict(self._db.execute("SELECT trial, run_id FROM runs"))
 
     def adopt(self, trial: int, run_id: str, held: Marks | None) -> None:
         """Remember a run.
@@ -272,16 +276,13 @@ class Outbox:
             held: What the server already holds, when the run existed and this queue did not know
                 it: marks are raised to it, and what is queued is compared before it is sent.
         """
-        with self._lock:
-            marks = self._load_marks(trial).copy()
-            with self._transaction() as db:
-                db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (trial, run_id))
-                if held is not None:
-                    marks.raise_to(held)
-                    _save_marks(db, trial, marks)
-                    _doubt(db, trial)
-            self._marks[trial] = marks
-            self._runs[trial] = run_id
+        with self._lock, self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (trial, run_id))
+            if held is None:
+                return
+            marks = _read_marks(db, trial)
+            marks.raise_to(held)
+            _correct_marks(db, trial, marks)
 
     def forget(self, trial: int) -> None:
         """Forget a run that the server no longer has, so that it can be recorded anew.
@@ -289,32 +290,22 @@ class Outbox:
         Everything may be logged again then, also what is still queued: from now on each point of
         the trial is compared with the server before it is sent.
         """
-        marks = Marks(are_complete=False)
-        with self._lock:
-            with self._transaction() as db:
-                db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
-                db.execute("DELETE FROM told WHERE trial = ?", (trial,))
-                _save_marks(db, trial, marks)
-                _doubt(db, trial)
-            self._marks[trial] = marks
-            self._runs.pop(trial, None)
+        with self._lock, self._transaction() as db:
+            db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
+            db.execute("DELETE FROM told WHERE trial = ?", (trial,))
+            _correct_marks(db, trial, Marks(are_complete=False))
 
-    @property
-    def experiment_id(self) -> str | None:
-        """The experiment's id as last seen."""
-        return self._experiment_id
-
-    @experiment_id.setter
-    def experiment_id(self, value: str) -> None:
-        with self._lock:
-            with self._transaction() as db:
-                _remember(db, "experiment_id", value)
-            self._experiment_id = value
+    def found(self, experiment_id: str) -> None:
+        """Remember the experiment."""
+        with self._lock, self._transaction() as db:
+            _remember(db, "experiment_id", experiment_id)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         with self._lock:
             if not self._closed:
+                with contextlib.suppress(OutboxError):
+                    self._left = self._count()
                 self._closed = True
                 self._db.close()
                 os.close(self._owner)
@@ -339,6 +330,12 @@ class Outbox:
         except sqlite3.Error as error:
             raise self._error(error) from error
 
+    def _count(self) -> int:
+        try:
+            return int(self._db.execute("SELECT COUNT(*) FROM records").fetchone()[0])
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+
     def _sync(self) -> None:
         """Wait until everything committed is on disk, without holding up appends meanwhile.
 
@@ -353,11 +350,13 @@ class Outbox:
             os.close(log)
 
     def _load_marks(self, trial: int) -> Marks:
-        marks = self._marks.get(trial)
-        if marks is None:
-            row = self._db.execute("SELECT marks FROM marks WHERE trial = ?", (trial,)).fetchone()
-            marks = self._marks[trial] = Marks(*json.loads(row[0])) if row else Marks()
-        return marks
+        """Return a trial's marks: who queues raises them, who delivers corrects them."""
+        if (corrections := read_meta(self._db, _CORRECTIONS)) != self._corrections:
+            self._corrections = corrections
+            self._marks.clear()
+        if trial not in self._marks:
+            self._marks[trial] = _read_marks(self._db, trial)
+        return self._marks[trial]
 
     def _unstage(self, batch: Batch) -> None:
         for record in batch.records:
@@ -387,6 +386,26 @@ class Outbox:
         )
 
 
+def _together(rows: list[_Stored]) -> list[_Stored]:
+    """Return how many of a trial's oldest records make a batch."""
+    taken: list[_Stored] = []
+    num_points, of_metrics = 0, None
+    for row in rows:
+        _, kind, _, state, points = row
+        num_points += points
+        if taken and not (
+            taken[-1][1] in ("start", "metrics", "tags")
+            and kind in ("metrics", "tags", "finish")
+            and (kind != "metrics" or of_metrics in (None, state))
+            and num_points <= MAX_POINTS
+        ):
+            break
+        taken.append(row)
+        if kind == "metrics":
+            of_metrics = state
+    return taken
+
+
 def _insert(
     db: sqlite3.Connection,
     trial: int,
@@ -410,8 +429,17 @@ def _save_marks(db: sqlite3.Connection, trial: int, marks: Marks) -> None:
     db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (trial, text))
 
 
-def _doubt(db: sqlite3.Connection, trial: int) -> None:
-    """Treat all queued metrics of a trial as if they might have been sent."""
+def _read_marks(db: sqlite3.Connection, trial: int) -> Marks:
+    row = db.execute("SELECT marks FROM marks WHERE trial = ?", (trial,)).fetchone()
+    return Marks(*json.loads(row[0])) if row else Marks()
+
+
+def _correct_marks(db: sqlite3.Connection, trial: int, marks: Marks) -> None:
+    """Replace a trial's marks, so that whoever knows others reads them again; and treat all its
+    queued metrics as if they might have been sent.
+    """
+    _save_marks(db, trial, marks)
+    _remember(db, _CORRECTIONS, str(int(read_meta(db, _CORRECTIONS) or 0) + 1))
     db.execute(
         "UPDATE records SET state = ? WHERE trial = ? AND kind = 'metrics'", (_IN_FLIGHT, trial)
     )

@@ -10,12 +10,19 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
-from tracking.limits import MAX_POINTS, clean_key
+from tracking.limits import (
+    MAX_PAIRS,
+    MAX_POINTS,
+    MAX_REQUEST_BYTES,
+    clean_key,
+    num_bytes_sent,
+    split_pairs,
+)
 
 INFINITE_PREFIX = "num_infinite/"
 MAX_PART = MAX_POINTS // 10
@@ -170,3 +177,33 @@ def parts(rows: Iterable[PackedRow]) -> Iterator[tuple[list[PackedRow], int]]:
                 part, num_points = [], 0
     if part:
         yield part, num_points
+
+
+class Request(NamedTuple):
+    """What a run is told at once."""
+
+    params: Mapping[str, str]
+    points: Sequence[Point]
+    tags: Mapping[str, str]
+
+
+def requests(
+    params: Mapping[str, str], points: Sequence[Point], tags: Mapping[str, str]
+) -> Iterator[Request]:
+    """Split what a run is told into as few requests as a server takes, in this order."""
+    pairs = [*params.items(), *tags.items()]
+    if not (pairs or points):
+        return
+    if (
+        len(points) + len(pairs) <= MAX_POINTS
+        and max(len(params), len(tags)) <= MAX_PAIRS
+        and sum(num_bytes_sent(*pair) for pair in pairs) <= MAX_REQUEST_BYTES // 2
+    ):
+        yield Request(params, points, tags)
+        return
+    for part in split_pairs(params):
+        yield Request(part, (), {})
+    for first in range(0, len(points), MAX_POINTS):
+        yield Request({}, points[first : first + MAX_POINTS], {})
+    for part in split_pairs(tags):
+        yield Request({}, (), part)

@@ -14,6 +14,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from sweeps.early_stopping.schedulers import make_judge, make_scheduler
 from sweeps.early_stopping.stopping import BY_THE_SWEEP, Fired, fired
+from sweeps.engine.orphans import unmarked_environment
 from sweeps.layout import SweepPaths, tracking_place
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.place import Place, check_kept, place_of
@@ -133,6 +134,7 @@ def open_sweep(
         experiment_tags={charts.tag: charts.state},
         params=dict(flatten(spec.model_dump(mode="json"))),
         offline=offline,
+        process=unmarked_environment(),
     )
     return OpenSweep(paths, spec, ledger, recorder)
 

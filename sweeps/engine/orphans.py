@@ -47,6 +47,13 @@ def mark_children(token: str) -> None:
     os.environ[TOKEN_VARIABLE] = token
 
 
+def unmarked_environment() -> dict[str, str]:
+    """Return the environment of a process that outlives the driver's Ray, with which all that is
+    marked is ended.
+    """
+    return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+
+
 def claim_scratch(token: str) -> IO[str]:
     """Make a driver's directory.
 

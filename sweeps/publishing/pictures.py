@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from sweeps.engine.orphans import TOKEN_VARIABLE
+from sweeps.engine.orphans import unmarked_environment
 from sweeps.layout import SweepPaths
 from sweeps.ledger.view import TrialSummary
 from sweeps.spec.problems import SpecError
@@ -188,9 +187,9 @@ class _Artist:
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             text=True,
-            # It outlives the driver's Ray, with which all that carries the token is ended, and
-            # Ctrl-C at the terminal, which is for the driver; it ends when its input does.
-            env={k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE},
+            # It outlives the driver's Ray, and Ctrl-C at the terminal, which is for the driver; it
+            # ends when its input does.
+            env=unmarked_environment(),
             process_group=0,
         )
 

@@ -32,7 +32,8 @@ _NEVER = 10**9
 
 
 class Large(Task):
-    """Wide layers on few samples: there is much to save for each second of training.
+    """Wide layers on few samples: a training that lives on the memory's bandwidth, which writing
+    200 MB needs, too.
 
     Args:
         layers: AdamW's state of each takes 50 MB: two moments beside four million parameters.
@@ -48,6 +49,30 @@ class Large(Task):
     def build_data(self) -> Data:
         inputs, targets = torch.randn(320, _WIDTH), torch.randint(10, (320,))
         return Data(train=(inputs, targets), val=(inputs[:16], targets[:16]))
+
+
+class Transformer(Task):
+    """As much state as `Large`, and more to compute for each byte of it: a usual training.
+
+    Args:
+        layers: Of 512 features, 8 heads, and 2,048 features in between; 38 MB of state each.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+
+    def build_model(self) -> nn.Module:
+        layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
+        return nn.Sequential(
+            nn.Embedding(1000, 512),
+            nn.TransformerEncoder(layer, self._layers, enable_nested_tensor=False),
+            nn.Flatten(),
+            nn.Linear(64 * 512, 10),
+        )
+
+    def build_data(self) -> Data:
+        inputs, targets = torch.randint(1000, (12, 64)), torch.randint(10, (12,))
+        return Data(train=(inputs, targets), val=(inputs[:4], targets[:4]))
 
 
 class _Unrated(Task):
@@ -71,7 +96,8 @@ def checkpoints(repeats: int) -> list[Result]:
     saves = _SAVES_OF_A_REPEAT * repeats
     return [
         _compare("digits CNN", lambda: load_task("digits", {"model": "cnn"}), 64, saves),
-        _compare("a state of 200 MB", lambda: Large(4), 32, saves),
+        _compare("transformer of 200 MB", lambda: Transformer(5), 4, saves),
+        _compare("wide layers of 200 MB", lambda: Large(4), 32, saves),
     ]
 
 

@@ -1,5 +1,5 @@
-"""P6: what tracking costs a trial: nothing recorded, recorded here, far away, and nowhere, where
-nobody listens or nobody answers.
+"""P6: what tracking costs a trial: recorded here, far away, and nowhere, where nobody listens or
+nobody answers.
 
 The trial is a process of its own, as in a sweep; this one plays the driver. What must not live
 here: how fast points get into a store (`tracking.py`).
@@ -7,7 +7,9 @@ here: how fast points get into a store (`tracking.py`).
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from tests.bench.table import Goal, Result, paired, size
 from tests.chaos.scripted_proxy import Proxy, done_late
@@ -24,18 +26,24 @@ from tracking.recorder import NullRecorder, Recorder
 from tracking.ui import start_server
 from trainable.history import Row
 
-_EPOCHS, _SMOKE_EPOCHS = 150, 10
+_EPOCHS, _SMOKE_EPOCHS = 60, 3
+_BLOCKS_OF_A_REPEAT = 3
 _AWAY_SECONDS = 0.05
 _WALL, _STEP = Goal("ratio", 1.01), Goal("ratio", 1.05)
 
 
-class _Trial(NamedTuple):
+class _Block(NamedTuple):
     seconds: float
     p99: float
 
 
 def trial(repeats: int) -> list[Result]:
-    """Wall time of a trial, and its slowest steps, with each kind of tracking and with none."""
+    """Wall time of a stretch of a trial, and its slowest steps, with each kind of tracking.
+
+    One trial trains from the beginning to the end. Its epochs are recorded for a stretch, which
+    is measured against the mean of the stretches before and after it, that nobody records: two
+    processes next to each other differ by a tenth on a machine that others share.
+    """
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         local = f"sqlite:///{directory}/mlflow.db"
@@ -46,60 +54,87 @@ def trial(repeats: int) -> list[Result]:
         ):
             away.otherwise(done_late(_AWAY_SECONDS))
             sides: dict[str, Callable[[], Recorder]] = {
-                "off": NullRecorder,
                 "here": lambda: _recorder(local, directory),
                 "50 ms away": lambda: _recorder(away.url, directory),
                 "dead": lambda: _recorder(_at(_closed_port()), directory, 0.0),
                 "hung": lambda: _recorder(_at(hung.getsockname()[1]), directory, 0.0),
             }
-            taken: dict[str, list[_Trial]] = {side: [] for side in sides}
-            names = list(sides)
-            for repeat in range(repeats):
-                shift = repeat % len(names)
-                for side in names[shift:] + names[:shift]:
-                    taken[side].append(_run(sides[side](), side not in ("dead", "hung")))
+            order = list(sides) * size(_BLOCKS_OF_A_REPEAT * repeats, 1)
+            with _Trial() as trained:
+                trained.block(NullRecorder())  # imports, first allocations
+                without = [trained.block(NullRecorder())]
+                taken: dict[str, list[tuple[_Block, _Block]]] = {side: [] for side in sides}
+                for side in order:
+                    recorder = sides[side]()
+                    measured = trained.block(recorder)
+                    if isinstance(recorder, MlflowRecorder):
+                        answered = side not in ("dead", "hung")
+                        left = recorder.close(60.0 if answered else 0.0)
+                        assert (left == 0) == answered
+                    without.append(trained.block(NullRecorder()))
+                    taken[side].append((measured, _mean(without[-2:])))
     results = []
-    for side in names[1:]:
-        both = [[one.seconds for one in taken[kind]] for kind in (side, "off")]
+    for side, pairs in taken.items():
+        both = [[block.seconds for block in blocks] for blocks in zip(*pairs, strict=True)]
         results.append(paired(f"P6 trial, tracking {side} / off", *both, "s", _WALL))
-        both = [[1e3 * one.p99 for one in taken[kind]] for kind in (side, "off")]
+        both = [[1e3 * block.p99 for block in blocks] for blocks in zip(*pairs, strict=True)]
         results.append(paired(f"P6 step p99, tracking {side} / off", *both, "ms", _STEP))
+    between = itertools.pairwise(without)
+    both = [
+        list(blocks) for blocks in zip(*((a.seconds, b.seconds) for a, b in between), strict=True)
+    ]
+    results.append(paired("P6 trial, off / off, the next stretch", *both, "s"))
     return results
+
+
+class _Trial:
+    """The trial's process, which trains a stretch whenever it is told to."""
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "tests.bench.tracked_child"]
+        self._child = subprocess.Popen(
+            [*command, str(size(_EPOCHS, _SMOKE_EPOCHS))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.communicate()  # the end of its input ends it
+        assert self._child.returncode == 0
+
+    def block(self, recorder: Recorder) -> _Block:
+        """Train a stretch, and record each epoch when it is reported."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        recorder.start(0, {}, {})
+        self._child.stdin.write("go\n")
+        self._child.stdin.flush()
+        for line in self._child.stdout:
+            found = json.loads(line)
+            if isinstance(found, dict):
+                recorder.finish(0, "FINISHED", {})
+                return _Block(**found)
+            recorder.log(0, [Row(*row) for row in found])
+        raise AssertionError("the trial ended before it was told to")
+
+
+def _mean(blocks: list[_Block]) -> _Block:
+    return _Block(*(sum(values) / len(blocks) for values in zip(*blocks, strict=True)))
 
 
 def _recorder(uri: str, directory: Path, patience: float = 120.0) -> MlflowRecorder:
     sweep_id = uuid.uuid4().hex
-    recorder = MlflowRecorder(uri, None, "bench", sweep_id, directory / sweep_id, {}, {})
+    recorder = MlflowRecorder(
+        uri, None, "bench", sweep_id, directory / sweep_id, {}, {}, process=os.environ
+    )
     recorder.wait_ready(patience)  # tables are made once
     return recorder
 
 
 def _at(port: int) -> str:
     return f"http://127.0.0.1:{port}"
-
-
-def _run(recorder: Recorder, answered: bool) -> _Trial:
-    recorder.start(0, {}, {})
-    command = [
-        sys.executable,
-        "-m",
-        "tests.bench.tracked_child",
-        str(size(_EPOCHS, _SMOKE_EPOCHS)),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            found = json.loads(line)
-            if isinstance(found, dict):
-                measured = _Trial(**found)
-            else:
-                recorder.log(0, [Row(*row) for row in found])
-    assert child.returncode == 0
-    recorder.finish(0, "FINISHED", {})
-    if isinstance(recorder, MlflowRecorder):
-        left = recorder.close(60.0 if answered else 0.0)
-        assert (left == 0) == answered
-    return measured
 
 
 def _closed_port() -> int:

@@ -2,13 +2,14 @@
 
     python -m tests.bench.tracked_child EPOCHS
 
-A line is the rows of an epoch as JSON; the last one holds `seconds`, the time of all epochs but
-the first, and `p99`, the step time that one step in a hundred exceeds. What must not live here:
-who reads the lines.
+Each line that it reads lets it train a stretch of that many epochs. A line that it prints is the
+rows of an epoch as JSON; the last one of a stretch holds `seconds`, the time it took, and `p99`,
+the step time that one step in a hundred exceeds. What must not live here: who reads the lines.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -23,6 +24,8 @@ from torch import nn
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.task import Data, Task, load_task
+
+_NEVER = 10**9
 
 
 class _Timed(Task):
@@ -54,14 +57,14 @@ class _Timed(Task):
 
 
 def main(epochs: int) -> None:
-    """Train, and print what a worker would report."""
+    """Train whenever it is told to, and print what a worker would report."""
     config = TrialConfig.model_validate(
         {
             "task": {"name": "digits"},
             "metric": "val/loss",
             "mode": "min",
-            "budget": {"epochs": epochs},
-            "checkpoint": {"every": f"{epochs} epochs"},
+            "budget": {"epochs": _NEVER},
+            "checkpoint": {"every": f"{_NEVER} epochs"},
             "train": {"batch_size": 16},
         }
     )
@@ -70,15 +73,15 @@ def main(epochs: int) -> None:
         tempfile.TemporaryDirectory() as directory,
         open_trainer(config, Path(directory), device="cpu", threads=1, task=task) as trainer,
     ):
-        started = 0.0
-        for report in trainer.events():
-            print(json.dumps([tuple(row) for row in report.rows]), flush=True)
-            if report.epoch == 1:
-                started = time.perf_counter()
-                task.steps.clear()
-        seconds = time.perf_counter() - started
-    p99 = statistics.quantiles(task.steps, n=100)[98]
-    print(json.dumps({"seconds": seconds, "p99": p99}), flush=True)
+        reports = trainer.events()
+        for _ in sys.stdin:
+            task.steps.clear()
+            started = time.perf_counter()
+            for report in itertools.islice(reports, epochs):
+                print(json.dumps([tuple(row) for row in report.rows]), flush=True)
+            seconds = time.perf_counter() - started
+            p99 = statistics.quantiles(task.steps, n=100)[98]
+            print(json.dumps({"seconds": seconds, "p99": p99}), flush=True)
 
 
 if __name__ == "__main__":

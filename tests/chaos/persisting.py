@@ -113,7 +113,6 @@ def outbox(directory: Path, acknowledge: Acknowledge) -> None:
     for steps in ((1, 2, 3), (4, 5, 6)):
         opened.append_rows(0, [Row(step, 0, {"loss": 1 / step}) for step in steps])
         acknowledge("queued", *steps)
-    for _ in range(2):  # the start, then all rows
         batch = opened.claim(0)
         assert batch is not None
         points = [record.payload for record in batch.records if record.kind == "metrics"]

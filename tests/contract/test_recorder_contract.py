@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tracking.mlflow_recorder import MlflowRecorder
+from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder, MemoryRun, NullRecorder, Recorder
 
 
@@ -55,7 +56,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
 
         def look(trial: int | None) -> MemoryRun:
             assert recorder.flush(120) == 0
-            return _read(uri, recorder.parent_run_id if trial is None else recorder.run_id(trial))
+            known = read_outbox(tmp_path / "outbox")
+            return _read(uri, known.sweep_run_id if trial is None else known.run_ids[trial])
 
         yield Case(recorder, look)
         assert recorder.close(60) == 0

@@ -18,6 +18,7 @@ import pytest
 from tests.integration.commandline import wait_until
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.mlflow_server import connect
+from tracking.outbox_status import read_outbox
 from tracking.reader import runs_of_sweep
 from tracking.ui import start_server
 
@@ -110,8 +111,10 @@ def test_a_sweep_is_one_run_with_a_child_per_trial(store: Store, tmp_path: Path)
     assert runs.keys() == {None, 0, 12}
     parent = runs[None]
     assert (parent.info.run_name, parent.info.status) == ("sweep whole", "FINISHED")
-    assert parent.info.run_id == recorder.parent_run_id
-    assert parent.info.experiment_id == recorder.experiment_id
+    known = read_outbox(store.root / "whole" / "outbox")
+    assert parent.info.run_id == known.sweep_run_id
+    assert parent.info.experiment_id == known.experiment_id
+    assert known.run_ids == {trial: runs[trial].info.run_id for trial in (0, 12)}
     assert parent.data.params == {"trials": "4"}
     assert {
         "who": "test",
@@ -122,7 +125,6 @@ def test_a_sweep_is_one_run_with_a_child_per_trial(store: Store, tmp_path: Path)
         run = runs[trial]
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert (run.info.run_name, run.info.status) == (f"trial-{trial:04d}", status)
-        assert run.info.run_id == recorder.run_id(trial)
         assert run.info.end_time >= run.info.start_time
         assert run.data.params["train.lr"] == "0.1"
         assert len(run.data.params["task.note"]) == 6000
@@ -162,14 +164,14 @@ from tracking import mlflow_server
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.points import PackedRow
 sent = 0
-real = mlflow_server.MlflowServer.log_points
-def log_points(self, run_id, points):
+real = mlflow_server.MlflowServer.log
+def log(self, run_id, params, points, tags):
     global sent
-    real(self, run_id, points)
+    real(self, run_id, params, points, tags)
     sent += 1
     if sent == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-mlflow_server.MlflowServer.log_points = log_points
+mlflow_server.MlflowServer.log = log
 uri, root = sys.argv[1:]
 recorder = MlflowRecorder(uri, None, "digits", "killed", Path(root), {}, {})
 for trial in range(3):
@@ -199,12 +201,12 @@ def test_a_deleted_outbox_or_experiment_or_run_doubles_nothing(store: Store) -> 
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, lines(1, 50))
     assert recorder.close(LONG) == 0
-    run_id = recorder.run_id(0)
-    assert run_id is not None
+    known = read_outbox(store.root / "lost" / "outbox")
+    run_id = known.run_ids[0]
     for path in (store.root / "lost" / "outbox").iterdir():
         path.unlink()
     store.client.delete_run(run_id)
-    store.client.delete_experiment(recorder.experiment_id)
+    store.client.delete_experiment(known.experiment_id)
     recorder = store.recorder("lost", "short-lived")
     recorder.log(0, lines(1, 70))
     assert recorder.close(LONG) == 0

@@ -148,7 +148,7 @@ def test_a_clean_delivery_reads_nothing_back(house: House) -> None:
     house.deliver()
     house.log(0, 1, 120)
     house.deliver()
-    assert house.server.calls == {"log_points": 2}
+    assert house.server.calls == {"log": 2}
 
 
 def test_starting_again_reopens_and_tags_what_changed(house: House) -> None:

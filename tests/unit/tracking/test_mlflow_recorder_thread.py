@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tracking import mlflow_recorder
+from tracking import draining
 from tracking.delivery import Server
+from tracking.draining import Drain
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.outbox import Outbox
 from tracking.outbox_status import pending, read_outbox
@@ -22,8 +23,8 @@ from tracking.outbox_status import pending, read_outbox
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow_recorder, "_LINGER_SECONDS", 0.0)
-    monkeypatch.setattr(mlflow_recorder, "_FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(draining, "_LINGER_SECONDS", 0.01)
+    monkeypatch.setattr(draining, "_FIRST_DELAY_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -46,9 +47,9 @@ def test_ids_are_known_once_delivered_and_at_once_in_the_next_process(
     recorder.start(0, {}, {})
     assert recorder.wait_ready(10)
     assert recorder.flush(10) == 0
-    ids = (recorder.experiment_id, recorder.parent_run_id, recorder.run_id(0))
-    assert None not in ids
-    assert recorder.run_id(1) is None
+    known = read_outbox(tmp_path / "outbox")
+    assert None not in (known.experiment_id, known.sweep_run_id)
+    assert known.run_ids.keys() == {0}
     assert recorder.close(10) == 0
 
     gate = threading.Event()
@@ -58,7 +59,7 @@ def test_ids_are_known_once_delivered_and_at_once_in_the_next_process(
         raise ConnectionRefusedError
 
     recorder = recorder_on(tmp_path / "outbox", unreachable)
-    assert (recorder.experiment_id, recorder.parent_run_id, recorder.run_id(0)) == ids
+    assert read_outbox(tmp_path / "outbox").run_ids == known.run_ids
     assert not recorder.wait_ready(0)
     gate.set()
     assert recorder.close(0.1) == 1
@@ -90,8 +91,8 @@ def test_verbs_return_at_once_while_the_server_hangs(
     assert recorder.close(0.2) == recorder.pending() == 6
     assert time.monotonic() - started < 1
     gate.set()
-    recorder._thread.join(10)
-    assert not recorder._thread.is_alive()
+    recorder._drain._thread.join(10)
+    assert not recorder._drain.is_alive
 
 
 def test_an_outage_is_told_once_and_survived(
@@ -193,17 +194,17 @@ def test_a_damaged_outbox_is_told(
 def test_the_waits_double_up_to_half_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlflow_recorder, "_FIRST_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr(draining, "_FIRST_DELAY_SECONDS", 0.5)
     waits: list[float] = []
     enough = threading.Event()
 
-    def wait(recorder: MlflowRecorder, seconds: float) -> None:
+    def wait(drain: Drain, seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 9:
             enough.set()
-            recorder._closing.wait()
+            drain._closing.wait()
 
-    monkeypatch.setattr(MlflowRecorder, "_pause", wait)
+    monkeypatch.setattr(Drain, "_pause", wait)
 
     def refuse() -> Server:
         raise ConnectionRefusedError
@@ -217,7 +218,7 @@ def test_the_waits_double_up_to_half_a_minute(
 def test_a_silent_server_is_known_and_asked_more_often_while_somebody_waits(
     tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlflow_recorder, "_MAX_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr(draining, "_MAX_DELAY_SECONDS", 3600.0)
     is_down = True
 
     def flaky(_place: str) -> None:

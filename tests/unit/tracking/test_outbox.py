@@ -33,9 +33,9 @@ def test_records_of_a_trial_keep_their_order(tmp_path: Path) -> None:
     assert outbox.trials() == [SWEEP, 3, 4]
     seen = []
     while batch := outbox.claim(3):
-        seen.append((batch.records[0].kind, len(batch.records)))
+        seen.append([record.kind for record in batch.records])
         outbox.delivered(batch)
-    assert seen == [("start", 1), ("metrics", 2), ("finish", 1)]
+    assert seen == [["start", "metrics", "metrics", "finish"]]
     assert outbox.pending == pending(tmp_path) == 2
     outbox.close()
 
@@ -106,7 +106,7 @@ def test_another_process_reads_pending_and_run_ids(tmp_path: Path) -> None:
     outbox.append(0, "start", {})
     outbox.adopt(SWEEP, "parent", None)
     outbox.adopt(0, "child", None)
-    outbox.experiment_id = "7"
+    outbox.found("7")
     status = read_outbox(tmp_path)
     assert (status.pending, status.experiment_id, status.sweep_run_id) == (1, "7", "parent")
     assert status.run_ids == {0: "child"}
@@ -244,3 +244,30 @@ def test_nothing_can_be_appended_after_close(tmp_path: Path) -> None:
     outbox.close()
     with pytest.raises(OutboxError, match="closed"):
         outbox.append(0, "start", {})
+
+
+def test_who_queues_learns_what_who_delivers_finds_out(tmp_path: Path) -> None:
+    queue, other = Outbox(tmp_path), Outbox(tmp_path, delivers=True)
+    assert queue.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2
+    other.adopt(0, "r", Marks({"a": 1, "b": 5}))
+    assert queue.run_id(0) == "r"
+    assert queue.append_rows(0, [row(2, a=1.0), row(3, a=1.0, b=1.0), row(6, b=1.0)]) == 2
+    other.adopt(0, "r", Marks({"a": 4}))
+    assert queue.last_step(0) == 6, "what was queued since is not forgotten"
+    assert queue.append_rows(0, [row(4, a=1.0), row(5, a=1.0)]) == 1
+    other.forget(0)
+    assert queue.run_id(0) is None
+    assert queue.append_rows(0, [row(1, a=1.0)]) == 1
+    assert queue.pending == other.pending == 4
+    other.close()
+    assert other.pending == 4
+    queue.close()
+
+
+def test_what_is_being_staged_is_no_orphan_to_who_delivers(tmp_path: Path) -> None:
+    staged = tmp_path / "artifacts" / "abc"
+    staged.mkdir(parents=True)
+    Outbox(tmp_path, delivers=True).close()
+    assert staged.exists()
+    Outbox(tmp_path).close()
+    assert not staged.exists()

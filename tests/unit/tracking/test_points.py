@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracking.limits import MAX_KEY, clean_key, clip_start, clip_text, split_pairs
-from tracking.points import Marks, PackedRow, Point, pack, parts, unpack
+from tracking.points import Marks, PackedRow, Point, Request, pack, parts, requests, unpack
 
 rows = st.lists(
     st.builds(
@@ -121,3 +121,23 @@ def test_packed_rows_are_the_same_points_again_bit_for_bit(rows: list[PackedRow]
         return [(*point._replace(value=0.0), struct.pack("d", point.value)) for point in points]
 
     assert bits(unpack(pack(rows))) == bits(expected)
+
+
+def test_what_a_run_is_told_fits_into_few_requests() -> None:
+    points = [Point("a", 1.0, step, 0) for step in range(900)]
+    few = {str(i): "" for i in range(50)}
+    assert list(requests(few, points, few)) == [Request(few, points, few)]
+    assert [tuple(map(len, request)) for request in requests(few, points, {**few, "x": ""})] == [
+        (50, 0, 0),
+        (0, 900, 0),
+        (0, 0, 51),
+    ]
+    wide = {str(i): "x" * 6000 for i in range(100)}
+    divided = [tuple(map(len, request)) for request in requests(wide, [], few)]
+    assert divided == [(100, 0, 0), (0, 0, 50)], "600 KB leave no room for others"
+    many = [Point("a", 1.0, step, 0) for step in range(1001)]
+    assert [len(request.points) for request in requests({}, many, {})] == [1000, 1]
+
+
+def test_nothing_to_tell_is_no_request() -> None:
+    assert list(requests({}, [], {})) == []

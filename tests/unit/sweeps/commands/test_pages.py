@@ -44,7 +44,7 @@ def test_the_page_on_a_server_is_opened_and_none_is_started(
     pages.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
     assert opened == [SERVER], "it has recorded nothing there yet"
     outbox = Outbox(sweep.paths.outbox)
-    outbox.experiment_id = "12"
+    outbox.found("12")
     outbox.close()
     pages.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
     page = (

@@ -95,7 +95,7 @@ def test_pages_name_the_leaders_runs_and_their_experiments(tmp_path: Path) -> No
     for number, sweep in enumerate(sweeps):
         sweep.add("complete", 0.5 - 0.1 * number)
         outbox = Outbox(sweep.paths.outbox)
-        outbox.experiment_id = str(number + 1)
+        outbox.found(str(number + 1))
         outbox.adopt(SWEEP, f"parent{number}", held=None)
         outbox.adopt(0, f"run{number}", held=None)
         outbox.close()
@@ -116,7 +116,7 @@ def test_the_charts_are_named_once_their_view_is_at_the_server(tmp_path: Path) -
     for number, sweep in enumerate(sweeps):
         sweep.add("complete", 0.5)
         outbox = Outbox(sweep.paths.outbox)
-        outbox.experiment_id = str(number + 1)
+        outbox.found(str(number + 1))
         outbox.adopt(0, f"run{number}", held=None)
         assert compare([s.view for s in sweeps], top=5)["mlflow_charts_page"] is None
         view = leaders_view(sweep.spec)
