@@ -113,12 +113,12 @@ def outbox(directory: Path, acknowledge: Acknowledge) -> None:
     for steps in ((1, 2, 3), (4, 5, 6)):
         opened.append_rows(0, [Row(step, 0, {"loss": 1 / step}) for step in steps])
         acknowledge("queued", *steps)
-        batch = opened.claim(0)
-        assert batch is not None
-        points = [record.payload for record in batch.records if record.kind == "metrics"]
-        acknowledge("claimed", *(point.step for some in points for point in some))
-        opened.delivered(batch)
-        acknowledge("delivered", *(point.step for some in points for point in some))
+    batch = opened.claim(0)
+    assert batch is not None
+    points = [record.payload for record in batch.records if record.kind == "metrics"]
+    acknowledge("claimed", *(point.step for some in points for point in some))
+    opened.delivered(batch)
+    acknowledge("delivered", *(point.step for some in points for point in some))
     opened.append_rows(0, [Row(7, 0, {"loss": 1 / 7})])
     acknowledge("queued", 7)
     opened.append_artifact(0, Path(__file__), "sources/this.py")
