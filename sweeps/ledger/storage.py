@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -18,11 +17,19 @@ import optuna
 import sqlalchemy
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.orm import Session
 
 from sweeps.ledger import file as ledger_file
 from sweeps.ledger.database import LedgerDatabase
 from sweeps.ledger.file import LedgerFile
 from sweeps.ledger.place import Place
+from sweeps.ledger.statements import (
+    as_read,
+    end_trial,
+    insert_report,
+    insert_trial,
+    set_user_attribute,
+)
 
 _T = TypeVar("_T")
 
@@ -75,8 +82,9 @@ class EditableStorage(optuna.storages.RDBStorage):
     There is no documented entrance for this; a test edits a space through a real ledger.
 
     A trial is read with seven statements, and was read eight times from its start to its end. The
-    one driver that may write remembers the open trials that it read while it wrote; whoever only
-    looks remembers nothing, for others write.
+    one driver that may write remembers the open trials that it read or made while it wrote, and
+    the last one that it ended, and writes with few statements what it knows (`statements`);
+    whoever only looks remembers nothing, for others write.
 
     It is used by one thread.
     """
@@ -84,6 +92,7 @@ class EditableStorage(optuna.storages.RDBStorage):
     def __init__(self, url: str, engine_kwargs: dict[str, Any]) -> None:
         super().__init__(url, engine_kwargs)
         self._open: dict[int, FrozenTrial] = {}
+        self._ended: FrozenTrial | None = None
         self._ids: dict[tuple[int, int], int] = {}
         self._writes = False
 
@@ -97,7 +106,7 @@ class EditableStorage(optuna.storages.RDBStorage):
         try:
             return self._transact(work)
         except BaseException:  # what is stored now is to be read again; raised again
-            self._open.clear()
+            self._forget()
             raise
         finally:
             self._writes = False
@@ -105,9 +114,31 @@ class EditableStorage(optuna.storages.RDBStorage):
     def _transact(self, work: Callable[[], _T]) -> _T:
         raise NotImplementedError
 
+    def _forget(self) -> None:
+        self._open.clear()
+        self._ids.clear()
+        self._ended = None
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Session]:
+        with self.scoped_session() as session, session.begin():
+            yield session
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        """Add a trial."""
+        if template_trial is None or not self._writes:
+            return super().create_new_trial(study_id, template_trial)
+        with self._session() as session:
+            trial = insert_trial(session, study_id, template_trial)
+        self._open[trial._trial_id] = trial
+        self._ids[study_id, trial.number] = trial._trial_id
+        return trial._trial_id
+
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Return a trial, which nobody may change."""
         known = self._open.get(trial_id)
+        if known is None and self._ended is not None and self._ended._trial_id == trial_id:
+            known = self._ended
         if known is None:
             known = super().get_trial(trial_id)
             if self._writes and not known.state.is_finished():
@@ -123,20 +154,27 @@ class EditableStorage(optuna.storages.RDBStorage):
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Store an attribute."""
-        super().set_trial_user_attr(trial_id, key, value)
-        if known := self._open.get(trial_id):
-            stored = json.loads(json.dumps(value))  # as it is read: a tuple is a list, for example
-            changed = self._open[trial_id] = copy.copy(known)
-            changed.user_attrs = {**known.user_attrs, key: stored}
+        if not (known := self._open.get(trial_id)):
+            super().set_trial_user_attr(trial_id, key, value)
+            return
+        with self._session() as session:
+            set_user_attribute(session, trial_id, key, value)
+        changed = self._open[trial_id] = copy.copy(known)
+        changed.user_attrs = {**known.user_attrs, key: as_read(value)}
 
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
         """Store a report."""
-        super().set_trial_intermediate_value(trial_id, step, intermediate_value)
-        if known := self._open.get(trial_id):
-            changed = self._open[trial_id] = copy.copy(known)
-            changed.intermediate_values = {**known.intermediate_values, step: intermediate_value}
+        known = self._open.get(trial_id)
+        if known is None or step in known.intermediate_values:
+            self._open.pop(trial_id, None)
+            super().set_trial_intermediate_value(trial_id, step, intermediate_value)
+            return
+        with self._session() as session:
+            insert_report(session, trial_id, step, intermediate_value)
+        changed = self._open[trial_id] = copy.copy(known)
+        changed.intermediate_values = {**known.intermediate_values, step: intermediate_value}
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Store an attribute of Optuna's own."""
@@ -158,8 +196,12 @@ class EditableStorage(optuna.storages.RDBStorage):
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
         """Store a state."""
-        self._open.pop(trial_id, None)
-        return super().set_trial_state_values(trial_id, state, values)
+        known = self._open.pop(trial_id, None)
+        if known is None or not state.is_finished():
+            return super().set_trial_state_values(trial_id, state, values)
+        with self._session() as session:
+            self._ended = end_trial(session, known, state, values)
+        return True
 
     def _set_trial_param_without_commit(
         self,
@@ -235,7 +277,7 @@ class _DatabaseStorage(EditableStorage):
         return result
 
     def _begin_anew(self) -> None:
-        self._open.clear()  # the last try has changed it, and may not have been committed
+        self._forget()  # the last try has changed it, and may not have been committed
         self.engine.dispose()
 
     def _try(self, work: Callable[[], _T], results: list[_T]) -> _T:
