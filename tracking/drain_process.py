@@ -86,7 +86,8 @@ class DrainProcess:
             with self._process as process:
                 assert process.stdout is not None
                 for line in process.stdout:
-                    self._hear(*json.loads(line))
+                    if line.endswith("\n"):  # else it was killed while it wrote
+                        self._hear(*json.loads(line))
             if self._closing.is_set():
                 return
             logger.warning(
@@ -98,6 +99,8 @@ class DrainProcess:
                 return
             delay = min(2 * delay, longest)
             self._process = self._start()
+            if self._closing.is_set():  # whoever closes may have spoken to the last one
+                self._process.kill()
 
     def _hear(self, kind: str, said: list[Any]) -> None:
         if kind == "log":
