@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _BLUE, _ORANGE, _GREY = "#1f6feb", "#d9730d", "#6e7781"
 _CLASSES = ("#1f6feb", "#d9730d", "#2da44e", "#8250df", "#bf3989", "#9a6700")
+# Left, bottom, width and height of the axes: room for tick labels of nine characters.
+_PLACE = (0.105, 0.12, 0.85, 0.78)
 # Below this many steps a per-step line is drawn as it is; above, its running median stands out.
 _SMOOTH_FROM = 100
 
@@ -333,8 +335,8 @@ def _whole_numbers() -> MaxNLocator:
 def _axes(title: str, size: tuple[float, float] = (7.2, 4.2)) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure  # the object alone: no pyplot, no window, no global state
 
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=size)
+    axes = figure.add_axes(_PLACE)  # finding one by the labels is a third of a picture's time
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
