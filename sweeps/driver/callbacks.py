@@ -25,7 +25,14 @@ from sweeps.early_stopping.failures import (
     SameFailures,
 )
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
-from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ending, Ledger, TrialRecord
+from sweeps.ledger.ledger import (
+    ACCUMULATION,
+    SIGNALS,
+    Ending,
+    Ledger,
+    Report,
+    TrialRecord,
+)
 from sweeps.reconciliation.corrections import catch_up
 from sweeps.reconciliation.facts import trial_facts
 from sweeps.reconciliation.reconcile import STATUSES, missed
@@ -42,6 +49,7 @@ from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
 
 _NOT_KEPT = (
+    "earlier",
     "rows",
     "metrics",
     "signals",
@@ -193,25 +201,33 @@ class Bookkeeper(Callback):
                 self._view.warned(number, sentence)
         if "accumulation" in result:
             self._note_accumulation(trial, result["accumulation"])
-        if OBJECTIVE not in result:
+        reports = [*result.get("earlier", ()), *([result] if OBJECTIVE in result else ())]
+        if not reports:
             return
-        self._ledger.report(
+        others = self._spec.metrics[1:]
+        self._ledger.report_all(
             number,
-            epoch=result["epoch"],
-            step=result["step"],
-            value=result[OBJECTIVE],
-            others=[result["metrics"][metric] for metric in self._spec.metrics[1:]],
+            [
+                Report(
+                    told["epoch"],
+                    told["step"],
+                    told[OBJECTIVE],
+                    [told["metrics"][metric] for metric in others],
+                )
+                for told in reports
+            ],
         )
-        rows = [Row(*row) for row in result["rows"]]
+        rows = [Row(*row) for told in reports for row in told["rows"]]
         self._recorder.log(number, recorded(rows, self._spec.tracking.every))
-        if signals := result.get("signals"):
+        if signals := reports[-1].get("signals"):
             self._recorder.tag(number, {"health": "; ".join(signals)})
             self._ledger.note(number, SIGNALS, signals)
-        self._view.reported(
-            Progress(
-                number, trial.config["params"], result["epoch"], result["step"], result["metrics"]
+        for told in reports:
+            self._view.reported(
+                Progress(
+                    number, trial.config["params"], told["epoch"], told["step"], told["metrics"]
+                )
             )
-        )
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any

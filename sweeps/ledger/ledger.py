@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import optuna
 from optuna.study import StudyDirection
@@ -45,7 +45,15 @@ from sweeps.ledger.warm_start import WarmStart
 from sweeps.spec.origin import Origin
 from trainable.config import Mode
 
-__all__ = ["ACCUMULATION", "SIGNALS", "Ending", "Ledger", "LedgerError", "TrialRecord"]
+__all__ = [
+    "ACCUMULATION",
+    "SIGNALS",
+    "Ending",
+    "Ledger",
+    "LedgerError",
+    "Report",
+    "TrialRecord",
+]
 
 
 WARM_START = "gradsweep:warm_start"
@@ -62,6 +70,22 @@ _ENDINGS: dict[Ending, TrialState] = {
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
+
+
+class Report(NamedTuple):
+    """What a trial came to after an epoch.
+
+    Attributes:
+        epoch: Epochs completed.
+        step: Optimizer steps taken.
+        value: The (first) metric.
+        others: The sweep's other metrics.
+    """
+
+    epoch: int
+    step: int
+    value: float
+    others: Sequence[float] = ()
 
 
 _P = ParamSpec("_P")
@@ -313,19 +337,21 @@ class Ledger:
         self._storage.set_trial_user_attr(self._id(number), "attempts", attempts)
         return attempts
 
-    @_at_once
     def report(
         self, number: int, *, epoch: int, step: int, value: float, others: Sequence[float] = ()
     ) -> None:
-        """Record the metric after an epoch. A repeated epoch is left as it was first told.
+        """Record the metric after an epoch. A repeated epoch is left as it was first told."""
+        self.report_all(number, [Report(epoch, step, value, others)])
 
-        Args:
-            number: The trial's.
-            epoch: Epochs completed.
-            step: Optimizer steps taken.
-            value: The (first) metric.
-            others: The sweep's other metrics.
-        """
+    @_at_once
+    def report_all(self, number: int, reports: Iterable[Report]) -> None:
+        """Record several reports, or none of them."""
+        for report in reports:
+            self._report(number, *report)
+
+    def _report(
+        self, number: int, epoch: int, step: int, value: float, others: Sequence[float]
+    ) -> None:
         trial = self._storage.get_trial(self._id(number))
         known = self._reports(trial)
         if epoch in known or trial.state.is_finished():

@@ -27,6 +27,9 @@ from sweeps.spec.spec import SpecError, SweepSpec
 from sweeps.stores import address_of, trial_store
 from trainable.ray_adapter import OBJECTIVE
 
+_TOGETHER_SECONDS = 0.2
+"""Reports that come faster are told together: each passes through Ray, and waits for the disk."""
+
 
 class LedgerSearcher(Searcher):
     """Hands Ray Tune the ledger's trials.
@@ -120,6 +123,7 @@ class LedgerSearcher(Searcher):
                 "stop": str(self._paths.stop(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
+                "together": 0.0 if self._spec.early_stopping.hears_reports else _TOGETHER_SECONDS,
             }
         if self._live and not self.draining:
             return None  # what becomes of them may give somebody else a turn

@@ -244,6 +244,11 @@ class EarlyStoppingConfig(Section):
         """Whether trials go on from each other's weights."""
         return self.scheduler in ("pbt", "pb2")
 
+    @property
+    def hears_reports(self) -> bool:
+        """Whether a running trial may be stopped after any of its reports."""
+        return self.scheduler in ("asha", "hyperband", "median")
+
 
 class PlateauConfig(Section):
     """When a sweep has stopped improving."""

@@ -87,6 +87,7 @@ def _trial(
     directory: Path,
     *,
     until: int | None = None,
+    together: float = 0.0,
     task: str = "Small",
     precision: str = "fp32",
     **arguments: Any,
@@ -105,6 +106,7 @@ def _trial(
             "params": {},
             "config": config.model_dump(mode="json"),
             "until": until,
+            "together": together,
             "directory": str(directory),
             "drain": str(directory / "drain"),
             "stop": str(directory / "stop"),
@@ -214,6 +216,37 @@ def test_a_trial_that_pauses_and_goes_on_is_the_one_that_did_not(
     stores = CheckpointStore(tmp_path / "once"), CheckpointStore(paused)
     first, second = (store.load(store.generations()[-1]) for store in stores)
     assert differences(without_measured(first), without_measured(second)) == []
+
+
+def test_reports_of_a_moment_are_told_together_and_are_the_same(tmp_path: Path) -> None:
+    each = _trial(tmp_path / "each")
+    expected = [each.step() for _ in range(EPOCHS)]
+    each.cleanup()
+    together = _trial(tmp_path / "together", together=60.0)
+    result = together.step()
+    together.cleanup()
+    reports = [*result["earlier"], result]
+    assert list(map(_told, reports)) == list(map(_told, expected))
+    for one, other in zip(reports, expected, strict=True):
+        assert [row[0] for row in one["rows"]] == [row[0] for row in other["rows"]]
+        assert one["signals"] == other["signals"]
+    assert (result["ending"], result["resolved"]) == ("finished", ON_THE_CPU)
+    assert "earlier" not in expected[0]
+
+
+def test_what_was_reported_before_an_end_is_told_with_it(tmp_path: Path) -> None:
+    fails = _trial(tmp_path / "fails", together=60.0, raises_after=25)
+    result = fails.step()
+    fails.cleanup()
+    assert result["ending"] == "failed"
+    assert "objective" not in result
+    assert [report["epoch"] for report in result["earlier"]] == [1, 2]
+
+    pauses = _trial(tmp_path / "pauses", together=60.0, until=2)
+    result = pauses.step()
+    pauses.cleanup()
+    assert (result["ending"], result["epoch"]) == ("paused", 2)
+    assert [report["epoch"] for report in result["earlier"]] == [1]
 
 
 def test_a_pause_that_was_not_told_is_told_by_the_next_worker(tmp_path: Path) -> None:

@@ -72,6 +72,42 @@ def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> Non
     assert record.signals == ("the loss jumped",)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: bool) -> None:
+    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
+    number = sweep.add(None)
+    shown: list[int] = []
+    view: Any = SimpleNamespace(reported=lambda progress: shown.append(progress.epoch))
+    keeper = Bookkeeper(
+        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
+        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+    )  # fmt: skip
+    trial: Any = SimpleNamespace(config={"number": number, "params": {}})
+    recorder.start(number, {}, {})
+    first, second, last = (
+        {
+            OBJECTIVE: 1 / epoch,
+            "epoch": epoch,
+            "step": 23 * epoch,
+            "metrics": _METRICS,
+            "rows": [(23 * epoch, 1000, {**_METRICS, "epoch": epoch})],
+            "signals": ["the loss jumped"] if epoch > 1 else [],
+        }
+        for epoch in (1, 2, 3)
+    )
+    result = {"ending": "failed", "done": True} if fails else dict(last)
+
+    keeper.on_trial_result(0, [trial], trial, result | {"earlier": [first, second]})
+
+    told = [1, 2] if fails else [1, 2, 3]
+    assert shown == told
+    record = sweep.ledger.trial(number)
+    assert record.reports == {epoch: 1 / epoch for epoch in told}
+    assert record.signals == ("the loss jumped",)
+    points = recorder.runs[number].points
+    assert {step for key, step in points if key == "val/loss"} == {23 * epoch for epoch in told}
+
+
 def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> None:
     """Where workers alone are lost, the third in a row without progress is one too many."""
     sweep = MadeSweep(tmp_path)

@@ -198,3 +198,15 @@ def test_driver_whose_lock_was_taken_over_adds_no_trial(tmp_path: Path, spec: Sw
         driver.ask("t1")
     assert [trial.number for trial in driver.ledger.trials()] == [0]
     lock.release()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "each_alone"),
+    [("none", False), ("asha", True), ("hyperband", True), ("median", True)],
+)
+def test_reports_come_together_where_nobody_decides_after_each(
+    tmp_path: Path, spec: SweepSpec, scheduler: Any, each_alone: bool
+) -> None:
+    early = EarlyStoppingConfig(scheduler=scheduler)
+    driver = Driver(tmp_path / "ledger.db", spec.model_copy(update={"early_stopping": early}))
+    assert (driver.ask("t0")["together"] == 0) == each_alone
