@@ -11,11 +11,11 @@ import itertools
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -35,6 +35,7 @@ _WALL, _STEP = Goal("ratio", 1.01), Goal("ratio", 1.05)
 class _Block(NamedTuple):
     seconds: float
     p99: float
+    waited: float
 
 
 def trial(repeats: int) -> list[Result]:
@@ -53,32 +54,36 @@ def trial(repeats: int) -> list[Result]:
             socket.create_server(("127.0.0.1", 0)) as hung,  # the kernel accepts, nobody reads
         ):
             away.otherwise(done_late(_AWAY_SECONDS))
-            sides: dict[str, Callable[[], Recorder]] = {
-                "here": lambda: _recorder(local, directory),
-                "50 ms away": lambda: _recorder(away.url, directory),
-                "dead": lambda: _recorder(_at(_closed_port()), directory, 0.0),
-                "hung": lambda: _recorder(_at(hung.getsockname()[1]), directory, 0.0),
+            sides = {
+                "here": _recorder(local, directory),
+                "50 ms away": _recorder(away.url, directory),
+                "dead": _recorder(_at(_closed_port()), directory, answered=False),
+                "hung": _recorder(_at(hung.getsockname()[1]), directory, answered=False),
             }
             order = list(sides) * size(_BLOCKS_OF_A_REPEAT * repeats, 1)
             with _Trial() as trained:
                 trained.block(NullRecorder())  # imports, first allocations
                 without = [trained.block(NullRecorder())]
                 taken: dict[str, list[tuple[_Block, _Block]]] = {side: [] for side in sides}
-                for side in order:
-                    recorder = sides[side]()
-                    measured = trained.block(recorder)
-                    if isinstance(recorder, MlflowRecorder):
-                        answered = side not in ("dead", "hung")
-                        left = recorder.close(60.0 if answered else 0.0)
-                        assert (left == 0) == answered
+                for number, side in enumerate(order):
+                    measured = trained.block(sides[side], number)
+                    answered = side not in ("dead", "hung")
+                    assert (sides[side].flush(60.0 if answered else 0.0) == 0) == answered
                     without.append(trained.block(NullRecorder()))
                     taken[side].append((measured, _mean(without[-2:])))
+            for recorder in sides.values():
+                recorder.close(0.0)
     results = []
     for side, pairs in taken.items():
         both = [[block.seconds for block in blocks] for blocks in zip(*pairs, strict=True)]
         results.append(paired(f"P6 trial, tracking {side} / off", *both, "s", _WALL))
         both = [[1e3 * block.p99 for block in blocks] for blocks in zip(*pairs, strict=True)]
         results.append(paired(f"P6 step p99, tracking {side} / off", *both, "ms", _STEP))
+        waits = [
+            statistics.median(100 * block.waited for block in blocks)
+            for blocks in zip(*pairs, strict=True)
+        ]
+        results.append(Result(f"P6 waiting for a CPU, tracking {side}, off", *waits, "%"))
     between = itertools.pairwise(without)
     both = [
         list(blocks) for blocks in zip(*((a.seconds, b.seconds) for a, b in between), strict=True)
@@ -104,19 +109,19 @@ class _Trial:
         self._child.communicate()  # the end of its input ends it
         assert self._child.returncode == 0
 
-    def block(self, recorder: Recorder) -> _Block:
-        """Train a stretch, and record each epoch when it is reported."""
+    def block(self, recorder: Recorder, number: int = 0) -> _Block:
+        """Train a stretch, and record each epoch when it is reported, as a trial of its own."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        recorder.start(0, {}, {})
+        recorder.start(number, {}, {})
         self._child.stdin.write("go\n")
         self._child.stdin.flush()
         for line in self._child.stdout:
             found = json.loads(line)
             if isinstance(found, dict):
-                recorder.finish(0, "FINISHED", {})
+                recorder.finish(number, "FINISHED", {})
                 return _Block(**found)
-            recorder.log(0, [Row(*row) for row in found])
+            recorder.log(number, [Row(*row) for row in found])
         raise AssertionError("the trial ended before it was told to")
 
 
@@ -124,12 +129,15 @@ def _mean(blocks: list[_Block]) -> _Block:
     return _Block(*(sum(values) / len(blocks) for values in zip(*blocks, strict=True)))
 
 
-def _recorder(uri: str, directory: Path, patience: float = 120.0) -> MlflowRecorder:
+def _recorder(uri: str, directory: Path, *, answered: bool = True) -> MlflowRecorder:
+    """A recorder that has got as far as it gets, with mlflow imported and tables made."""
     sweep_id = uuid.uuid4().hex
     recorder = MlflowRecorder(
         uri, None, "bench", sweep_id, directory / sweep_id, {}, {}, process=os.environ
     )
-    recorder.wait_ready(patience)  # tables are made once
+    while not recorder.wait_ready(0.1) and not recorder.silence:
+        pass
+    assert (recorder.silence == 0) == answered
     return recorder
 
 

@@ -3,8 +3,10 @@
     python -m tests.bench.tracked_child EPOCHS
 
 Each line that it reads lets it train a stretch of that many epochs. A line that it prints is the
-rows of an epoch as JSON; the last one of a stretch holds `seconds`, the time it took, and `p99`,
-the step time that one step in a hundred exceeds. What must not live here: who reads the lines.
+rows of an epoch as JSON. The last one of a stretch holds `seconds`, the time it took; `p99`, the
+step time that one step in a hundred exceeds; and `waited`, the share of the time in which it could
+have run and had no CPU, in which no other guest of the same host has a part. What must not live
+here: who reads the lines.
 """
 
 from __future__ import annotations
@@ -76,12 +78,18 @@ def main(epochs: int) -> None:
         reports = trainer.events()
         for _ in sys.stdin:
             task.steps.clear()
-            started = time.perf_counter()
+            started, waited = time.perf_counter(), _waited()
             for report in itertools.islice(reports, epochs):
                 print(json.dumps([tuple(row) for row in report.rows]), flush=True)
             seconds = time.perf_counter() - started
             p99 = statistics.quantiles(task.steps, n=100)[98]
-            print(json.dumps({"seconds": seconds, "p99": p99}), flush=True)
+            waited = (_waited() - waited) / seconds
+            print(json.dumps({"seconds": seconds, "p99": p99, "waited": waited}), flush=True)
+
+
+def _waited() -> float:
+    """Seconds for which this process' main thread was ready and did not run (Linux)."""
+    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
 
 
 if __name__ == "__main__":
