@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from ray.tune.result import SHOULD_CHECKPOINT
@@ -297,3 +302,42 @@ def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str)
         gc.enable()
     assert multiprocessing.active_children() == []
     trial.cleanup()
+
+
+WORKER = """
+import time
+from types import SimpleNamespace
+import ray
+from trainable import ray_adapter
+ray.is_initialized = lambda: True
+ray.get_runtime_context = lambda: SimpleNamespace(get_actor_id=lambda: "an actor's")
+ray_adapter._LOOK_SECONDS, ray_adapter._RAY_SECONDS = 0.05, 0.1
+ray_adapter._end_with_raylet()
+print("ready", flush=True)
+time.sleep(60)
+"""
+RAYLET = """
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+print(worker.stdout.readline().strip(), worker.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_worker_ends_when_its_raylet_has() -> None:
+    command = [sys.executable, "-c", RAYLET, WORKER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as raylet:
+        assert raylet.stdout is not None
+        said, number = raylet.stdout.readline().split()
+        worker = psutil.Process(int(number))
+        assert said == "ready"
+        time.sleep(0.5)
+        assert worker.status() != psutil.STATUS_ZOMBIE, "it ended beside its raylet"
+        raylet.kill()
+    deadline = time.monotonic() + 20
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while worker.status() != psutil.STATUS_ZOMBIE:  # which nobody may ever collect here
+            assert time.monotonic() < deadline, "it outlived its raylet"
+            time.sleep(0.05)
