@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.storages import RDBStorage
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from sweeps.early_stopping.schedulers import make_judge, make_scheduler, replay
 from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.storage import EditableStorage
 from sweeps.reconciliation.corrections import apply
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import reconcile
@@ -181,7 +181,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
     left = at
 
     def wrap(name: str) -> None:
-        real = getattr(RDBStorage, name)
+        real = getattr(EditableStorage, name)
 
         def write(*args: Any, **kwargs: Any) -> Any:
             nonlocal left
@@ -191,7 +191,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
                 raise Died
             return done
 
-        monkeypatch.setattr(RDBStorage, name, write)
+        monkeypatch.setattr(EditableStorage, name, write)
 
     for name in WRITES:
         wrap(name)

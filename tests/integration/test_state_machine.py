@@ -33,7 +33,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from optuna.storages import RDBStorage
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
@@ -41,6 +40,7 @@ from sweeps.driver.callbacks import Bookkeeper
 from sweeps.early_stopping.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.storage import EditableStorage
 from sweeps.reconciliation.corrections import apply
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import STATUSES, reconcile
@@ -103,11 +103,11 @@ class Fuse:
 
 FUSE = Fuse()
 PERSISTING = [
-    (RDBStorage, "create_new_trial"),
-    (RDBStorage, "set_trial_param"),
-    (RDBStorage, "set_trial_user_attr"),
-    (RDBStorage, "set_trial_intermediate_value"),
-    (RDBStorage, "set_trial_state_values"),
+    (EditableStorage, "create_new_trial"),
+    (EditableStorage, "set_trial_param"),
+    (EditableStorage, "set_trial_user_attr"),
+    (EditableStorage, "set_trial_intermediate_value"),
+    (EditableStorage, "set_trial_state_values"),
     (Outbox, "append"),
     (Outbox, "append_rows"),
     (Outbox, "claim"),
@@ -218,17 +218,6 @@ class Training:
         return result | ({"ending": "finished"} if self.epoch >= EPOCHS else {})
 
 
-class UndeliveredRecorder(MlflowRecorder):
-    """Its thread does nothing: the test delivers when it wants to."""
-
-    def _run(self) -> None:
-        pass
-
-    @property
-    def outbox(self) -> Outbox:
-        return self._outbox
-
-
 class Driver:
     """What `run_sweep` does with Ray's calls made one by one."""
 
@@ -238,9 +227,10 @@ class Driver:
         self.live: dict[int, tuple[Any, Training]] = {}
         self.exhausted = False
         self._turn = 0
-        self.recorder = UndeliveredRecorder(
-            "unused", None, "quad", "s", paths.outbox, {}, {}, open_server=lambda: server
+        self.recorder = MlflowRecorder(
+            "unused", None, "quad", "s", paths.outbox, {}, {}, offline=True
         )
+        self._queue = Outbox(paths.outbox, delivers=True)  # as the process has it that delivers
         try:
             self._begin(spec, server)
         except Died:
@@ -249,7 +239,7 @@ class Driver:
 
     def _begin(self, spec: SweepSpec, server: DiskServer) -> None:
         paths = self.paths
-        self.delivery = Delivery(self.recorder.outbox, server, sweep_id="s", name="q", tags={})
+        self.delivery = Delivery(self._queue, server, sweep_id="s", name="q", tags={})
 
         def scheduler() -> TrialScheduler:
             return make_scheduler(spec.early_stopping, epochs=EPOCHS, mode="min")
@@ -336,7 +326,8 @@ class Driver:
         """Give back what this process holds; a killed one's is taken by the kernel."""
         for _, training in self.live.values():
             training.close()
-        self.recorder.outbox.close()
+        self.recorder.close(0.0)
+        self._queue.close()
 
     def _start(self, trial: Any) -> None:
         number = trial.config["number"]
