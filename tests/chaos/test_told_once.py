@@ -1,5 +1,5 @@
-"""Row 3: the driver, or a worker, dies between two of the places in which one thing is written
-down.
+"""Row 3: the driver, a worker, or the process that delivers dies between two of the places in
+which one thing is written down.
 
 Where it dies is told by the environment variable `CHAOS_DIE` to `hooks/sitecustomize.py`, which
 every Python of the sweep loads when it starts.
@@ -13,20 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all
+from tests.chaos.harness import PARALLEL, SERIAL, References, Sandbox, assert_all
 
 # In the order of one report and of one trial's end; numbers that fall into the second trial.
 PLACES = {
-    "commit and report": "sweeps.ledger.ledger:Ledger.report:4",
+    "commit and report": "sweeps.ledger.ledger:Ledger.report_all:4",
     "report and outbox": "tracking.outbox:Outbox.append_rows:4",
     "outbox and acknowledgement of the report": "tracking.outbox:Outbox.append_rows:-4",
     "the end in the outbox and in the ledger": "sweeps.ledger.ledger:Ledger.finish:2",
-    "send and acknowledgement": "tracking.outbox:Outbox.delivered:3",
-    "claim and send": "tracking.outbox:Outbox.claim:-3",
-    "run created and remembered": "tracking.outbox:Outbox.adopt:2",
     "a trial in the ledger and its start": "sweeps.ledger.ledger:Ledger.add:-2",
 }
 """`module:Class.method:N`: killed before the N-th call; `-N`: after it."""
+DELIVERY_PLACES = {
+    "send and acknowledgement": "tracking.outbox:Outbox.delivered:3",
+    "claim and send": "tracking.outbox:Outbox.claim:-3",
+    "run created and remembered": "tracking.outbox:Outbox.adopt:2",
+}
 # In the first trial: its third generation is that of its first epoch; its third report is its
 # last, whose generation is committed before it is told.
 WORKER_PLACES = {
@@ -48,16 +50,29 @@ def test_row_03_killed_between_report_and_outbox(tmp_path: Path, references: Ref
 
 
 @pytest.mark.chaos
+@pytest.mark.fault(3, "kill -9 of the process that delivers, between send and acknowledgement")
+@pytest.mark.parametrize("place", DELIVERY_PLACES.values(), ids=DELIVERY_PLACES.keys())
+def test_row_03_delivery_killed_between(
+    tmp_path: Path, references: References, place: str
+) -> None:
+    """Another process takes its place, and the driver goes on."""
+    with _one_dying_at(place, tmp_path) as sandbox:
+        ended = sandbox.run().wait()
+        assert "the process that delivers to the tracking server ended" in ended.text
+        assert_all(sandbox, references.of(SERIAL), ended)
+
+
+@pytest.mark.chaos
 @pytest.mark.fault(3, "kill -9 of a worker between its commit and its report")
 @pytest.mark.parametrize("place", WORKER_PLACES.values(), ids=WORKER_PLACES.keys())
-def test_row_03_worker_killed_between(tmp_path: Path, references: References, place: str) -> None:
-    ticket = tmp_path / "ticket"
-    ticket.touch()
-    with _dying_at(place, tmp_path, CHAOS_DIE_ONCE=str(ticket)) as sandbox:
+@pytest.mark.parametrize("spec", [SERIAL, PARALLEL], ids=["each alone", "together"])
+def test_row_03_worker_killed_between(
+    tmp_path: Path, references: References, place: str, spec: str
+) -> None:
+    with _one_dying_at(place, tmp_path, spec) as sandbox:
         ended = sandbox.run().wait()
-        assert not ticket.exists(), f"no worker was killed at {place}"
-        found = assert_all(sandbox, references.of(SERIAL), ended)
-        assert [trial["attempts"] for trial in found.trials] == [2, 1, 1, 1]
+        found = assert_all(sandbox, references.of(spec), ended)
+        assert sorted(trial["attempts"] for trial in found.trials) == [1, 1, 1, 2]
 
 
 def _killed_at(place: str, tmp_path: Path, references: References) -> None:
@@ -69,10 +84,20 @@ def _killed_at(place: str, tmp_path: Path, references: References) -> None:
 
 
 @contextmanager
-def _dying_at(place: str, tmp_path: Path, **more: str) -> Iterator[Sandbox]:
+def _one_dying_at(place: str, tmp_path: Path, spec: str = SERIAL) -> Iterator[Sandbox]:
+    """Of the processes that come to a place, the first one dies."""
+    ticket = tmp_path / "ticket"
+    ticket.touch()
+    with _dying_at(place, tmp_path, spec, CHAOS_DIE_ONCE=str(ticket)) as sandbox:
+        yield sandbox
+        assert not ticket.exists(), f"nothing was killed at {place}"
+
+
+@contextmanager
+def _dying_at(place: str, tmp_path: Path, spec: str = SERIAL, **more: str) -> Iterator[Sandbox]:
     hooks = Path(__file__).with_name("hooks")
     environment = {"PYTHONPATH": str(hooks), "CHAOS_DIE": place, **more}
-    sandbox = Sandbox(tmp_path / "sweep", SERIAL, environment)
+    sandbox = Sandbox(tmp_path / "sweep", spec, environment)
     try:
         yield sandbox
     finally:
