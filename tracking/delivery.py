@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
 from tracking.outbox import SWEEP, Batch, Outbox
-from tracking.points import INFINITE_PREFIX, Marks, Point
+from tracking.points import INFINITE_PREFIX, Marks, Point, Request
 from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, as_number
 
 logger = logging.getLogger("tracking")
@@ -36,6 +36,9 @@ _INHERITED = (
     "gradsweep.data",
 )
 _MAX_REFUSALS = 2
+_PREPARED_AT_ONCE = 64
+"""Trials whose metrics are marked together: more wait for the disk less often, but a kill leaves
+more to compare with the server."""
 
 
 class Refused(Exception):
@@ -68,15 +71,6 @@ class RunState:
     params: dict[str, str] = field(default_factory=dict)
     keys: frozenset[str] = frozenset()
     """The metrics with at least one value."""
-    tags: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class _Logged:
-    """What a run is told in one request."""
-
-    params: Mapping[str, str]
-    points: list[Point] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -115,13 +109,7 @@ class Server(Protocol):
         """All values of one metric, as (step, value)."""
         ...
 
-    def log(
-        self,
-        run_id: str,
-        params: Mapping[str, str],
-        points: Sequence[Point],
-        tags: Mapping[str, str],
-    ) -> None:
+    def log(self, run_id: str, request: Request) -> None:
         """Write parameters that the run does not have yet, then points, then tags.
 
         One that fails may have written what comes before, and part of what it failed at.
@@ -192,10 +180,13 @@ class Delivery:
             Exception: Whatever the server raised; call `disconnect` before the next attempt.
         """
         while trials := self._outbox.trials():
-            for trial in trials:
-                if stop():
-                    return
-                self._deliver_next(trial)
+            for first in range(0, len(trials), _PREPARED_AT_ONCE):
+                some = trials[first : first + _PREPARED_AT_ONCE]
+                self._outbox.prepare(some)
+                for trial in some:
+                    if stop():
+                        return
+                    self._deliver_next(trial)
 
     def _deliver_next(self, trial: int) -> None:
         batch = self._outbox.claim(trial, single=trial in self._refusals)
@@ -240,7 +231,7 @@ class Delivery:
         is_new = trial not in self._open and trial not in self._found
         start = first.payload if first.kind == "start" else {"params": {}, "tags": {}}
         run_id = self._run(trial, start["tags"], start.get("time"))
-        logged = _Logged(start["params"])
+        request = Request(start["params"], [], {})
         points = [
             point
             for record in batch.records
@@ -251,21 +242,22 @@ class Delivery:
         if not is_new and (batch.uncertain or run_id != known):
             points = self._missing(run_id, points)
         if first.kind == "start" and not is_new:
-            logged = self._reopen(trial, run_id, first.payload)
-        logged.points += points
+            request = self._reopen(trial, run_id, first.payload)
+        tags = dict(request.tags)
         for record in batch.records:
             if record.kind == "tags":
-                logged.tags.update(record.payload)
+                tags.update(record.payload)
         if last.kind == "finish":
-            logged.tags.update(last.payload["tags"])
-        self._server.log(run_id, logged.params, logged.points, logged.tags)
-        for point in logged.points:
+            tags.update(last.payload["tags"])
+        request = Request(request.params, [*request.points, *points], tags)
+        self._server.log(run_id, request)
+        for point in request.points:
             if (held := self._held.get((run_id, point.key))) is not None:
                 held.add(point.step)
         if last.kind == "finish":
             self._server.set_status(run_id, last.payload["status"], last.payload["time"])
 
-    def _reopen(self, trial: int, run_id: str, start: Mapping[str, Any]) -> _Logged:
+    def _reopen(self, trial: int, run_id: str, start: Mapping[str, Any]) -> Request:
         """Let a run go on; returns what it does not hold of its start."""
         state = self._server.read_run(run_id)
         if state.status != "RUNNING":
@@ -276,7 +268,7 @@ class Delivery:
         points = [] if trial == SWEEP else self._missing(run_id, _changed_points(changed, start))
         told = {clean_key(CHANGED_PREFIX + key): value for key, value in changed.items()}
         missing = {key: value for key, value in params.items() if key not in state.params}
-        return _Logged(missing, points, {**start["tags"], **told})
+        return Request(missing, points, {**start["tags"], **told})
 
     def _missing(self, run_id: str, points: list[Point]) -> list[Point]:
         """Return the points that the server does not hold, each (key, step) once."""

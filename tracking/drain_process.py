@@ -24,12 +24,11 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
+from tracking.background import start_behind
 from tracking.delivery import logger
 from tracking.draining import LAST_SECONDS, NOT_YET, Destination, Drain, Progress
 
 _PATIENCE_SECONDS = (0.5, 30.0)
-_NICENESS = 5
-"""Trials come first, but a drain that never runs would hold the outbox's lock for too long."""
 
 
 class DrainProcess:
@@ -69,13 +68,8 @@ class DrainProcess:
         return self._thread.is_alive()
 
     def _start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tracking.drain_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=self._environment,
-            process_group=0,  # Ctrl-C at the terminal is for the driver
+        process = start_behind(
+            [sys.executable, "-P", "-m", "tracking.drain_process"], self._environment
         )
         _write(process.stdin, self._destination)
         return process
@@ -95,10 +89,16 @@ class DrainProcess:
                 "one is started, and nothing is lost",
                 process.returncode,
             )
-            if self._closing.wait(delay):
+            while not self._closing.wait(delay):
+                delay = min(2 * delay, longest)
+                try:
+                    self._process = self._start()
+                except OSError as error:  # the system may be out of memory or processes
+                    logger.warning("no process that delivers can be started: %s", error)
+                else:
+                    break
+            else:
                 return
-            delay = min(2 * delay, longest)
-            self._process = self._start()
             if self._closing.is_set():  # whoever closes may have spoken to the last one
                 self._process.kill()
 
@@ -144,7 +144,6 @@ def main() -> None:
     """Deliver for the process at the other end of standard input and output."""
     for signum in (signal.SIGINT, signal.SIGTERM):  # sent to all of a job: the driver decides
         signal.signal(signum, signal.SIG_IGN)
-    os.nice(_NICENESS)
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no message
     logger.setLevel(logging.INFO)

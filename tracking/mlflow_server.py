@@ -11,7 +11,7 @@ import fcntl
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL, FoundRun, Refused, RunGone, RunState
 from tracking.limits import clean_key
 from tracking.outbox import SWEEP
-from tracking.points import Point, requests
+from tracking.points import Request
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -190,13 +190,7 @@ class MlflowServer:
         with _translated():
             return [(m.step, m.value) for m in self._client.get_metric_history(run_id, key)]
 
-    def log(
-        self,
-        run_id: str,
-        params: Mapping[str, str],
-        points: Sequence[Point],
-        tags: Mapping[str, str],
-    ) -> None:
+    def log(self, run_id: str, request: Request) -> None:
         """Write parameters that the run does not have yet, then points, then tags.
 
         MLflow writes the three in that order, too, each in a transaction of its own.
@@ -204,14 +198,12 @@ class MlflowServer:
         from mlflow.entities import Metric, Param, RunTag
 
         with _translated():
-            for request in requests(params, points, tags):
+            for part in request.split():
                 self._client.log_batch(
                     run_id,
-                    params=[Param(k, v) for k, v in request.params.items()],
-                    metrics=[
-                        Metric(p.key, p.value, p.timestamp_ms, p.step) for p in request.points
-                    ],
-                    tags=[RunTag(k, v) for k, v in request.tags.items()],
+                    params=[Param(k, v) for k, v in part.params.items()],
+                    metrics=[Metric(p.key, p.value, p.timestamp_ms, p.step) for p in part.points],
+                    tags=[RunTag(k, v) for k, v in part.tags.items()],
                 )
 
     def set_experiment_tags(self, experiment_id: str, tags: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
 """A durable queue between the sweep and the tracking server: one SQLite file, short transactions.
 
 An append commits without waiting for the disk: it survives the death of the process. Before a
-metric record is sent it is marked in flight and that mark is synced, so after any crash, a power
-failure included, the queue knows which records may already be at the server. What must not live
-here: anything about servers; see `tracking.delivery`.
+metric record is sent it is marked in flight and that mark is synced, one sync for many trials, so
+after any crash, a power failure included, the queue knows which records may already be at the
+server. What must not live here: anything about servers; see `tracking.delivery`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tracking.limits import MAX_POINTS
 from tracking.outbox_file import FILE_NAME, OutboxError, move_aside, open_file, read_meta
@@ -33,8 +33,8 @@ SWEEP = -1
 
 _STAGED = "artifacts"
 _QUEUED, _IN_FLIGHT = 0, 1
-_Stored = tuple[int, Kind, Any, int, int]
-"""A record's id, kind, payload, state and number of points."""
+_Stored = tuple[int, Kind, int, int]
+"""A record's id, kind, state and number of points."""
 
 _MAX_RECORDS = 256
 _CORRECTIONS = "corrections"
@@ -48,6 +48,13 @@ class Record:
     id: int
     kind: Kind
     payload: Any
+
+
+class _Prepared(NamedTuple):
+    """What comes next of a trial, marked on the disk and not yet sent."""
+
+    last_id: int
+    uncertain: bool
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class Outbox:
         self._path = directory / FILE_NAME
         self._lock = threading.Lock()
         self._marks: dict[int, Marks] = {}
+        self._prepared: dict[int, _Prepared] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._owner = os.open(
@@ -202,8 +210,41 @@ class Outbox:
                 )
             ]
 
+    def prepare(self, trials: Iterable[int], *, single: bool = False) -> None:
+        """Mark the metrics that come next of each trial as in flight, unless they are already.
+
+        The disk is waited for once, however many trials there are.
+
+        Args:
+            single: Of each trial one record only, whatever was prepared.
+        """
+        trials = [trial for trial in trials if single or trial not in self._prepared]
+        if not trials:
+            return
+        limit = 1 if single else _MAX_RECORDS
+        query = "SELECT id, kind, state, points FROM records WHERE trial = ? ORDER BY id LIMIT ?"
+        prepared: dict[int, _Prepared] = {}
+        is_changed = False
+        with self._lock, self._transaction() as db:
+            for trial in trials:
+                taken = _together(db.execute(query, (trial, limit)).fetchall())
+                if not taken:
+                    continue
+                states = {state for _, kind, state, _ in taken if kind == "metrics"}
+                prepared[trial] = _Prepared(taken[-1][0], uncertain=_IN_FLIGHT in states)
+                if _QUEUED in states:
+                    is_changed = True
+                    db.execute(
+                        "UPDATE records SET state = ? "
+                        "WHERE trial = ? AND kind = 'metrics' AND id <= ?",
+                        (_IN_FLIGHT, trial, taken[-1][0]),
+                    )
+        if is_changed:
+            self._sync()
+        self._prepared.update(prepared)
+
     def claim(self, trial: int, *, single: bool = False) -> Batch | None:
-        """Take the trial's oldest records, at most 1,000 points, and mark metrics as in flight.
+        """Take the trial's oldest records, at most 1,000 points, as prepared.
 
         Metrics that may have been sent do not come together with others.
 
@@ -213,29 +254,20 @@ class Outbox:
         Returns:
             What to deliver next, or None when the trial has nothing left.
         """
-        limit = 1 if single else _MAX_RECORDS
-        columns = "id, kind, payload, state, points"
-        query = f"SELECT {columns} FROM records WHERE trial = ? ORDER BY id LIMIT ?"
+        self.prepare([trial], single=single)
+        prepared = self._prepared.pop(trial, None)
+        if prepared is None:
+            return None
         with self._lock:
-            rows = self._db.execute(query, (trial, limit)).fetchall()
-            if not rows:
-                return None
-            taken = _together(rows)
-            states = {state for _, kind, _, state, _ in taken if kind == "metrics"}
-            if _QUEUED in states:
-                with self._transaction() as db:
-                    db.execute(
-                        "UPDATE records SET state = ? "
-                        "WHERE trial = ? AND kind = 'metrics' AND id BETWEEN ? AND ?",
-                        (_IN_FLIGHT, trial, taken[0][0], taken[-1][0]),
-                    )
-        if _QUEUED in states:
-            self._sync()
+            rows = self._db.execute(
+                "SELECT id, kind, payload FROM records WHERE trial = ? AND id <= ? ORDER BY id",
+                (trial, prepared.last_id),
+            ).fetchall()
         records = [
             Record(id_, kind, (unpack if kind == "metrics" else json.loads)(payload))
-            for id_, kind, payload, _, _ in taken
+            for id_, kind, payload in rows
         ]
-        return Batch(trial, records, uncertain=_IN_FLIGHT in states)
+        return Batch(trial, records, prepared.uncertain)
 
     def delivered(self, batch: Batch) -> None:
         """Remove records that the server acknowledged."""
@@ -282,7 +314,7 @@ class Outbox:
                 return
             marks = _read_marks(db, trial)
             marks.raise_to(held)
-            _correct_marks(db, trial, marks)
+            self._correct_marks(db, trial, marks)
 
     def forget(self, trial: int) -> None:
         """Forget a run that the server no longer has, so that it can be recorded anew.
@@ -293,7 +325,7 @@ class Outbox:
         with self._lock, self._transaction() as db:
             db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
             db.execute("DELETE FROM told WHERE trial = ?", (trial,))
-            _correct_marks(db, trial, Marks(are_complete=False))
+            self._correct_marks(db, trial, Marks(are_complete=False))
 
     def found(self, experiment_id: str) -> None:
         """Remember the experiment."""
@@ -358,6 +390,18 @@ class Outbox:
             self._marks[trial] = _read_marks(self._db, trial)
         return self._marks[trial]
 
+    def _correct_marks(self, db: sqlite3.Connection, trial: int, marks: Marks) -> None:
+        """Replace a trial's marks, so that whoever knows others reads them again; and treat all
+        its queued metrics as if they might have been sent.
+        """
+        _save_marks(db, trial, marks)
+        _remember(db, _CORRECTIONS, str(int(read_meta(db, _CORRECTIONS) or 0) + 1))
+        db.execute(
+            "UPDATE records SET state = ? WHERE trial = ? AND kind = 'metrics'",
+            (_IN_FLIGHT, trial),
+        )
+        self._prepared.pop(trial, None)
+
     def _unstage(self, batch: Batch) -> None:
         for record in batch.records:
             if record.kind == "artifact":
@@ -391,7 +435,7 @@ def _together(rows: list[_Stored]) -> list[_Stored]:
     taken: list[_Stored] = []
     num_points, of_metrics = 0, None
     for row in rows:
-        _, kind, _, state, points = row
+        _, kind, state, points = row
         num_points += points
         if taken and not (
             taken[-1][1] in ("start", "metrics", "tags")
@@ -432,14 +476,3 @@ def _save_marks(db: sqlite3.Connection, trial: int, marks: Marks) -> None:
 def _read_marks(db: sqlite3.Connection, trial: int) -> Marks:
     row = db.execute("SELECT marks FROM marks WHERE trial = ?", (trial,)).fetchone()
     return Marks(*json.loads(row[0])) if row else Marks()
-
-
-def _correct_marks(db: sqlite3.Connection, trial: int, marks: Marks) -> None:
-    """Replace a trial's marks, so that whoever knows others reads them again; and treat all its
-    queued metrics as if they might have been sent.
-    """
-    _save_marks(db, trial, marks)
-    _remember(db, _CORRECTIONS, str(int(read_meta(db, _CORRECTIONS) or 0) + 1))
-    db.execute(
-        "UPDATE records SET state = ? WHERE trial = ? AND kind = 'metrics'", (_IN_FLIGHT, trial)
-    )

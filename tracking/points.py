@@ -180,30 +180,32 @@ def parts(rows: Iterable[PackedRow]) -> Iterator[tuple[list[PackedRow], int]]:
 
 
 class Request(NamedTuple):
-    """What a run is told at once."""
+    """What a run is told at once.
+
+    Attributes:
+        params: Those that the run does not have yet.
+    """
 
     params: Mapping[str, str]
     points: Sequence[Point]
     tags: Mapping[str, str]
 
-
-def requests(
-    params: Mapping[str, str], points: Sequence[Point], tags: Mapping[str, str]
-) -> Iterator[Request]:
-    """Split what a run is told into as few requests as a server takes, in this order."""
-    pairs = [*params.items(), *tags.items()]
-    if not (pairs or points):
-        return
-    if (
-        len(points) + len(pairs) <= MAX_POINTS
-        and max(len(params), len(tags)) <= MAX_PAIRS
-        and sum(num_bytes_sent(*pair) for pair in pairs) <= MAX_REQUEST_BYTES // 2
-    ):
-        yield Request(params, points, tags)
-        return
-    for part in split_pairs(params):
-        yield Request(part, (), {})
-    for first in range(0, len(points), MAX_POINTS):
-        yield Request({}, points[first : first + MAX_POINTS], {})
-    for part in split_pairs(tags):
-        yield Request({}, (), part)
+    def split(self) -> Iterator[Request]:
+        """Yield as few requests as a server takes: parameters, then points, then tags."""
+        params, points, tags = self
+        pairs = [*params.items(), *tags.items()]
+        if not (pairs or points):
+            return
+        if (
+            len(points) + len(pairs) <= MAX_POINTS
+            and max(len(params), len(tags)) <= MAX_PAIRS
+            and sum(num_bytes_sent(*pair) for pair in pairs) <= MAX_REQUEST_BYTES // 2
+        ):
+            yield self
+            return
+        for part in split_pairs(params):
+            yield Request(part, (), {})
+        for first in range(0, len(points), MAX_POINTS):
+            yield Request({}, points[first : first + MAX_POINTS], {})
+        for part in split_pairs(tags):
+            yield Request({}, (), part)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -364,8 +363,6 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _main() -> None:
-    # Who trains goes first; at the lowest priority a busy machine would never draw at all.
-    os.nice(5)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 

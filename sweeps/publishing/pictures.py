@@ -1,6 +1,6 @@
 """Pictures of every trial that has ended, drawn beside the sweep and put on the trial's own run.
 
-A child process of low priority draws one trial after another from the rows on disk; a
+A child process behind all others draws one trial after another from the rows on disk; a
 thread hands it the trials and records what it made. A trial's `figures/` directory is there once
 all of them are recorded: after a crash, what is missing is drawn again. What must not live here:
 how a picture looks (see `trainable.figures`).
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,6 +23,7 @@ from sweeps.layout import SweepPaths
 from sweeps.ledger.view import TrialSummary
 from sweeps.spec.problems import SpecError
 from sweeps.spec.spec import SweepSpec
+from tracking.background import start_behind
 from tracking.recorder import Recorder
 
 _DIRECTORY = "figures"
@@ -181,16 +181,10 @@ class _Artist:
 
     def __init__(self) -> None:
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close()
-        self._process = subprocess.Popen(
+        self._process = start_behind(
             [sys.executable, "-m", "trainable.figures"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            unmarked_environment(),  # it outlives the driver's Ray
             stderr=self._complaints,
-            text=True,
-            # It outlives the driver's Ray, and Ctrl-C at the terminal, which is for the driver; it
-            # ends when its input does.
-            env=unmarked_environment(),
-            process_group=0,
         )
 
     def draw(self, config: str, directory: Path, target: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from trainable.config import TrialConfig
 from trainable.task import Data, Task, load_task
 
 _NEVER = 10**9
+_NICENESS = 15
+"""That of Ray's workers."""
 
 
 class _Timed(Task):
@@ -60,6 +63,7 @@ class _Timed(Task):
 
 def main(epochs: int) -> None:
     """Train whenever it is told to, and print what a worker would report."""
+    os.nice(_NICENESS)
     config = TrialConfig.model_validate(
         {
             "task": {"name": "digits"},

@@ -7,6 +7,7 @@ here: what tracking costs a training (`tracked.py`).
 from __future__ import annotations
 
 import itertools
+import os
 import sqlite3
 import tempfile
 import time
@@ -148,7 +149,15 @@ class _Store:
     def deliver(self) -> float:
         name = uuid.uuid4().hex
         recorder = MlflowRecorder(
-            self._uri, None, "bench", name, self._directory / name, {}, {}, name=name
+            self._uri,
+            None,
+            "bench",
+            name,
+            self._directory / name,
+            {},
+            {},
+            name=name,
+            process=os.environ,
         )
         for run in range(RUNS):
             recorder.start(run, {}, {})

@@ -26,6 +26,7 @@ PLACES = {
 """`module:Class.method:N`: killed before the N-th call; `-N`: after it."""
 DELIVERY_PLACES = {
     "send and acknowledgement": "tracking.outbox:Outbox.delivered:3",
+    "preparation and claim": "tracking.outbox:Outbox.prepare:-3",
     "claim and send": "tracking.outbox:Outbox.claim:-3",
     "run created and remembered": "tracking.outbox:Outbox.adopt:2",
 }

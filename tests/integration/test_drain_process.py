@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.integration.commandline import wait_until
+from tracking.drain_process import DrainProcess
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.outbox_status import pending
 from tracking.reader import runs_of_sweep
@@ -76,6 +77,8 @@ def test_it_delivers_through_kills_and_signals_for_the_driver(
     recorder.log(0, lines(1, 50))
     assert recorder.wait_ready(LONG)
     first = psutil.Process(recorder._drain._process.pid)
+    # A niceness would not do: that of Ray's workers is 15.
+    assert os.sched_getscheduler(first.pid) == os.SCHED_IDLE
     for signum in (signal.SIGINT, signal.SIGTERM):
         first.send_signal(signum)
     assert recorder.flush(LONG) == 0
@@ -89,6 +92,29 @@ def test_it_delivers_through_kills_and_signals_for_the_driver(
     assert steps(uri) == list(range(1, 121))
     assert "ended (exit code -9); another one is started" in caplog.text
     assert not psutil.pid_exists(recorder._drain._process.pid)
+
+
+def test_it_is_started_again_once_the_system_allows(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = recorder_on(uri, tmp_path / "outbox")
+    start, refusals = DrainProcess._start, [OSError("no memory"), BlockingIOError("no process")]
+
+    def refused(drain: DrainProcess) -> subprocess.Popen[str]:
+        if refusals:
+            raise refusals.pop(0)
+        return start(drain)
+
+    monkeypatch.setattr(DrainProcess, "_start", refused)
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, lines(1, 50))
+    with caplog.at_level(logging.WARNING, "tracking"):
+        psutil.Process(recorder._drain._process.pid).kill()
+        assert recorder.flush(LONG) == 0
+    assert recorder.close(LONG) == 0
+    assert steps(uri) == list(range(1, 51))
+    assert not refusals
+    assert "no process that delivers can be started: no memory" in caplog.text
 
 
 def test_it_ends_with_a_driver_that_is_killed(tmp_path: Path, uri: str) -> None:

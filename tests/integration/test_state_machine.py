@@ -110,6 +110,7 @@ PERSISTING = [
     (EditableStorage, "set_trial_state_values"),
     (Outbox, "append"),
     (Outbox, "append_rows"),
+    (Outbox, "prepare"),
     (Outbox, "claim"),
     (Outbox, "delivered"),
     (Outbox, "adopt"),

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tracking.delivery import TAG_TRIAL, FoundRun, RunGone, RunState
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox import SWEEP, Outbox
-from tracking.points import Point
+from tracking.points import Point, Request
 
 TRIALS = 3
 STEPS = 120
@@ -113,21 +113,15 @@ class DiskServer:
             "SELECT step, value FROM points WHERE run = ? AND key = ?", (run_id, key)
         ).fetchall()
 
-    def log(
-        self,
-        run_id: str,
-        params: Mapping[str, str],
-        points: Sequence[Point],
-        tags: Mapping[str, str],
-    ) -> None:
+    def log(self, run_id: str, request: Request) -> None:
         """Three transactions, as MLflow's stores make of it."""
         self.calls["log"] += 1
-        if params:
-            self.log_params(run_id, params)
-        if points:
-            self.log_points(run_id, points)
-        if tags:
-            self.set_tags(run_id, tags)
+        if request.params:
+            self.log_params(run_id, request.params)
+        if request.points:
+            self.log_points(run_id, request.points)
+        if request.tags:
+            self.set_tags(run_id, request.tags)
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         self.fault("before log_points")
@@ -217,7 +211,7 @@ def main(directory: Path, place: str, passage: int) -> None:
         if here == place and seen == passage:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    for verb in ("append_rows", "claim", "delivered", "adopt"):
+    for verb in ("append_rows", "prepare", "claim", "delivered", "adopt"):
         _report_passages(verb, fault)
     server = DiskServer(directory / "server.db", fault)
     recorder = MlflowRecorder(

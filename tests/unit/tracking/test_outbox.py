@@ -72,6 +72,53 @@ def test_what_was_claimed_is_uncertain_for_the_next_process(tmp_path: Path) -> N
     outbox.close()
 
 
+def test_many_trials_wait_for_the_disk_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = Outbox(tmp_path)
+    for trial in range(3):
+        outbox.append(trial, "start", {"params": {}})
+        outbox.append_rows(trial, [row(1, a=1.0)])
+    waits = []
+    monkeypatch.setattr(os, "fsync", lambda _: waits.append(len(waits)))
+    outbox.prepare(range(4))
+    outbox.append_rows(2, [row(2, a=1.0)])
+    for trial in range(3):
+        batch = outbox.claim(trial)
+        assert batch is not None
+        assert [record.kind for record in batch.records] == ["start", "metrics"]
+        assert not batch.uncertain
+        outbox.delivered(batch)
+    assert len(waits) == 1
+    assert steps(outbox, 2) == [2]
+    assert outbox.claim(3) is None
+    outbox.close()
+
+
+def test_what_was_prepared_is_uncertain_after_a_correction_and_for_the_next_process(
+    tmp_path: Path,
+) -> None:
+    outbox = Outbox(tmp_path)
+    for trial in range(3):
+        outbox.append_rows(trial, [row(1, a=1.0), row(2, a=1.0)])
+    outbox.prepare([0, 1, 2])
+    outbox.prepare([0, 1, 2])
+    certain = outbox.claim(0)
+    assert certain is not None
+    assert not certain.uncertain
+    outbox.forget(1)
+    corrected = outbox.claim(1)
+    assert corrected is not None
+    assert corrected.uncertain
+    outbox.close()
+    outbox = Outbox(tmp_path)
+    for trial in range(3):
+        batch = outbox.claim(trial)
+        assert batch is not None
+        assert batch.uncertain
+    outbox.close()
+
+
 def test_marks_outlive_the_process_and_the_records(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     assert outbox.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2

@@ -26,6 +26,7 @@ def run(program: Path, directory: Path, place: str, passage: int) -> int:
         ("after append_rows", (1, 20)),
         ("after create_run", (1, 3)),
         ("after adopt", (2,)),
+        ("after prepare", (2, 6)),
         ("after claim", (2, 5)),
         ("before log_points", (1,)),
         ("after log_points", (1, 2, 3)),

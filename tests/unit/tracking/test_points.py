@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracking.limits import MAX_KEY, clean_key, clip_start, clip_text, split_pairs
-from tracking.points import Marks, PackedRow, Point, Request, pack, parts, requests, unpack
+from tracking.points import Marks, PackedRow, Point, Request, pack, parts, unpack
 
 rows = st.lists(
     st.builds(
@@ -123,21 +123,26 @@ def test_packed_rows_are_the_same_points_again_bit_for_bit(rows: list[PackedRow]
     assert bits(unpack(pack(rows))) == bits(expected)
 
 
+def _sizes(request: Request) -> list[tuple[int, ...]]:
+    return [tuple(map(len, part)) for part in request.split()]
+
+
 def test_what_a_run_is_told_fits_into_few_requests() -> None:
     points = [Point("a", 1.0, step, 0) for step in range(900)]
     few = {str(i): "" for i in range(50)}
-    assert list(requests(few, points, few)) == [Request(few, points, few)]
-    assert [tuple(map(len, request)) for request in requests(few, points, {**few, "x": ""})] == [
+    assert list(Request(few, points, few).split()) == [Request(few, points, few)]
+    assert _sizes(Request(few, points, {**few, "x": ""})) == [
         (50, 0, 0),
         (0, 900, 0),
         (0, 0, 51),
     ]
     wide = {str(i): "x" * 6000 for i in range(100)}
-    divided = [tuple(map(len, request)) for request in requests(wide, [], few)]
-    assert divided == [(100, 0, 0), (0, 0, 50)], "600 KB leave no room for others"
+    assert _sizes(Request(wide, [], few)) == [(100, 0, 0), (0, 0, 50)], (
+        "600 KB leave no room for others"
+    )
     many = [Point("a", 1.0, step, 0) for step in range(1001)]
-    assert [len(request.points) for request in requests({}, many, {})] == [1000, 1]
+    assert _sizes(Request({}, many, {})) == [(0, 1000, 0), (0, 1, 0)]
 
 
 def test_nothing_to_tell_is_no_request() -> None:
-    assert list(requests({}, [], {})) == []
+    assert list(Request({}, [], {}).split()) == []

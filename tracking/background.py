@@ -1,0 +1,46 @@
+"""A process for what nobody should wait for: it runs where nobody else wants the processor.
+
+Ray starts its workers at niceness 15, so that a lesser niceness would put bookkeeping before
+training. What must not live here: what such a process does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+
+def start_behind(
+    command: Sequence[str], environment: Mapping[str, str], *, stderr: IO[str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a process, with pipes for its input and output.
+
+    It is spared the signals of a terminal, which are for whoever started it: its end should be
+    that of its input. Where there is no idle class of scheduling, it gets the highest niceness.
+
+    Args:
+        command: A program and its arguments.
+        environment: Of the process.
+        stderr: Default is that of this process.
+
+    Raises:
+        OSError: The system starts no process.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=environment,
+        process_group=0,
+    )
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and its reader sees that
+        if hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+        else:
+            os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+    return process
