@@ -1,7 +1,8 @@
-"""A process for what nobody should wait for: it runs where nobody else wants the processor.
+"""A process for what nobody should wait for: it stands behind whoever trains.
 
 Ray starts its workers at niceness 15, so that a lesser niceness would put bookkeeping before
-training. What must not live here: what such a process does.
+training. Linux' idle class would put it further behind, and starve it on a busy machine, perhaps
+while it holds a lock. What must not live here: what such a process does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+_NICENESS = 19
+
 
 def start_behind(
     command: Sequence[str], environment: Mapping[str, str], *, stderr: IO[str] | None = None
@@ -19,7 +22,7 @@ def start_behind(
     """Start a process, with pipes for its input and output.
 
     It is spared the signals of a terminal, which are for whoever started it: its end should be
-    that of its input. Where there is no idle class of scheduling, it gets the highest niceness.
+    that of its input.
 
     Args:
         command: A program and its arguments.
@@ -38,9 +41,6 @@ def start_behind(
         env=environment,
         process_group=0,
     )
-    with contextlib.suppress(ProcessLookupError):  # it has ended, and its reader sees that
-        if hasattr(os, "SCHED_IDLE"):
-            os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
-        else:
-            os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+    with contextlib.suppress(OSError):  # it has ended; or a sandbox does not allow it
+        os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
     return process

@@ -36,9 +36,9 @@ _INHERITED = (
     "gradsweep.data",
 )
 _MAX_REFUSALS = 2
-_PREPARED_AT_ONCE = 64
-"""Trials whose metrics are marked together: more wait for the disk less often, but a kill leaves
-more to compare with the server."""
+_PREPARED_AT_ONCE = 16
+"""Trials whose metrics are marked together: more wait for the disk less often, but hold up appends
+for longer, and a kill leaves more to compare with the server."""
 
 
 class Refused(Exception):
@@ -182,7 +182,7 @@ class Delivery:
         while trials := self._outbox.trials():
             for first in range(0, len(trials), _PREPARED_AT_ONCE):
                 some = trials[first : first + _PREPARED_AT_ONCE]
-                self._outbox.prepare(some)
+                self._outbox.prepare(each for each in some if each not in self._refusals)
                 for trial in some:
                     if stop():
                         return

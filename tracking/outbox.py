@@ -218,28 +218,30 @@ class Outbox:
         Args:
             single: Of each trial one record only, whatever was prepared.
         """
-        trials = [trial for trial in trials if single or trial not in self._prepared]
-        if not trials:
-            return
         limit = 1 if single else _MAX_RECORDS
         query = "SELECT id, kind, state, points FROM records WHERE trial = ? ORDER BY id LIMIT ?"
         prepared: dict[int, _Prepared] = {}
-        is_changed = False
-        with self._lock, self._transaction() as db:
+        sent_next: list[tuple[int, int, int]] = []
+        with self._lock:
             for trial in trials:
-                taken = _together(db.execute(query, (trial, limit)).fetchall())
+                if trial in self._prepared and not single:
+                    continue
+                taken = _together(self._db.execute(query, (trial, limit)).fetchall())
                 if not taken:
                     continue
+                last_id = taken[-1][0]
                 states = {state for _, kind, state, _ in taken if kind == "metrics"}
-                prepared[trial] = _Prepared(taken[-1][0], uncertain=_IN_FLIGHT in states)
+                prepared[trial] = _Prepared(last_id, uncertain=_IN_FLIGHT in states)
                 if _QUEUED in states:
-                    is_changed = True
-                    db.execute(
+                    sent_next.append((_IN_FLIGHT, trial, last_id))
+            if sent_next:  # and only then, for as short as can be: appends wait for it
+                with self._transaction() as db:
+                    db.executemany(
                         "UPDATE records SET state = ? "
                         "WHERE trial = ? AND kind = 'metrics' AND id <= ?",
-                        (_IN_FLIGHT, trial, taken[-1][0]),
+                        sent_next,
                     )
-        if is_changed:
+        if sent_next:
             self._sync()
         self._prepared.update(prepared)
 

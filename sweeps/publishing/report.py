@@ -200,7 +200,7 @@ def _failures(sweep: SweepData) -> Section:
 def main(arguments: Sequence[str]) -> None:
     """Write a report as the module's docstring says."""
     root, name, target = arguments
-    os.nice(5)  # behind whoever trains, and yet drawn on a busy machine: a sweep's end waits
+    os.nice(5)  # behind whoever types, and yet drawn on a busy machine: a sweep's end waits
     write_report(SweepPaths(Path(root), name), Path(target))
 
 

@@ -120,6 +120,39 @@ def test_a_flaky_server_gets_everything_once(
     assert len(house.server.runs(SWEEP)) == 1
 
 
+def test_many_trials_are_told_after_one_wait_for_the_disk(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for trial in range(10):
+        house.start(trial)
+    house.deliver()
+    for trial in range(10):
+        house.log(trial, 1, 20)
+    waits = []
+    monkeypatch.setattr("os.fsync", lambda _: waits.append(house.server.calls["log"]))
+    before = house.server.calls["log"]
+    assert house.attempt()
+    assert waits == [before]
+    assert house.server.calls["log"] == before + 10
+
+
+def test_only_the_trial_that_failed_is_compared(house: House) -> None:
+    for trial in range(10):
+        house.start(trial)
+    house.deliver()
+    for trial in range(10):
+        house.log(trial, 1, 20)
+    house.server.calls.clear()
+    house.server.fault = fail_once("after log_points")
+    assert not house.attempt()
+    assert house.attempt()
+    keys = {key for key, _, _ in house.server.points(0)}
+    assert house.server.calls["history"] == len(keys)
+    for trial in range(10):
+        found = [(key, step) for key, step, _ in house.server.points(trial)]
+        assert found == sorted((key, step) for key in keys for step in range(1, 21))
+
+
 def test_a_run_carries_the_tags_by_which_it_is_found(house: House) -> None:
     house.start(7, tags={"own": "tag"})
     house.deliver()
