@@ -1,8 +1,9 @@
-"""A process for what nobody should wait for: it stands behind whoever trains.
+"""A process for what nobody should wait for: it runs where nobody else wants the processor.
 
-Ray starts its workers at niceness 15, so that a lesser niceness would put bookkeeping before
-training. Linux' idle class would put it further behind, and starve it on a busy machine, perhaps
-while it holds a lock. What must not live here: what such a process does.
+Ray starts its workers at niceness 15, so that no niceness puts bookkeeping far enough behind
+training: 19 takes a third of a processor that both want. Who is started here may stand still for a
+second on a busy machine, so that it should hold no lock for longer than it must. What must not
+live here: what such a process does.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-_NICENESS = 19
-
 
 def start_behind(
     command: Sequence[str], environment: Mapping[str, str], *, stderr: IO[str] | None = None
@@ -22,7 +21,7 @@ def start_behind(
     """Start a process, with pipes for its input and output.
 
     It is spared the signals of a terminal, which are for whoever started it: its end should be
-    that of its input.
+    that of its input. Where there is no idle class of scheduling, it gets the highest niceness.
 
     Args:
         command: A program and its arguments.
@@ -42,5 +41,7 @@ def start_behind(
         process_group=0,
     )
     with contextlib.suppress(OSError):  # it has ended; or a sandbox does not allow it
-        os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+        if hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
     return process
