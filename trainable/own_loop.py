@@ -173,7 +173,8 @@ class OwnLoop(Run):
 
         Raises:
             TaskError: The loop yielded something else than metrics, or nothing at all.
-            ConfigError: The metric is not among those yielded.
+            ConfigError: The metric is not among those yielded, or a run that is to be continued
+                yielded no state.
             NonFiniteMetric: The metric became NaN or infinite.
             CheckpointError: The state holds objects that cannot be saved, or could not be written.
         """
@@ -205,6 +206,13 @@ class OwnLoop(Run):
                     new_best=new_best,
                     final=interrupted or progress.epoch >= epochs,
                     covered=self._history.sync,
+                )
+            elif progress.epoch >= epochs and epochs < self._config.budget.epochs:
+                raise ConfigError(
+                    f"trials pause after epoch {epochs} to be continued later, and {self._name} "
+                    "yielded no state to continue from; a loop that pauses yields a pair of "
+                    "metrics and state; yield one, or write asha, median or none",
+                    key="early_stopping.scheduler",
                 )
             elif interrupted:
                 self.store.wait()

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.bench.table import Goal, Result, Sample, interleave, size
 
 _SWEEP = Path(sys.executable).with_name("sweep")
+_DIGITS = Path(__file__).parents[2] / "sweeps" / "examples" / "digits.yaml"
 _TRIALS, _EPOCHS, _STEPS = 1000, 10, 1000
 _SMOKE_TRIALS, _LEADERS = 20, 5
 _METRICS = (
@@ -31,6 +32,14 @@ _TAGS = (
     *("best_epoch", "best_step", "figures", "stopped_by", "mlflow.parentRunId"),
 )
 _ROWS = {"status": "P11", "trials": "P10", "compare": "P10"}
+
+_REFUSED = {
+    "26": ["train.schedule.warmup=100000"],
+    "40": ["task=trainable.tasks.spiral:Spirale"],
+    "41": ["task=pathlib:Path"],
+    "42": ["task.name=fashion_mnist", "task.download=false", "task.data_dir=nowhere"],
+}
+"""By number, what only a task's own process finds, as settings of the digits sweep."""
 
 _SPEC = """
 name: large
@@ -72,6 +81,22 @@ def looking(repeats: int) -> list[Result]:
                 repeats=repeats,
             )
         return results
+
+
+def refusals(repeats: int) -> list[Result]:
+    """How soon `sweep run` says what is wrong, where it has to build the task for that."""
+    results = []
+    for number, settings in _REFUSED.items():
+        words = [word for setting in settings for word in ("-s", setting)]
+        results += interleave(
+            f"bad input {number}, sweep run",
+            lambda words=words: _refused(words),  # type: ignore[misc]
+            {"python -c pass": lambda: _wall([sys.executable, "-c", "pass"])},
+            unit="s",
+            goals={"python -c pass": Goal("ours", 5.0)},
+            repeats=repeats,
+        )
+    return results
 
 
 def against_mlflow(repeats: int) -> list[Result]:
@@ -160,6 +185,21 @@ def _wall(command: list[str]) -> float:
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
+
+
+def _refused(words: list[str]) -> float:
+    with tempfile.TemporaryDirectory() as root:
+        started = time.perf_counter()
+        done = subprocess.run(
+            [str(_SWEEP), "run", str(_DIGITS), "--root", root, *words],
+            check=False,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        taken = time.perf_counter() - started
+        assert done.returncode == 2, done.stderr
+        assert os.listdir(root) == []
+    return taken
 
 
 def write_large_sweep(root: Path) -> int:

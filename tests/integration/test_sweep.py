@@ -461,7 +461,7 @@ def test_compare_links_to_pages_that_show_the_leaders(
 
     with open_page(found["mlflow_charts_page"].replace(DEFAULT_ADDRESS, base)) as page:
         page.get_by_text("Leaders").first.wait_for()
-        for axis in ("train.optimizer.lr", "best/val/loss"):
+        for axis in (*trials[0]["params"], "best/val/loss"):
             page.locator("svg").get_by_text(axis).first.wait_for()
         drawn = curves(page)
         photograph(page, "mlflow-charts")

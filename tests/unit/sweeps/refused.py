@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+import os
+import tempfile
+from pathlib import Path
 
-from sweeps.spec.spec import SpecError, parse_spec
+from typer.testing import CliRunner
+
+from sweeps.cli import app
 
 HEAD = """\
 name: digits
@@ -16,10 +21,22 @@ trials: 24
 """What a spec cannot do without, in five lines."""
 
 
-def refusal(text: str, *overrides: str) -> list[str]:
-    """Return the messages about a spec that must be refused."""
-    with pytest.raises(SpecError) as caught:
-        parse_spec(text, "s.yaml", overrides, environ={})
-    messages = str(caught.value).split("\n")
-    assert len(caught.value.problems) == len(messages)
-    return messages
+def refusal(spec: str | bytes, *overrides: str) -> list[str]:
+    """Return the messages about a spec that must be refused.
+
+    Asked are the commands that take one, as a user types them: they say the same, nothing else,
+    exit with 2 and leave nothing behind.
+    """
+    content = spec.encode() if isinstance(spec, str) else spec
+    settings = [word for override in overrides for word in ("-s", override)]
+    told = set()
+    for command in ("check", "run", "train"):
+        with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+            Path("s.yaml").write_bytes(content)
+            done = CliRunner().invoke(app, [command, "s.yaml", *settings])
+            assert (done.exit_code, done.stdout) == (2, ""), done.stderr or done.exception
+            assert os.listdir() == ["s.yaml"]
+            assert Path("s.yaml").read_bytes() == content
+            told.add(done.stderr)
+    [messages] = told
+    return messages.removesuffix("\n").split("\n")

@@ -370,6 +370,20 @@ def test_metric_that_is_not_yielded_is_named(tmp_path):
         list(trainer.events())
 
 
+def test_56_a_loop_that_pauses_and_saves_nothing_is_told_so(tmp_path):
+    config = _config("ownloops:stateless")
+    opened = open_trainer(config, tmp_path / "paused", device="cpu", until=2)
+    with pytest.raises(ConfigError) as refused, opened as trainer:
+        list(trainer.events())
+    assert str(refused.value) == (
+        "early_stopping.scheduler: trials pause after epoch 2 to be continued later, and "
+        "ownloops:stateless yielded no state to continue from; a loop that pauses yields a pair "
+        "of metrics and state; yield one, or write asha, median or none"
+    )
+    with open_trainer(config, tmp_path / "to the end", device="cpu") as trainer:
+        assert [report.epoch for report in trainer.events()][-1] == 6
+
+
 def test_rows_before_a_non_finite_metric_are_kept_and_the_best_stays(tmp_path):
     loop = _values(2.0, 1.0, float("inf"), state={"x": 1})
     with pytest.raises(NonFiniteMetric), _open(loop, tmp_path) as trainer:
