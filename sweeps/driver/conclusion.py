@@ -35,7 +35,7 @@ from trainable.errors import StorageError
 _DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
-_SECONDS_FOR_PICTURES = 10.0
+_SECONDS_FOR_PICTURES = 20.0
 """What the end of a sweep waits for pictures of trials, beside the best one's weights."""
 
 

@@ -5,6 +5,7 @@ The nodes are processes of their own on this machine; for row 32 each has a netw
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -42,6 +43,7 @@ _FENCED = "another process has taken over"
 _PLACE = "backward-16"
 _NOTICED_EARLIER = {"RAY_health_check_failure_threshold": "3"}
 """As in `docker/`; without it a minute passes before Ray's head gives a silent node up."""
+_PATIENCE, _STRANGER_SECONDS = 120.0, 30.0
 _SUBMIT = """
 import sys, ray
 address, marker = sys.argv[1:]
@@ -329,23 +331,22 @@ def test_who_lacks_the_token_runs_nothing_there(
 ) -> None:
     head, marker = nodes.start(cpus=1), tmp_path / "marker"
 
-    def submit(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    def submit(environment: dict[str, str], seconds: float) -> None:
         plain = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        return subprocess.run(
-            [sys.executable, "-c", _SUBMIT, head.address, str(marker)],
-            env=plain | {LOOPBACK: "1", "RAY_AUTH_MODE": "disabled"} | environment,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+        with contextlib.suppress(subprocess.TimeoutExpired):  # Ray itself may go on asking
+            subprocess.run(
+                [sys.executable, "-c", _SUBMIT, head.address, str(marker)],
+                env=plain | {LOOPBACK: "1", "RAY_AUTH_MODE": "disabled"} | environment,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+            )
 
-    refused = submit(stranger)
-    assert refused.returncode != 0
-    assert "token" in refused.stderr.lower()
+    submit(nodes.environment, _PATIENCE)
+    assert marker.exists(), "or else what follows would show nothing"
+    marker.unlink()
+    submit(stranger, _STRANGER_SECONDS)
     assert not marker.exists()
-    assert submit(nodes.environment).returncode == 0
-    assert marker.exists()
 
 
 def test_code_travels_and_is_what_trains(sandbox: Sandbox, nodes: RayNodes) -> None:
