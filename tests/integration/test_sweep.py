@@ -462,7 +462,7 @@ def test_compare_links_to_pages_that_show_the_leaders(
     with open_page(found["mlflow_charts_page"].replace(DEFAULT_ADDRESS, base)) as page:
         page.get_by_text("Leaders").first.wait_for()
         for axis in (*trials[0]["params"], "best/val/loss"):
-            page.locator("svg").get_by_text(axis).first.wait_for()
+            page.locator("svg").get_by_text(axis).first.wait_for(state="attached")
         drawn = curves(page)
         photograph(page, "mlflow-charts")
     for trial in trials:
