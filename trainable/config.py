@@ -195,8 +195,9 @@ class TrainConfig(Section):
     loader: LoaderConfig = LoaderConfig()
     deterministic: bool = True
     """The same seed gives the same bits on the same hardware and versions."""
-    layer_norms_every: int = Field(default=0, ge=0)
-    """Log `grad_norm/<layer>` every this many steps; 0 switches it off."""
+    layer_norms_every: int = Field(default=50, ge=0)
+    """Log `grad_norm/<layer>` every this many steps; 0 switches it off. The step has computed
+    them already: what they cost is a point for each layer."""
     measure_device_time: bool = False
     """Report `train/device_seconds` beside `train/seconds`, and say so when the device mostly
     waits for data; waits for the device at each step, which is why it is off by default."""
