@@ -9,17 +9,21 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torchvision.datasets import FashionMNIST as Files
-from torchvision.datasets.utils import extract_archive
 
 from trainable.errors import ConfigError
 from trainable.task import Data, Task
 
-CLASSES = tuple(Files.classes)
+CLASSES = 10
 
 # Mean and standard deviation of the official training images, scaled to [0, 1].
 _MEAN, _STD = 0.2860, 0.3530
 _FOLDER = Path("FashionMNIST", "raw")
+_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 class FashionMnist(Task):
@@ -62,7 +66,7 @@ class FashionMnist(Task):
         self.width, self.hidden, self.dropout = width, hidden, dropout
         self.split_seed = split_seed
         self.use_cross_entropy(
-            classes=len(CLASSES), label_smoothing=label_smoothing, class_weights=class_weights
+            classes=CLASSES, label_smoothing=label_smoothing, class_weights=class_weights
         )
 
     def build_model(self) -> nn.Module:
@@ -79,7 +83,7 @@ class FashionMnist(Task):
             nn.Linear(2 * width * 7 * 7, self.hidden),
             nn.ReLU(),
             nn.Dropout(self.dropout),
-            nn.Linear(self.hidden, len(CLASSES)),
+            nn.Linear(self.hidden, CLASSES),
         )
 
     def build_data(self) -> Data:
@@ -89,7 +93,10 @@ class FashionMnist(Task):
             ConfigError: The files are not there, and may not or cannot be fetched.
         """
         _provide(self.root, self.download)
-        files = Files(self.root, train=True)
+        # After them: importing it takes longer than saying what is missing.
+        from torchvision.datasets import FashionMNIST
+
+        files = FashionMNIST(self.root, train=True)
         images = files.data.unsqueeze(1).float().div_(255).sub_(_MEAN).div_(_STD)
         classes = files.targets.to(torch.int64)
         order = torch.randperm(
@@ -124,6 +131,9 @@ def _provide(root: Path, download: bool) -> None:
             "task.download: true",
             key="task.data_dir",
         )
+    from torchvision.datasets import FashionMNIST
+    from torchvision.datasets.utils import extract_archive
+
     try:
         raw.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".fetching-") as aside:
@@ -132,7 +142,7 @@ def _provide(root: Path, download: bool) -> None:
                     extract_archive(str(raw / f"{name}.gz"), aside)
                 source = Path(aside)
             else:
-                Files(aside, train=True, download=True)
+                FashionMNIST(aside, train=True, download=True)
                 source = Path(aside) / _FOLDER
             for name in missing:
                 os.replace(source / name, raw / name)
@@ -145,5 +155,4 @@ def _provide(root: Path, download: bool) -> None:
 
 
 def _missing(raw: Path) -> list[str]:
-    names = [name.removesuffix(".gz") for name, _ in Files.resources]
-    return [name for name in names if not (raw / name).exists()]
+    return [name for name in _FILES if not (raw / name).exists()]
