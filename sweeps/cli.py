@@ -364,7 +364,7 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
 
     where = resolve_root(root)
     cleared = [*clear_left_overs(where), *sweeps_off(where), *object_stores(where)]
-    findings = examine(where, os.environ.get("MLFLOW_TRACKING_URI"), cleared)
+    findings = examine(where, cleared)
     show_found(
         [finding.as_dict() for finding in findings], as_json, lambda: tables.findings(findings)
     )

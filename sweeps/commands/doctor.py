@@ -25,10 +25,11 @@ import psutil
 
 from sweeps.engine.orphans import clean_up_after_the_dead
 from sweeps.engine.resources import Machine
-from sweeps.layout import LedgerError, list_sweeps
+from sweeps.layout import LedgerError, SweepPaths, list_sweeps
 from sweeps.lock import is_held, read_holder
 from sweeps.spec.problems import Refused, redact
 from sweeps.spec.revisions import read_spec
+from sweeps.spec.spec import SweepSpec
 from sweeps.stores import probe_store
 from trainable.errors import StorageError
 
@@ -49,6 +50,7 @@ _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock"}
 """Options of an NFS mount under which other hosts do not see a lock."""
 _MEMORY_WARN = 4 * _GIB
 _SHM_WARN = 2 * _GIB
+_MLFLOWS_OWN = "MLFLOW_TRACKING_URI"
 _SHOWN = 5  # of what is off in one sweep
 _TIMEOUT = 3.0  # seconds for the tracking server to accept a connection
 
@@ -67,12 +69,11 @@ class Finding:
         return asdict(self)
 
 
-def examine(root: Path, uri: str | None = None, extra: Sequence[Finding] = ()) -> list[Finding]:
+def examine(root: Path, extra: Sequence[Finding] = ()) -> list[Finding]:
     """Look at everything a sweep depends on.
 
     Args:
         root: The directory sweeps are stored in; it need not exist, and is not created.
-        uri: The tracking server, None for the embedded store.
         extra: Findings from elsewhere, such as processes that a dead sweep left behind; reported
             last.
     """
@@ -83,7 +84,7 @@ def examine(root: Path, uri: str | None = None, extra: Sequence[Finding] = ()) -
         *_storage(root),
         _shared_memory(Path("/dev/shm")),
         _loopback(),
-        *_tracking(uri),
+        *_tracking(root),
         *extra,
     ]
 
@@ -133,11 +134,7 @@ def sweeps_off(root: Path) -> list[Finding]:
 def object_stores(root: Path) -> list[Finding]:
     """Look whether the object stores of the sweeps below `root` take checkpoints."""
     found = {}
-    for paths in list_sweeps(root):
-        try:
-            spec = read_spec(paths.spec).spec
-        except (ValueError, OSError):
-            continue  # told by `sweeps_off`
+    for paths, spec in _specs(root):
         where = spec.storage.checkpoints
         if where is None or where in found:
             continue
@@ -149,6 +146,13 @@ def object_stores(root: Path) -> list[Finding]:
         else:
             found[where] = Finding("ok", "object store", f"{where} takes checkpoints")
     return list(found.values())
+
+
+def _specs(root: Path) -> Iterator[tuple[SweepPaths, SweepSpec]]:
+    for paths in list_sweeps(root):
+        # what cannot be read is told by `sweeps_off`
+        with contextlib.suppress(ValueError, OSError):
+            yield paths, read_spec(paths.spec).spec
 
 
 def _python() -> Finding:
@@ -318,23 +322,33 @@ def _loopback() -> Finding:
         )
 
 
-def _tracking(uri: str | None) -> Iterator[Finding]:
+def _tracking(root: Path) -> Iterator[Finding]:
+    """Look where the sweeps below `root` record, or a new one would."""
+    for uri in dict.fromkeys(spec.tracking.uri for _, spec in _specs(root)) or (None,):
+        yield _tracking_store(uri)
+    if _MLFLOWS_OWN in os.environ:
+        yield Finding(
+            "warn",
+            "tracking",
+            f"{_MLFLOWS_OWN} is set; a sweep records where its own tracking.uri says",
+            "run with --tracking-uri, or write tracking.uri into the spec",
+        )
+
+
+def _tracking_store(uri: str | None) -> Finding:
     if uri is None:
-        yield Finding("ok", "tracking", "embedded in the root directory")
-        return
+        return Finding("ok", "tracking", "embedded in the root directory")
     address, visible = urlsplit(uri), redact(uri)
     if address.scheme not in ("http", "https"):
-        yield Finding("ok", "tracking", f"{visible}; not a server, nothing to connect to")
-        return
+        return Finding("ok", "tracking", f"{visible}; not a server, nothing to connect to")
     try:
         port = address.port or (443 if address.scheme == "https" else 80)
         socket.create_connection((address.hostname or "", port), timeout=_TIMEOUT).close()
     except (OSError, ValueError) as error:  # ValueError: a port that is none
-        yield Finding(
+        return Finding(
             "fail",
             "tracking",
             f"{visible} cannot be reached ({error})",
             "start the server, correct tracking.uri, or run with --offline and `sweep sync` later",
         )
-    else:
-        yield Finding("ok", "tracking", f"{visible} accepts connections")
+    return Finding("ok", "tracking", f"{visible} accepts connections")

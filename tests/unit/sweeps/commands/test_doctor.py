@@ -27,6 +27,7 @@ from sweeps.lock import SweepLock
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
 from tests.asking import ask
+from tests.unit.sweeps.made_sweep import MadeSweep
 
 GIB = 1024**3
 Usage = namedtuple("Usage", ["total", "used", "free"])
@@ -41,7 +42,7 @@ def _named(findings: list[Finding], what: str) -> Finding:
 def test_a_healthy_machine_and_nothing_left_behind(tmp_path: Path) -> None:
     root = tmp_path / "new" / "runs"
     extra = Finding("warn", "left-over processes", "2", "end them")
-    findings = examine(root, None, [extra])
+    findings = examine(root, [extra])
     assert findings[-1] is extra
     assert _named(findings, "torch").level == "ok"
     assert _named(findings, "loopback").level == "ok"
@@ -111,23 +112,41 @@ def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert _named(examine(tmp_path), "no-such-package-here").level == "fail"
 
 
+def _recording_at(root: Path, **addresses: str) -> list[Finding]:
+    for name, uri in addresses.items():
+        MadeSweep(root, name, more=f"tracking: {{uri: '{uri}'}}")
+    return [finding for finding in examine(root) if finding.what == "tracking"]
+
+
 def test_a_tracking_server_that_listens(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        uri = f"http://user:geheim@127.0.0.1:{server.getsockname()[1]}"
-        found = _named(examine(tmp_path, uri), "tracking")
-    assert found.level == "ok"
-    assert "geheim" not in found.detail
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        (found,) = _recording_at(tmp_path, one=uri, two=uri)
+    assert (found.level, found.detail) == ("ok", f"{uri} accepts connections")
 
 
 def test_a_tracking_server_that_does_not(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    found = _named(examine(tmp_path, f"http://user:geheim@127.0.0.1:{port}"), "tracking")
-    assert found.level == "fail"
-    assert "geheim" not in found.detail
-    assert "--offline" in found.remedy
-    assert _named(examine(tmp_path, "http://host:port"), "tracking").level == "fail"
-    assert _named(examine(tmp_path, "sqlite:///x.db"), "tracking").level == "ok"
+    file, gone = _recording_at(tmp_path, one="sqlite:///x.db", two=f"http://127.0.0.1:{port}")
+    assert file.level == "ok"
+    assert gone.level == "fail"
+    assert gone.detail.startswith(f"http://127.0.0.1:{port} cannot be reached (")
+    assert "--offline" in gone.remedy
+
+
+def test_an_address_that_mlflow_reads_and_sweeps_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:geheim@127.0.0.1:1")
+    used, ignored = _recording_at(tmp_path)
+    assert used == Finding("ok", "tracking", "embedded in the root directory")
+    assert ignored == Finding(
+        "warn",
+        "tracking",
+        "MLFLOW_TRACKING_URI is set; a sweep records where its own tracking.uri says",
+        "run with --tracking-uri, or write tracking.uri into the spec",
+    )
 
 
 def test_what_a_dead_driver_left_is_cleared_and_counted(
