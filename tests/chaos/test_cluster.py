@@ -5,6 +5,7 @@ The nodes are processes of their own on this machine; for row 32 each has a netw
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -42,6 +43,13 @@ _FENCED = "another process has taken over"
 _PLACE = "backward-16"
 _NOTICED_EARLIER = {"RAY_health_check_failure_threshold": "3"}
 """As in `docker/`; without it a minute passes before Ray's head gives a silent node up."""
+_PATIENCE, _STRANGER_SECONDS = 120.0, 30.0
+_SUBMIT = """
+import sys, ray
+address, marker = sys.argv[1:]
+ray.init(address=address)
+ray.get(ray.remote(lambda: open(marker, "w").close()).remote(), timeout=60)
+"""
 _PACE, _RAYLET_GIVES_UP = 0.2, 120.0
 
 
@@ -315,6 +323,30 @@ def test_what_cannot_run_a_sweep_is_refused_and_nothing_created(
     assert store.objects() == []
     nodes.start(cpus=1, environment={"PYTHONPATH": str(metadata.parent)})
     refused(r"^node .*: has gradsweep 0\.0\.9; this process has ")
+
+
+@pytest.mark.parametrize("stranger", [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "mine"}])
+def test_who_lacks_the_token_runs_nothing_there(
+    nodes: RayNodes, tmp_path: Path, stranger: dict[str, str]
+) -> None:
+    head, marker = nodes.start(cpus=1), tmp_path / "marker"
+
+    def submit(environment: dict[str, str], seconds: float) -> None:
+        plain = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        with contextlib.suppress(subprocess.TimeoutExpired):  # Ray itself may go on asking
+            subprocess.run(
+                [sys.executable, "-c", _SUBMIT, head.address, str(marker)],
+                env=plain | {LOOPBACK: "0", "RAY_AUTH_MODE": "disabled"} | environment,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+            )
+
+    submit(nodes.environment, _PATIENCE)
+    assert marker.exists(), "or else what follows would show nothing"
+    marker.unlink()
+    submit(stranger, _STRANGER_SECONDS)
+    assert not marker.exists()
 
 
 def test_code_travels_and_is_what_trains(sandbox: Sandbox, nodes: RayNodes) -> None:
