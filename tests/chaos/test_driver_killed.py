@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.chaos.probe_task import KINDS
 from tests.integration.commandline import wait_until
 from trainable.checkpoint import CheckpointStore
 
+OLDER = Path(__file__).parents[1] / "assets/format-1/chaos"
 SWEEPS, KILLS_OF_EACH = 10, 5
 _TRIES = 4
 
@@ -69,6 +72,13 @@ def test_row_06_driver_killed(sandbox: Sandbox, references: References) -> None:
     assert kills == 3
     found = assert_all(sandbox, reference, sandbox.go_on())
     assert {trial["state"] for trial in found.trials} == {"complete", "pruned"}
+
+
+@pytest.mark.fault(6, "kill -9 of a driver of an older release, whose sweep this one goes on with")
+def test_row_06_older_driver_killed(sandbox: Sandbox, references: References) -> None:
+    # Its tracking store was not kept: without the outbox all of it is told to a new one.
+    shutil.copytree(OLDER, sandbox.paths.directory, ignore=shutil.ignore_patterns("outbox"))
+    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
 
 
 @pytest.mark.chaos
