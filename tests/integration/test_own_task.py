@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +84,8 @@ class Mine(Task):
     def build_model(self):
         seen = {name: value for name, value in os.environ.items() if "TRACKING_" in name}
         seen["knows its own"] = bool(os.environ["STORE_PASSWORD"])
-        Path(f"seen-{os.getpid()}.json").write_text(json.dumps(seen))
+        if not Path("looked-around").exists():  # a command that registers models does know them
+            Path(f"seen-{os.getpid()}.json").write_text(json.dumps(seen))
         while "ray" in sys.modules and not Path("looked-around").exists():
             time.sleep(0.1)
         return Net()
@@ -133,17 +136,23 @@ class Ran:
     """What Ray said to somebody who knows its token, and to two who do not."""
 
 
+@contextmanager
+def _odd_umask() -> Iterator[None]:
+    before = os.umask(UMASK)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 @pytest.fixture(scope="module")
 def ran(module_cli: CommandLine) -> Ran:
     (module_cli.directory / "somewhere").mkdir()
     module_cli.write("somewhere/else_.py", TASK)
     module_cli.write("mine.yaml", SPEC)
     module_cli.environment |= SECRETS
-    before = os.umask(UMASK)
-    try:
+    with _odd_umask():
         driver = module_cli.start("run", "mine.yaml")
-    finally:
-        os.umask(before)
     watcher = Watcher(driver.pid, module_cli.root / "mine" / "lock", CANARY)
     watcher.start()
     # The task was looked at before the run, and a trial waits to be looked at.
@@ -272,11 +281,33 @@ def _holding(directory: Path, text: str) -> list[str]:
     return [str(path) for path in files if text.encode() in path.read_bytes()]
 
 
-def test_secrets_are_written_nowhere(module_cli: CommandLine, ran: Ran, trials: object) -> None:
-    """Searched is every byte of sweep, tracking store, artifacts, outbox and trials' logs, and
-    while it ran Ray's own files and the processes' command lines.
+@pytest.fixture(scope="module")
+def told(module_cli: CommandLine, trials: list[dict[str, Any]]) -> list[str]:
+    """What the other commands print of that sweep, under the same secrets."""
+    failed = next(trial["number"] for trial in trials if trial["state"] == "failed")
+    commands = (
+        f"show mine {failed}",
+        "resume mine -s trials=8",
+        "best mine --export exported",
+        "best mine --register ours",
+        "report mine",
+        "compare mine",
+        "sync mine",
+        "doctor",
+    )
+    with _odd_umask():
+        done = [module_cli(*command.split()) for command in commands]
+    assert [each.returncode for each in done] == [0] * len(done), done
+    return [each.stdout + each.stderr for each in done]
+
+
+def test_secrets_are_written_nowhere(module_cli: CommandLine, ran: Ran, told: list[str]) -> None:
+    """Searched is every byte of sweep, tracking store, artifacts, outbox, exports and trials'
+    logs, what each command prints, and while it ran Ray's own files and the processes' command
+    lines.
     """
-    del trials
+    assert [text for text in told if CANARY in text] == []
+    assert (module_cli.directory / "exported").is_dir()
     assert _holding(module_cli.directory, CANARY) == []
     assert _holding(module_cli.directory, "as ada with [hidden]") != []
     assert CANARY not in ran.printed
@@ -326,9 +357,12 @@ def test_ray_starts_nothing_that_nobody_asks(ran: Ran) -> None:
 
 
 def test_files_follow_the_umask_and_nobody_else_may_write_to_them(
-    module_cli: CommandLine, trials: object
+    module_cli: CommandLine, told: object
 ) -> None:
-    del trials
-    paths = [module_cli.root / "mlflow.db", *(module_cli.root / "mine").rglob("*")]
+    del told
+    root, exported = module_cli.root, module_cli.directory / "exported"
+    ours = (root / "mine", root / "mlartifacts/mine", exported)
+    paths = [root / "mlflow.db", *(path for each in ours for path in each.rglob("*"))]
+    assert all(any(each in path.parents for path in paths) for each in ours)
     wrong = [str(path) for path in paths if path.stat().st_mode & (UMASK | 0o002)]
     assert (len(paths) > 30, wrong) == (True, [])
