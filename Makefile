@@ -6,7 +6,7 @@ READY := .venv/ready
 # What takes long comes first: at the end there is something short left for whoever is done.
 SUITE := tests/integration tests/gpu tests/contract tests/golden tests/unit
 
-.PHONY: help env demo test unit check format chaos seeds bench gpu picture clean
+.PHONY: help env demo test unit check format chaos seeds bench gpu audit picture clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,6 +54,9 @@ bench: $(READY)  ## Measure, and print one table (ROW=step: one row of it)
 
 gpu: $(READY)  ## Run the tests that need a GPU
 	$(BIN)/python -m pytest tests/gpu
+
+audit: $(READY)  ## Look for known holes in what is installed (asks a database on the network)
+	$(BIN)/uv tool run pip-audit --strict --no-deps --disable-pip --requirement .ci/constraints.txt
 
 picture: $(READY)  ## Take the README's picture of the MLflow UI again, from the demo's sweep
 	$(BIN)/python -m tests.integration.picture

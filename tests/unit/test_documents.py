@@ -7,11 +7,14 @@ import itertools
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from operator import getitem
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from sweeps.cli import app
 from sweeps.spec.spec import parse_spec
@@ -23,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / f"{n}.md" for n in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")]
 DOCUMENTS += sorted((ROOT / "docker").rglob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+HOLES_UNTIL = {"ray": "2.56", "mlflow": "3.11", "torch": "2.10"}
+"""The first releases without the holes that are known of those before."""
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -151,3 +156,18 @@ def test_table_of_what_survives_what_is_that_of_the_fault_matrix() -> None:
         assert named <= there, f"row {row}: {named - there} are no tests of that fault"
         assert bool(named) != shown.startswith("not yet"), f"row {row}: {shown}"
         assert bool(named) == bool(there), f"row {row} has the tests {sorted(there)}"
+
+
+def test_nothing_is_asked_for_that_has_a_known_hole() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    groups = [
+        project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"].values(),
+        *project["dependency-groups"].values(),
+    ]
+    asked = [Requirement(line) for group in groups for line in group]
+    asked = [one for one in asked if one.name in HOLES_UNTIL]
+    assert {one.name for one in asked} == set(HOLES_UNTIL)
+    for one in asked:
+        oldest = max(Version(s.version) for s in one.specifier if s.operator == ">=")
+        assert oldest >= Version(HOLES_UNTIL[one.name]), str(one)
