@@ -1,10 +1,11 @@
 """P4: how much slower a run trains that saves a checkpoint every second.
 
-A run is measured against itself: a stretch of about a second with a checkpoint at its beginning
-against the mean of the stretches before and after it, which take as many steps and have none. Two
-runs next to each other differ by several percent on a machine that others share, which is more
-than what is to be seen here; between two neighbours such a drift cancels. What must not live here:
-how a checkpoint is written, or what a step costs (`steps.py`).
+A run is measured against itself. It saves once in a second: half a second that begins with a
+checkpoint, which is written by its end, then half a second without. What the first half takes
+longer than the mean of those before and after it is what the second has lost. Two runs next to
+each other differ by several percent on a machine that others share, which is more than what is to
+be seen here; between two neighbours such a drift cancels. What must not live here: how a
+checkpoint is written, or what a step costs (`steps.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from trainable.task import Data, Task, load_task
 
 _GOAL = Goal("ratio", 1.01)
 _WIDTH = 2048
-_SAVES_OF_A_REPEAT = 12
+_SAVES_OF_A_REPEAT = 24
 _NEVER = 10**9
 
 
@@ -47,7 +48,7 @@ class Large(Task):
         return nn.Sequential(*layers, nn.Linear(_WIDTH, 10))
 
     def build_data(self) -> Data:
-        inputs, targets = torch.randn(320, _WIDTH), torch.randint(10, (320,))
+        inputs, targets = torch.randn(160, _WIDTH), torch.randint(10, (160,))
         return Data(train=(inputs, targets), val=(inputs[:16], targets[:16]))
 
 
@@ -71,7 +72,7 @@ class Transformer(Task):
         )
 
     def build_data(self) -> Data:
-        inputs, targets = torch.randint(1000, (12, 64)), torch.randint(10, (12,))
+        inputs, targets = torch.randint(1000, (8, 64)), torch.randint(10, (8,))
         return Data(train=(inputs, targets), val=(inputs[:4], targets[:4]))
 
 
@@ -92,7 +93,7 @@ class _Unrated(Task):
 
 
 def checkpoints(repeats: int) -> list[Result]:
-    """Seconds of a stretch of steps with a checkpoint, and of its neighbours without."""
+    """Seconds that a second's steps take with a checkpoint, and without."""
     saves = _SAVES_OF_A_REPEAT * repeats
     return [
         _compare("digits CNN", lambda: load_task("digits", {"model": "cnn"}), 64, saves),
@@ -106,13 +107,15 @@ def _compare(what: str, make: Callable[[], Task], batch_size: int, saves: int) -
     assert isinstance(data, tuple)
     epoch = Plan(len(data[0]), batch_size, batch_size).windows
     seconds = min(_stretches(make(), batch_size, steps=epoch, every=_NEVER, count=4))
-    stretch = epoch * max(1, round(1 / seconds))
+    stretch = epoch * max(1, round(0.5 / seconds))
     taken = _stretches(make(), batch_size, steps=stretch, every=2 * stretch, count=2 * saves + 3)
     after_first = taken[1:]  # which takes its memory for the first time
     without = after_first[0::2]
     neighbours = [(before + after) / 2 for before, after in itertools.pairwise(without)]
     row = f"P4 {what}, a checkpoint each second / none"
-    return paired(row, after_first[1:-1:2], neighbours, "s", _GOAL)
+    saving = zip(after_first[1:-1:2], neighbours, strict=True)
+    ours = [with_one + without_one for with_one, without_one in saving]
+    return paired(row, ours, [2 * half for half in neighbours], "s", _GOAL)
 
 
 def _stretches(task: Task, batch_size: int, *, steps: int, every: int, count: int) -> list[float]:
