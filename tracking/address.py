@@ -5,6 +5,9 @@ What must not live here: whether there is anything at the address (see `tracking
 
 from __future__ import annotations
 
+from pathlib import Path
+from urllib.parse import urlsplit
+
 _DATABASES = frozenset({"sqlite", "postgresql", "mysql", "mssql"})
 
 
@@ -26,6 +29,24 @@ def is_database(uri: str) -> bool:
     """Whether it is a database's: it holds no files, so whoever records says where they lie."""
     scheme, separator, _ = uri.partition(":")
     return bool(separator) and scheme.partition("+")[0] in _DATABASES
+
+
+def file_of(uri: str) -> Path | None:
+    """The file that an SQLite address names; None for any other address."""
+    scheme, found, path = uri.partition(":///")
+    if not found or scheme.partition("+")[0] != "sqlite":
+        return None
+    return Path(path.partition("?")[0])
+
+
+def store_of(uri: str) -> str:
+    """What tells one tracking store from another in their addresses: no password, and of a file
+    not where it lies, for it moves with its sweeps.
+    """
+    if file_of(uri) is not None:
+        return "sqlite"
+    parts = urlsplit(uri)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
 
 def credentials(*uris: str | None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from tracking.address import file_of, store_of
 from tracking.delivery import Server, logger
 from tracking.drain_process import DrainProcess
 from tracking.draining import Destination, DrainThread
@@ -182,6 +183,21 @@ class MlflowRecorder:
 
     def _append(self, trial: int | None, kind: Kind, payload: Mapping[str, object]) -> None:
         self._outbox.append(_number(trial), kind, payload)
+
+
+def aim(outbox: Path, uri: str) -> bool:
+    """Have an outbox deliver to an address; what another store was told, or one that is gone, it
+    forgets.
+
+    Returns:
+        Whether everything is to be told again.
+    """
+    queue = Outbox(outbox)
+    try:
+        file = file_of(uri)
+        return queue.aim(store_of(uri), gone=file is not None and not file.exists())
+    finally:
+        queue.close()
 
 
 def sync(

@@ -37,6 +37,7 @@ _Stored = tuple[int, Kind, int, int]
 """A record's id, kind, state and number of points."""
 
 _MAX_RECORDS = 256
+_STORE = "store"
 _CORRECTIONS = "corrections"
 """How often marks were corrected."""
 
@@ -328,6 +329,31 @@ class Outbox:
             db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
             db.execute("DELETE FROM told WHERE trial = ?", (trial,))
             self._correct_marks(db, trial, Marks(are_complete=False))
+
+    def aim(self, store: str, *, gone: bool) -> bool:
+        """Deliver to a store from now on. What was told to another one is forgotten, so that it
+        can be told again; what the store does hold is found there, and compared.
+
+        Args:
+            store: Tells it from others.
+            gone: There is nothing where it was.
+
+        Returns:
+            Whether there was something to forget.
+        """
+        with self._lock, self._transaction() as db:
+            before = read_meta(db, _STORE) or store
+            _remember(db, _STORE, store)
+            delivered = db.execute("SELECT 1 FROM runs").fetchone() is not None
+            if not delivered or (before == store and not gone):
+                return False
+            for table in ("runs", "told", "marks"):
+                db.execute(f"DELETE FROM {table}")
+            db.execute("DELETE FROM meta WHERE key IN ('experiment_id', 'experiment_tags')")
+            # Of these the ledger and the trials' curves know all.
+            db.execute("DELETE FROM records WHERE kind IN ('start', 'metrics', 'finish')")
+        self._marks.clear()
+        return True
 
     def found(self, experiment_id: str) -> None:
         """Remember the experiment."""

@@ -29,7 +29,7 @@ from sweeps.spec.revisions import read_revisions, read_spec, write_spec
 from sweeps.spec.search_changes import check_search_changes
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import trial_files
-from tracking.mlflow_recorder import MlflowRecorder
+from tracking.mlflow_recorder import MlflowRecorder, aim
 from tracking.provenance import provenance
 
 
@@ -41,6 +41,8 @@ class OpenSweep:
     spec: SweepSpec
     ledger: Ledger
     recorder: MlflowRecorder
+    retold: bool = False
+    """Tracking is another store than before: it is told everything again."""
 
     def scheduler(self) -> TrialScheduler:
         """A fresh scheduler, which knows nothing of the past."""
@@ -119,6 +121,7 @@ def open_sweep(
     ledger.note_attempt(now)
     charts = leaders_view(spec)
     uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
+    retold = aim(paths.outbox, uri)
     recorder = MlflowRecorder(
         uri=uri,
         artifact_root=artifacts,
@@ -136,7 +139,7 @@ def open_sweep(
         offline=offline,
         process=unmarked_environment(),
     )
-    return OpenSweep(paths, spec, ledger, recorder)
+    return OpenSweep(paths, spec, ledger, recorder, retold)
 
 
 def open_ledger(

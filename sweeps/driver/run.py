@@ -28,6 +28,7 @@ from sweeps.publishing.pictures import Gallery
 from sweeps.results.running import View
 from sweeps.results.sweep_view import Outcome
 from sweeps.spec.origin import Origin
+from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import SweepSpec
 from tracking.address import credentials
 
@@ -88,6 +89,7 @@ def run_sweep(
                 mark_children(token)
             else:
                 engine.configure(token)
+            changed = "" if new else describe_changes(read_spec(paths.spec).spec, spec)
             sweep = open_sweep(
                 paths,
                 spec,
@@ -97,12 +99,16 @@ def run_sweep(
                 offline=offline,
                 place=place,
             )
+            if changed:
+                warn(f"changed: {changed}")
             hopeless = None
             node_died = machine.node_died if isinstance(machine, Cluster) else lambda _: False
             try:
                 sweep.recorder.artifact(None, paths.spec, paths.spec.name)
                 sweep.reconcile(warn)
                 with Gallery(spec, paths, sweep.ledger.trials(), sweep.recorder) as gallery:
+                    if sweep.retold:
+                        gallery.show_again(trial.number for trial in sweep.ledger.trials())
                     finished = sum(trial.finished for trial in sweep.ledger.trials())
                     if sweep.left and not interruption.requested:
                         say("starting Ray")

@@ -85,6 +85,12 @@ class Gallery:
             self._waiting[record.number] = config.model_dump_json()
             self._news.notify_all()
 
+    def show_again(self, numbers: Iterable[int]) -> None:
+        """Give the recorder the pictures that are drawn already."""
+        for number in numbers:
+            if drawn := self.pictures(number):
+                self._show(number, drawn)
+
     def pictures(self, number: int) -> list[Path]:
         """The pictures of a trial; none when they are not drawn."""
         return sorted(_figures(self._paths, number).glob("*.png"))
@@ -155,11 +161,15 @@ class Gallery:
         aside = figures.with_name(f".{_DIRECTORY}")
         shutil.rmtree(aside, ignore_errors=True)  # of a driver that died
         try:
-            for file in self._artist.draw(config, figures.parent, aside):
-                self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
+            drawn = self._artist.draw(config, figures.parent, aside)
+            self._show(number, drawn)
             aside.replace(figures)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+    def _show(self, number: int, drawn: Iterable[Path]) -> None:
+        for file in drawn:
+            self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
         self._tell(number, "drawn")
 
     def _tell(self, number: int, text: str) -> None:

@@ -38,10 +38,16 @@ def test_a_conditional_space_from_the_first_point_to_an_edited_one(cli: CommandL
     assert [one["params"][NAME] for one in first[:2]] == ["sgd", "adamw"]
     assert first[0]["params"][MOMENTUM] == 0.75
     assert first[1]["params"][RATE] == 0.01
-    cli.ok(
+    edited = cli(
         "resume", "small", "-s", "trials=5", "-s", "space.task.width={choice: [16, 32]}",
         "-s", "space.train.optimizer.name={choice: [sgd, adam, adamw]}",
     )  # fmt: skip
+    assert edited.returncode == 0, edited.stderr
+    assert edited.stderr.startswith(
+        "changed: trials: 3 -> 5, "
+        "space.train.optimizer.name.choice: [sgd, adamw] -> [sgd, adam, adamw], "
+        "space.task.width.choice: nothing -> [16, 32]\n"
+    )
     found = cli.json("trials", "small")
     assert [one["params"] for one in found[:3]] == [one["params"] for one in first]
     for one in found[3:]:

@@ -205,7 +205,9 @@ def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine, nowhere: s
     assert in_vain.returncode == 2
     assert f"tracking.uri: {nowhere} does not answer" in in_vain.stderr
     # The address was wrong: the records go elsewhere.
-    cli.ok("resume", "small", "--offline", "-s", "tracking.uri=null")
+    elsewhere = cli("resume", "small", "--offline", "-s", "tracking.uri=null")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert f"changed: tracking.uri: {nowhere} -> null\n" in elsewhere.stderr
     assert cli.json("status", "small")["outbox_pending"] >= pending
     assert not (cli.root / "mlflow.db").exists()
 
@@ -248,3 +250,43 @@ def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine, nowhere: s
     assert sorted(delivered) == ["small", "trial-0000", "trial-0001"]
     assert cli.ok("sync", "small") == "delivered 0 records; 0 wait\n"
     assert everything() == delivered
+
+
+def _recorded(store: Path, name: str) -> dict[str, object]:
+    """What a store holds of a sweep, by the trial's number or its role."""
+    client = MlflowClient(f"sqlite:///{store}")
+    experiment = client.get_experiment_by_name(name)
+    assert experiment is not None
+    found: dict[str, object] = {}
+    for run in client.search_runs([experiment.experiment_id]):
+        points = {
+            key: [
+                (point.step, point.value)
+                for point in client.get_metric_history(run.info.run_id, key)
+            ]
+            for key in run.data.metrics
+        }
+        files = {file.path for file in client.list_artifacts(run.info.run_id, "figures")}
+        which = run.data.tags.get("gradsweep.trial", "sweep")
+        assert which not in found, "a trial has one run"
+        found[which] = run.info.status, points, run.data.params, files
+    return found
+
+
+def test_a_store_that_is_gone_or_another_one_is_told_everything(cli: CommandLine) -> None:
+    store, teams = cli.root / "mlflow.db", cli.directory / "team.db"
+    cli.write("tiny.yaml", TINY)
+    cli.ok("run", "tiny.yaml")
+    before = _recorded(store, "small")
+    assert before.keys() == {"sweep", "0", "1"}
+    assert all(figures for _, _, _, figures in before.values())  # type: ignore[misc]
+
+    store.unlink()
+    cli.ok("resume", "small")
+    assert _recorded(store, "small") == before
+
+    cli.ok("resume", "small", "-s", f"tracking.uri=sqlite:///{teams}", "-s", "trials=3")
+    found = _recorded(teams, "small")
+    assert found.keys() == {"sweep", "0", "1", "2"}
+    assert {number: found[number] for number in ("0", "1")} == {n: before[n] for n in ("0", "1")}
+    assert _recorded(store, "small") == before

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tracking.address import store_of
 from tracking.outbox import SWEEP, Outbox, OutboxError
 from tracking.outbox_status import pending, read_outbox
 from tracking.points import Marks, PackedRow
@@ -318,3 +319,44 @@ def test_what_is_being_staged_is_no_orphan_to_who_delivers(tmp_path: Path) -> No
     assert staged.exists()
     Outbox(tmp_path).close()
     assert not staged.exists()
+
+
+@pytest.mark.parametrize(
+    ("uri", "store"),
+    [
+        ("sqlite:////home/ada/runs/mlflow.db", "sqlite"),
+        ("sqlite:///elsewhere.db?timeout=5", "sqlite"),
+        ("https://ada:old@mlflow.lab/team/", "https://mlflow.lab/team"),
+        ("https://ada:new@mlflow.lab/team", "https://mlflow.lab/team"),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+        ("postgresql://ada@db/mlflow?password=x", "postgresql://db/mlflow"),
+    ],
+)
+def test_a_store_is_told_from_others_without_password_or_place(uri: str, store: str) -> None:
+    assert store_of(uri) == store
+
+
+@pytest.mark.parametrize(("store", "gone"), [("b", False), ("a", True)])
+def test_what_another_store_was_told_is_forgotten(tmp_path: Path, store: str, gone: bool) -> None:
+    outbox = Outbox(tmp_path)
+    assert not outbox.aim("a", gone=True), "nobody was told anything"
+    outbox.append(0, "start", {"params": {}})
+    outbox.append_rows(0, [row(1, a=1.0)])
+    assert not outbox.aim("b", gone=False), "nothing was delivered yet"
+    assert not outbox.aim("a", gone=False)
+    while batch := outbox.claim(0):
+        outbox.delivered(batch)
+    outbox.adopt(0, "run", held=None)
+    outbox.append_rows(0, [row(2, a=2.0)])
+    outbox.append(0, "finish", {"status": "FINISHED"})
+    outbox.append(0, "tags", {"x": "y"})
+    assert not outbox.aim("a", gone=False)
+    assert outbox.aim(store, gone=gone)
+    assert not outbox.aim(store, gone=False), "it is told once"
+    known = read_outbox(tmp_path)
+    assert (known.run_ids, known.told, known.marks) == ({}, {}, {})
+    batch = outbox.claim(0)
+    assert batch is not None
+    assert [record.kind for record in batch.records] == ["tags"]
+    assert outbox.append_rows(0, [row(1, a=1.0), row(2, a=2.0)]) == 2
+    outbox.close()
