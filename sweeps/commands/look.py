@@ -234,5 +234,5 @@ def report(
             with err.status("drawing"):
                 written = draw_report(view.paths, target)
         except NoReport as problem:
-            fail(str(problem), code=LATE)
+            fail(str(problem), code=WRONG_INPUT)
     out.print(f"wrote {written}", highlight=False, soft_wrap=True)

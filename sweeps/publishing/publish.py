@@ -7,7 +7,6 @@ What must not live here: what they are made of (`trainable.export`, `register`, 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -75,12 +74,17 @@ def export_trial(
 
     Raises:
         NoBest: The trial saved no evaluated checkpoint, or it is damaged.
+        OSError: Its configuration cannot be read, or nothing be written.
         StorageError: The object store that has it cannot be reached.
     """
     generation = trial_store(paths, spec, record.number).best()
     if generation is None:
         where = trial_files(paths, spec, record.number).address("")
         raise NoBest(f"there is no sound checkpoint with a value at {where}")
+    if record.lineage:  # the file beside the trial is that of its last hyperparameters
+        resolved = spec.trial_yaml(record.number, record.best_params).encode()
+    else:
+        resolved = (paths.trial(record.number) / TRIAL_CONFIG).read_bytes()
     directory.mkdir(parents=True, exist_ok=True)
     weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
     # A child process: torch would stay in this one's memory, and the driver must remain small.
@@ -94,11 +98,7 @@ def export_trial(
     if child.returncode:
         reason = child.stderr.strip().splitlines()[-1]
         raise StorageError(reason) if child.returncode == AWAY else NoBest(reason)
-    if record.lineage:  # the file beside the trial is that of its last hyperparameters
-        resolved = spec.trial_yaml(record.number, record.best_params)
-        config.write_text(resolved, encoding="utf-8")
-    else:
-        shutil.copyfile(paths.trial(record.number) / TRIAL_CONFIG, config)
+    config.write_bytes(resolved)
     card = directory / FILE_NAME
     text = model_card(spec, record, generation, provenance)
     card.write_text(text, encoding="utf-8")

@@ -21,7 +21,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.formats import format_number, format_result
-from sweeps.layout import SweepPaths
+from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.view import TrialSummary
 from sweeps.publishing.report_basis import basis
@@ -30,6 +30,7 @@ from sweeps.publishing.report_page import Section, escape, page, table
 from sweeps.results.compare import compare
 from sweeps.results.front import cells
 from sweeps.results.sweep_view import STATES, SweepView
+from trainable.errors import StorageError
 from trainable.startup import without_collection
 
 _LEADERS = 10
@@ -201,7 +202,10 @@ def main(arguments: Sequence[str]) -> None:
     """Write a report as the module's docstring says."""
     root, name, target = arguments
     os.nice(5)  # behind whoever types, and yet drawn on a busy machine: a sweep's end waits
-    write_report(SweepPaths(Path(root), name), Path(target))
+    try:
+        write_report(SweepPaths(Path(root), name), Path(target))
+    except (ValueError, OSError, LedgerError, StorageError) as problem:
+        sys.exit(str(problem))
 
 
 if __name__ == "__main__":

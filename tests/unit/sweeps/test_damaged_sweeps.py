@@ -41,6 +41,8 @@ COMMANDS = [
     ["resume", "chaos"],
 ]
 
+WRITING = [["report", "chaos"], ["best", "chaos", "--export", "exported"], ["sync", "chaos"]]
+
 
 def _empty(path: Path, _draw: random.Random) -> None:
     path.write_bytes(b"")
@@ -131,6 +133,25 @@ def test_each_command_works_or_says_which_directory_is_damaged(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     _check_damaged(tmp_path, directory, damage, directory)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("damage", [_remove, _flip, _replace_by_a_directory])
+@pytest.mark.parametrize("file", FILES)
+def test_what_writes_elsewhere_works_or_says_what_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, damage: Damage
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ASSET, tmp_path / "runs/chaos")
+    damage(tmp_path / "runs/chaos" / file, random.Random(f"{file} {damage.__name__}"))
+    for command in WRITING:
+        done = CliRunner().invoke(app, command)
+        what = f"{command}: {done.exit_code} {done.exception!r}\n{done.output}"
+        assert done.exception is None or isinstance(done.exception, SystemExit), what
+        assert done.exit_code in (0, 2, 3), what
+        assert done.exit_code == 0 or re.search("chaos|probe_task", done.stderr), what
+        assert "Traceback" not in done.output, what
+        assert (command[0] != "best") or (tmp_path / "exported").exists() == (done.exit_code == 0)
 
 
 @pytest.mark.chaos
