@@ -47,9 +47,10 @@ class ObjectFiles:
     An object is whole or not there, so the manifest, written last and removed first, is what
     commits. A writer signs `writer` and looks again before each manifest. No two writers share
     a name: one that is replaced between this look and its write gets one generation of its own
-    in, and changes nobody's. That one is whole, because the next writer leaves alone what its
-    predecessor has uploaded, and the newest at most until the next writer has saved twice. If two
-    have replaced it by then, its state is gone, and it is set aside as damaged.
+    in, and changes nobody's. That one is whole, because the next writer leaves alone, until it
+    closes, what its predecessor has uploaded, and the newest at most until the next writer has
+    saved twice. If the next one has closed by then, its state is gone, and it is set aside as
+    damaged.
 
     Only what the store itself says is not there counts as missing. A store that cannot be reached,
     or refuses, is a `StorageError`: nothing in it is damaged, and nothing is set aside for it.
@@ -67,6 +68,8 @@ class ObjectFiles:
     def __init__(self, system: Any, root: PurePosixPath | str) -> None:
         self._system, self._root = system, PurePosixPath(root)
         self._token = uuid.uuid4().hex[:12]
+        self._unfinished: set[str] = set()
+        """What the writer before has uploaded without a manifest, which may be on its way."""
 
     def at(self, address: str) -> ObjectFiles:
         return ObjectFiles(self._system, address.removeprefix(SCHEME))
@@ -75,7 +78,8 @@ class ObjectFiles:
         return f"{SCHEME}{self._key(name)}"
 
     def names(self) -> list[str]:
-        return sorted(filter(is_generation, self._list(self._root)))
+        found = filter(is_generation, self._list(self._root))
+        return sorted(name for name in found if not self._is_unfinished(name))
 
     def unused(self, step: int) -> str:
         return unused_name(f"step-{step:08d}-{self._token}", self.names())
@@ -96,10 +100,11 @@ class ObjectFiles:
         before = self._signature()
         self._system.pipe_file(self._key("writer"), self._token.encode())
         for name in self.names():
-            if before is not None and f"-{before}" in name:
-                continue  # its manifest may be on its way
             if not self._system.exists(self._key(name, MANIFEST)):
-                self._system.rm(self._key(name), recursive=True)
+                if before is not None and f"-{before}" in name:
+                    self._unfinished.add(name)
+                else:
+                    self._system.rm(self._key(name), recursive=True)
 
     def commit(self, name: str, write: Write) -> None:
         self._check_fence()
@@ -129,7 +134,18 @@ class ObjectFiles:
     def close(self) -> None:
         with contextlib.suppress(OSError):  # of a store that is away: the next one signs over it
             if self._signature() == self._token:
+                for name in filter(self._is_unfinished, list(self._unfinished)):
+                    self._system.rm(self._key(name), recursive=True)
                 self._system.rm_file(self._key("writer"))
+
+    def _is_unfinished(self, name: str) -> bool:
+        """Whether a name is no generation's yet: nothing is committed there, nothing damaged."""
+        if name not in self._unfinished:
+            return False
+        with self._reading():
+            if self._system.exists(self._key(name, MANIFEST)):
+                self._unfinished.remove(name)
+        return name in self._unfinished
 
     def _check_fence(self) -> None:
         if self._signature() != self._token:

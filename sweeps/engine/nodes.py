@@ -21,8 +21,9 @@ from sweeps.engine.address import ClusterRefused
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, Machine
 from sweeps.stores import KEY
 
-SECONDS = 60.0
-"""How long all nodes together may take to answer."""
+SECONDS = 75.0
+"""How long all nodes together may take to answer: longer than the 65 that Ray's head takes, unless
+it is told otherwise, to hear that one has died."""
 _SEEN_SECONDS = 10.0
 """How long a network's directory may take to show here what a node wrote."""
 _OVER_AFTER = 600.0
@@ -61,6 +62,7 @@ def survey(
     with _meeting_place(root) as place:
         (place / _OURS).write_text(mark, encoding="utf-8")
         answers = _ask(asked, place, mark, ours, store)
+        asked = _without_the_dead(asked, answers)
         wrong = [
             f"node {node_name(told)}: {fault}"
             for each, told in asked.items()
@@ -167,6 +169,21 @@ def _ask(
             words = " ".join(str(error).split())[-300:]
             answers[pending[future]] = f"could not look ({type(error).__name__}: {words})"
     return answers
+
+
+def _without_the_dead(
+    nodes: Mapping[str, Mapping[str, Any]], answers: Mapping[str, Mapping[str, Any] | str]
+) -> dict[str, Mapping[str, Any]]:
+    """Leave out the nodes that had died when they were asked, which the head has heard by now;
+    all of them stay if none would be left.
+    """
+    import ray
+
+    silent = {each for each, answer in answers.items() if isinstance(answer, str)}
+    if silent:
+        every: Any = ray.nodes  # Ray has no types for it
+        silent &= {told["NodeID"] for told in every() if not told["Alive"]}
+    return {each: told for each, told in nodes.items() if each not in silent} or dict(nodes)
 
 
 def _make_look() -> Callable[[str, str, str, str, str | None], dict[str, Any]]:

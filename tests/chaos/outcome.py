@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.place import place_of
+from sweeps.ledger.view import LedgerView
 from sweeps.spec.revisions import read_spec
 from sweeps.stores import trial_store
 from tests.chaos.probe_task import KINDS
@@ -86,7 +87,8 @@ def read_runs(sandbox: Sandbox) -> dict[int | None, list[Run]]:
     if sandbox.store is None:
         runs = read_store(f"sqlite:///{sandbox.cli.root / 'mlflow.db'}")
     else:
-        runs = read_store(sandbox.store, Ledger.open(sandbox.paths.ledger).sweep_id)
+        place = place_of(sandbox.paths, read_spec(sandbox.paths.spec).spec)
+        runs = read_store(sandbox.store, LedgerView(place).sweep_id)
     found: dict[int | None, list[Run]] = {}
     for run in runs:
         for point in [point for point in run.points if point[0] in MEASURED]:

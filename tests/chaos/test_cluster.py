@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -30,9 +31,11 @@ from tests.chaos.harness import (
     assert_no_residue,
 )
 from tests.chaos.networks import INSTALL, Host, Network, missing_tool, refusal
+from tests.chaos.postgres import Cluster
 from tests.chaos.ray_nodes import LOOPBACK, Node, RayNodes
+from tests.chaos.tracking_service import Service
 from tests.integration.commandline import wait_until
-from tests.object_store import BUCKET, ObjectStore
+from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from trainable.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.chaos
@@ -80,9 +83,10 @@ def network() -> Iterator[Network]:
         yield made
 
 
-def _nodes(sandbox: Sandbox) -> RayNodes:
+def _nodes(sandbox: Sandbox, environment: Mapping[str, str] | None = None) -> RayNodes:
     return RayNodes(
         {
+            **(environment or {}),
             probe_task.VARIABLE: str(sandbox.probe.directory),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": _TOKEN,
@@ -132,6 +136,37 @@ def test_row_04_node_killed(
     found = assert_all(sandbox, reference, driver.wait())
     assert sum(trial["attempts"] for trial in found.trials) == len(found.trials) + 1
     _assert_gone(*others)
+
+
+@pytest.mark.fault(4, "the same where ledger, checkpoints and records are shared, and its driver")
+def test_row_04_node_and_driver_killed_where_everything_is_shared(
+    references: References, cluster: Cluster, service_on_postgres: Service, tmp_path: Path
+) -> None:
+    """The three lines of a spec that a team shares, with trials on a cluster."""
+    ledger = cluster.create_database(f"sweeps_{uuid.uuid4().hex[:8]}")
+    shared = (
+        f"{PARALLEL}tracking: {{uri: {service_on_postgres.url}}}\n"
+        f'storage: {{ledger: "{ledger}", checkpoints: "s3://{BUCKET}/shared"}}\n'
+    )
+    with ObjectStore() as store, named_by_environment(store):
+        where = store.environment() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
+        sandbox = Sandbox(tmp_path / "sweep", shared, where, store=service_on_postgres.store)
+        nodes = _nodes(sandbox, store.environment())
+        try:
+            head, *others = (nodes.start(cpus=cpus) for cpus in (0, 2, 2))
+            driver = sandbox.run("--address", head.address)
+            node, _, _ = _victim(driver, sandbox, others)
+            node.kill()
+            driver.until_held(sandbox.probe.further("backward", 20))
+            assert driver.kill().code == -signal.SIGKILL
+            driver = sandbox.resume("--address", head.address)
+            found = assert_all(sandbox, references.of(PARALLEL), driver.wait())
+            assert all(each["checkpoint"].startswith("s3://") for each in found.trials)
+            assert not sandbox.paths.ledger.exists()
+            assert not (sandbox.cli.root / "mlflow.db").exists()
+        finally:
+            sandbox.close()
+            nodes.close()
 
 
 @pytest.mark.fault(5, "kill -9 of Ray's head with its whole node, on which the driver runs")

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import Fenced
-from trainable.files import STATE
+from trainable.files import MANIFEST, STATE
 from trainable.objects import SCHEME, ObjectFiles
 
 
@@ -129,6 +129,35 @@ def test_kill_at_every_request_leaves_the_newest_whole_generation(tmp_path, dama
     quarantine = bucket.find(str(tmp_path / "quarantine"))
     assert len(quarantine) == (2 if damaged else 0)
     assert not bucket.exists(str(tmp_path / "writer"))
+
+
+def test_kill_at_every_request_of_a_first_writer_loses_and_damages_nothing(tmp_path):
+    die_at, last = 0, False
+    while not last:
+        bucket, committed = Bucket(), [None]
+        bucket.die_at = die_at
+        try:
+            store = _store(bucket, tmp_path)
+            for step in (1, 2, 3):
+                _save(store, step)
+                committed.append(step)
+            store.close()
+            last = True
+        except Killed:
+            pass
+        bucket.die_at = -1
+        again = _store(bucket, tmp_path)
+        found = again.resume()
+        assert again.set_aside == []
+        # Its manifest may have been the last that arrived.
+        assert (found and found["step"]) in (committed[-1], (committed[-1] or 0) + 1)
+        _save(again, 9)
+        again.close()
+        objects = bucket.find(str(tmp_path))
+        assert {path.rpartition("/")[2] for path in objects} == {STATE, MANIFEST}
+        assert len(objects) == 2 * len(_steps(bucket, tmp_path))
+        die_at += 1
+    assert die_at > 8
 
 
 def test_state_without_manifest_is_no_generation_and_goes_with_the_next_writer(tmp_path):
