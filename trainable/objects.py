@@ -99,6 +99,7 @@ class ObjectFiles:
     def open(self) -> None:
         before = self._signature()
         self._system.pipe_file(self._key("writer"), self._token.encode())
+        self._unfinished.clear()
         for name in self.names():
             if not self._system.exists(self._key(name, MANIFEST)):
                 if before is not None and f"-{before}" in name:
