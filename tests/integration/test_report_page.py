@@ -215,5 +215,5 @@ def test_a_young_sweep_has_a_report_that_says_what_is_missing(tmp_path: Path) ->
 
 def test_a_report_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file where the directory should be")
-    with pytest.raises(NoReport, match="File exists: .*taken"):
+    with pytest.raises(NoReport, match=r"File exists: .*taken"):
         draw_report(MadeSweep(tmp_path).paths, tmp_path / "taken" / "report.html")
