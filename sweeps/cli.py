@@ -54,7 +54,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        out.print(f"gradsweep {version('gradsweep')}", highlight=False)
+        out.print(f"gradsweep {version('gradsweep')}")
         raise typer.Exit
 
 
@@ -82,9 +82,9 @@ def init(
     with input_errors():
         written = write_starter(directory)
     for path in written:
-        out.print(f"wrote {path}", highlight=False)
+        out.print(f"wrote {path}")
     where = "" if directory == Path() else f"cd {directory} && "
-    out.print(f"run it with: {where}sweep run sweep.yaml", highlight=False)
+    out.print(f"run it with: {where}sweep run sweep.yaml")
 
 
 @app.command()
@@ -104,8 +104,8 @@ def check(file: File, settings: Overrides = None) -> None:
         with err.status("loading the task"):
             facts = Inspection(spec, ways).facts()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
-    out.print(f"{file} is valid", style="green", highlight=False)
-    out.print(f"  {ways.describe()}", highlight=False)
+    out.print(f"{file} is valid", style="green")
+    out.print(f"  {ways.describe()}")
     messages.task_facts(out, facts)
 
 
@@ -276,7 +276,7 @@ def sync(name: Name, root: Root = None) -> None:
         view = view_of(name, root)
         with err.status("delivering to the tracking store"):
             done = deliver(view)
-    out.print(f"delivered {done.delivered} records; {done.left} wait", highlight=False)
+    out.print(f"delivered {done.delivered} records; {done.left} wait")
     if done.refused:
         messages.sentence(err, tables.refused(done.refused), style="yellow")
     if done.left:

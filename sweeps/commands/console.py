@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from sweeps.exits import HELD, WRONG_INPUT
+from sweeps.results.plain_console import PlainConsole
 
 if TYPE_CHECKING:
     from sweeps.results.sweep_view import SweepView
 
 # A pipe has no width: tables are then as wide as what they hold.
-out = Console(width=None if sys.stdout.isatty() else 500)
-err = Console(stderr=True)
+out = PlainConsole(width=None if sys.stdout.isatty() else 500)
+err = PlainConsole(stderr=True)
 
 
 def read_path(text: object) -> Path:

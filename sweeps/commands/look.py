@@ -235,4 +235,4 @@ def report(
                 written = draw_report(view.paths, target)
         except NoReport as problem:
             fail(str(problem), code=WRONG_INPUT)
-    out.print(f"wrote {written}", highlight=False, soft_wrap=True)
+    out.print(f"wrote {written}", soft_wrap=True)

@@ -36,7 +36,7 @@ def serve(
     with console.status("starting the MLflow UI (20 to 60 seconds)"):
         server = start_server(uri, artifact_root(root), port=port)
     try:
-        console.print("Ctrl-C ends it", highlight=False)
+        console.print("Ctrl-C ends it")
         _open(console, _page(server.url, view), open_browser=open_browser)
         server.wait()
     except KeyboardInterrupt:
@@ -60,6 +60,6 @@ def _page(base: str, view: SweepView | None) -> str:
 
 
 def _open(console: Console, page: str, *, open_browser: bool) -> None:
-    console.print(page, highlight=False, soft_wrap=True)
+    console.print(page, soft_wrap=True)
     if open_browser:
         webbrowser.open(page)

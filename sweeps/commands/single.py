@@ -63,7 +63,7 @@ def train_once(
         trainer = open_trainer(config, directory, device=device)
         stack.callback(trainer.close)
         for sentence in trainer.store.set_aside:
-            console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            console.print(sentence, style="yellow", soft_wrap=True)
         messages.task_facts(err, _facts(config, trainer))
         progress = stack.enter_context(
             Progress(
@@ -83,19 +83,15 @@ def train_once(
             shown = ", ".join(
                 f"{key} {format_number(metrics[key])}" for key in _SHOWN if key in metrics
             )
-            console.print(
-                f"epoch {report.epoch} step {report.step}: {shown}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            console.print(f"epoch {report.epoch} step {report.step}: {shown}", soft_wrap=True)
             for sentence in report.signals:
-                console.print(f"  {sentence}", style="yellow", highlight=False, soft_wrap=True)
+                console.print(f"  {sentence}", style="yellow", soft_wrap=True)
             progress.update(bar, completed=report.epoch)
         if figures is not None:
             from trainable.figures import draw_run
 
             for path in draw_run(config, trainer, directory, figures):
-                console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+                console.print(f"wrote {path}", soft_wrap=True)
     return metrics
 
 

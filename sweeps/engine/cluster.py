@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from sweeps.engine import engine
 from sweeps.engine.address import ClusterRefused, is_loopback, knock, locate
 from sweeps.engine.nodes import survey
@@ -28,6 +26,7 @@ from sweeps.engine.resources import Machine
 from sweeps.engine.travel import Luggage, pack
 from sweeps.exits import WRONG_INPUT
 from sweeps.results import messages
+from sweeps.results.plain_console import PlainConsole
 
 _CONNECT_SECONDS = 25.0
 """How long Ray may take to let us in; it would itself wait for minutes."""
@@ -276,7 +275,7 @@ def _at_most(seconds: float, address: str) -> Iterator[None]:
     errors = os.fdopen(os.dup(2), "w")
 
     def leave() -> None:
-        err = Console(file=errors)
+        err = PlainConsole(file=errors)
         err.show_cursor()
         messages.sentence(
             err,

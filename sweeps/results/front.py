@@ -61,10 +61,10 @@ def table(front: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
 def outcome(out: Console, result: Outcome) -> None:
     """The front at the end of a sweep."""
     if result.best:
-        out.print(_head(len(result.best)), style="bold", highlight=False, soft_wrap=True)
+        out.print(_head(len(result.best)), style="bold", soft_wrap=True)
     for one in result.best:
         told = f"  trial {one.number}: {format_best(result.metrics, one.values)}"
-        out.print(f"{told} ({joined(one.best_params)})", highlight=False, soft_wrap=True)
+        out.print(f"{told} ({joined(one.best_params)})", soft_wrap=True)
 
 
 def _head(count: int) -> str:

@@ -219,12 +219,12 @@ class PlainLines:
         )
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, soft_wrap=True)
 
 
 def _warn(console: Console, number: int, sentence: str) -> None:
     line = f"trial {number}: {sentence}"
-    console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(line, style="yellow", soft_wrap=True)
 
 
 def _join(values: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from sweeps.exits import NO_SUCCESS
 from sweeps.formats import format_number
 from sweeps.layout import SweepPaths
 from sweeps.results import front
+from sweeps.results.plain_console import PlainConsole
 
 if TYPE_CHECKING:
     from sweeps.driver.control import Stopped
@@ -42,14 +43,12 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             f"best: trial {best.number} with {format_number(best.value)} "
             f"({front.joined(best.best_params)})",
             style="bold",
-            highlight=False,
             soft_wrap=True,
         )
     if result.pending:
         err.print(
             f"{result.pending} records wait in the outbox; "
             f"deliver them with: {_command()} sync {name}{_where(paths)}",
-            highlight=False,
             soft_wrap=True,
         )
     sweep, where = _command(), _where(paths)
@@ -68,25 +67,23 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             ("take the best weights", f"best {name}{' --trial K' * several} --export DIR{where}"),
             *([("try more", f"resume {name} -s {more}{where}")] if result.grows else []),
         ):
-            out.print(f"{what}: {sweep} {command}", highlight=False, soft_wrap=True)
+            out.print(f"{what}: {sweep} {command}", soft_wrap=True)
         return
     if result.exit_code == NO_SUCCESS:
         cause = result.cause or "no trial succeeded"
-        err.print(f"stopped: {cause}", style="red", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"stopped: {cause}", style="red", soft_wrap=True)
         look = f"trials {name}" if result.failed is None else f"show {name} {result.failed}"
-        err.print(f"read more: {sweep} {look}{where}", highlight=False, soft_wrap=True)
-        err.print("correct it, then continue with:", highlight=False)
+        err.print(f"read more: {sweep} {look}{where}", soft_wrap=True)
+        err.print("correct it, then continue with:")
         resume(err, paths, more="" if result.num_left else f" -s {more}")
     else:
-        err.print(
-            "interrupted; every trial continues from its last checkpoint with:", highlight=False
-        )
+        err.print("interrupted; every trial continues from its last checkpoint with:")
         resume(err, paths)
 
 
 def sentence(err: Console, message: str, *, style: str) -> None:
     """What the user is told, as it stands."""
-    err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+    err.print(message, style=style, soft_wrap=True)
 
 
 def task_facts(console: Console, facts: Facts) -> None:
@@ -100,20 +97,20 @@ def task_facts(console: Console, facts: Facts) -> None:
 def resume(err: Console, paths: SweepPaths, more: str = "") -> None:
     """The command that continues a sweep; the last line of an abnormal end."""
     line = f"{_command()} resume {paths.name}{more}{_where(paths)}{_cluster()}"
-    err.print(line, markup=False, highlight=False, soft_wrap=True)
+    err.print(line, soft_wrap=True)
 
 
 def left_at_once(paths: SweepPaths) -> None:
     """The last lines of a driver that waits for nothing any more."""
-    err = Console(stderr=True)
+    err = PlainConsole(stderr=True)
     err.show_cursor()  # the live table may have hidden it
-    err.print("\nleft at once; what was saved is whole; continue with:", highlight=False)
+    err.print("\nleft at once; what was saved is whole; continue with:")
     resume(err, paths)
 
 
 def cluster_lost(paths: SweepPaths, cause: str) -> None:
     """The last lines of a driver whose Ray cluster is gone."""
-    err = Console(stderr=True)
+    err = PlainConsole(stderr=True)
     err.show_cursor()  # as above
     sentence(
         err,
@@ -134,8 +131,8 @@ def stopped(result: Stopped, paths: SweepPaths) -> RenderableType:
 
 def nothing_started(err: Console) -> None:
     """The last lines when a signal came before the sweep was taken up."""
-    err.print("interrupted before anything was started; start again with:", highlight=False)
-    err.print(f"{_command()} {shlex.join(sys.argv[1:])}", highlight=False, soft_wrap=True)
+    err.print("interrupted before anything was started; start again with:")
+    err.print(f"{_command()} {shlex.join(sys.argv[1:])}", soft_wrap=True)
 
 
 def _where(paths: SweepPaths) -> str:

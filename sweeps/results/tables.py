@@ -240,7 +240,7 @@ def pages(out: Console, found: dict[str, Any]) -> None:
         ("what was searched, in charts", found["mlflow_charts_page"]),
     ):
         if page is not None:
-            out.print(f"{what}: {page}", markup=False, highlight=False, soft_wrap=True)
+            out.print(f"{what}: {page}", soft_wrap=True)
 
 
 def findings(found: Sequence[Finding]) -> RenderableType:
