@@ -104,6 +104,24 @@ def test_a_trial_comes_to_no_credentials_and_to_no_server(stack: Any) -> None:
     } == {"ray-head", "ray-worker"}
 
 
+def test_the_tracking_server_runs_nothing_and_tells_nobody(stack: Any) -> None:
+    off = {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    assert off.items() <= stack["services"]["mlflow"]["environment"].items()
+
+
+def test_the_tracking_server_answers_to_its_names_alone(stack: Any) -> None:
+    allowed = stack["services"]["mlflow"]["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
+    assert {name.partition(":")[0] for name in allowed.split(",")} == {
+        "mlflow",
+        "localhost",
+        "127.0.0.1",
+    }
+
+
 def test_images_are_pinned_by_a_version_that_can_be_given(stack: Any) -> None:
     written = (DOCKER / "compose.yaml").read_text(encoding="utf-8")
     images = re.findall(r"image: (\S+)", written)
