@@ -76,6 +76,28 @@ class Transformer(Task):
         return Data(train=(inputs, targets), val=(inputs[:4], targets[:4]))
 
 
+class Vgg(Task):
+    """VGG-16 (Simonyan and Zisserman, 2015, configuration D, with batch norm) on pictures of 32 x
+    32, and a head that fills the state up to 190 MB: convolutions compute most for each byte.
+    """
+
+    def build_model(self) -> nn.Module:
+        layers: list[nn.Module] = []
+        channels = 3
+        for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+            for _ in range(depth):
+                layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
+                layers += [nn.BatchNorm2d(width), nn.ReLU()]
+                channels = width
+            layers.append(nn.MaxPool2d(2))
+        head = [nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 10)]
+        return nn.Sequential(*layers, nn.Flatten(), *head)
+
+    def build_data(self) -> Data:
+        inputs, targets = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
+        return Data(train=(inputs, targets), val=(inputs[:4], targets[:4]))
+
+
 class _Unrated(Task):
     """The same task with a metric that never gets better: only the interval saves."""
 
@@ -97,6 +119,7 @@ def checkpoints(repeats: int) -> list[Result]:
     saves = _SAVES_OF_A_REPEAT * repeats
     return [
         _compare("digits CNN", lambda: load_task("digits", {"model": "cnn"}), 64, saves),
+        _compare("VGG-16 of 190 MB", Vgg, 8, saves),
         _compare("transformer of 200 MB", lambda: Transformer(5), 4, saves),
         _compare("wide layers of 200 MB", lambda: Large(4), 32, saves),
     ]
