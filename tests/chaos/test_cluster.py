@@ -107,8 +107,12 @@ def _victim(driver: Driver, sandbox: Sandbox, others: list[Node]) -> tuple[Node,
 def _until_further(driver: Driver, log: str) -> float:
     """Seconds until a trial has trained and saved again, from now on."""
     store, began = CheckpointStore(Path(log).parent), time.monotonic()
-    before = store.generations()[-1].number
-    driver.until(lambda: store.generations()[-1].number > before, seconds=150)
+
+    def newest() -> int:  # none before its first save
+        return max((one.number for one in store.generations()), default=0)
+
+    before = newest()
+    driver.until(lambda: newest() > before, seconds=150)
     return time.monotonic() - began
 
 
