@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tracking.address import file_of, store_of
+from tracking.address import store_of
 from tracking.delivery import Server, logger
 from tracking.drain_process import DrainProcess
 from tracking.draining import Destination, DrainThread
@@ -21,6 +21,7 @@ from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clip_text
 from tracking.outbox import SWEEP, Kind, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.points import Row
+from tracking.probe import is_gone
 from tracking.provenance import redact_value
 from tracking.recorder import Status
 
@@ -194,8 +195,7 @@ def aim(outbox: Path, uri: str) -> bool:
     """
     queue = Outbox(outbox)
     try:
-        file = file_of(uri)
-        return queue.aim(store_of(uri), gone=file is not None and not file.exists())
+        return queue.aim(store_of(uri), gone=is_gone(uri, queue.runs().values()))
     finally:
         queue.close()
 

@@ -336,7 +336,7 @@ class Outbox:
 
         Args:
             store: Tells it from others.
-            gone: There is nothing where it was.
+            gone: What it was told is not there.
 
         Returns:
             Whether there was something to forget.

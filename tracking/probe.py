@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tracking.address import is_database, is_server
+from tracking.address import file_of, is_database, is_server
 from tracking.mlflow_server import connect
 from tracking.provenance import redact
-from tracking.tables import REVISION_QUERY, TablesDiffer, check_revision
+from tracking.tables import REVISION_QUERY, RUN_QUERY, TablesDiffer, check_revision
 
 _OLDEST = (2, 8)
 """The first release whose parameters may have 6,000 characters."""
@@ -62,6 +63,23 @@ def probe(uri: str, *, known: bool = False) -> None:
             _probe_database(uri, known=known)
     except TablesDiffer as error:
         raise _unusable(uri, str(error), error.remedy(redact(uri))) from error
+
+
+def is_gone(uri: str, run_ids: Iterable[str], *, seconds: float = _SECONDS) -> bool:
+    """Whether the file of a store is not there, or is another's: it has none of some runs.
+
+    Of a server, and of a file that cannot be read within `seconds`, nothing is said: False.
+    """
+    file = file_of(uri)
+    if file is None or not file.exists():
+        return file is not None
+    try:
+        with closing(_open(file, seconds)) as db:
+            return not any(db.execute(RUN_QUERY, [run_id]).fetchone() for run_id in run_ids)
+    except sqlite3.OperationalError as error:
+        return "no such table" in str(error)
+    except sqlite3.DatabaseError:
+        return False
 
 
 def _probe_server(uri: str) -> None:
@@ -119,16 +137,19 @@ def _probe_file(uri: str, *, known: bool) -> None:
             where = path.parent
             raise _unusable(uri, f"lies in {where}, which does not exist", f"mkdir -p {where}")
         return
-    # Not read-only: what a killed process left half written is then undone first.
-    address = f"{path.absolute().as_uri()}?mode=rw"
     try:
-        with closing(sqlite3.connect(address, uri=True, timeout=_SECONDS)) as db:
+        with closing(_open(path, _SECONDS)) as db:
             tables = "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
             if db.execute(tables).fetchone():
                 check_revision(db.execute(REVISION_QUERY).fetchone())
     except sqlite3.Error as error:
         if not known:
             raise _unusable(uri, f"cannot be opened ({error})", "correct tracking.uri") from error
+
+
+def _open(file: Path, seconds: float) -> sqlite3.Connection:
+    # Not read-only: what a killed process left half written is then undone first.
+    return sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=seconds)
 
 
 def _probe_database(uri: str, *, known: bool) -> None:

@@ -1,4 +1,4 @@
-"""The version of a tracking store's tables, told without importing MLflow, which takes seconds.
+"""A tracking store's tables and their version, without importing MLflow, which takes seconds.
 
 MLflow counts it by the migrations that its package brings, and refuses a store that has had
 others.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 REVISION_QUERY = "SELECT version_num FROM alembic_version"
+RUN_QUERY = "SELECT 1 FROM runs WHERE run_uuid = ?"
 
 _MIGRATIONS = Path("store", "db_migrations", "versions")
 _REVISION = re.compile(r'^(down_)?revision = "(\w+)"', re.MULTILINE)

@@ -285,6 +285,7 @@ def test_a_store_that_is_gone_or_another_one_is_told_everything(cli: CommandLine
     cli.ok("resume", "small")
     assert _recorded(store, "small") == before
 
+    MlflowClient(f"sqlite:///{teams}").create_experiment("of-somebody-else")
     cli.ok("resume", "small", "-s", f"tracking.uri=sqlite:///{teams}", "-s", "trials=3")
     found = _recorded(teams, "small")
     assert found.keys() == {"sweep", "0", "1", "2"}
