@@ -223,6 +223,7 @@ class Outbox:
         query = "SELECT id, kind, state, points FROM records WHERE trial = ? ORDER BY id LIMIT ?"
         prepared: dict[int, _Prepared] = {}
         sent_next: list[tuple[int, int, int]] = []
+        any_metrics = False
         with self._lock:
             for trial in trials:
                 if trial in self._prepared and not single:
@@ -233,6 +234,7 @@ class Outbox:
                 last_id = taken[-1][0]
                 states = {state for _, kind, state, _ in taken if kind == "metrics"}
                 prepared[trial] = _Prepared(last_id, uncertain=_IN_FLIGHT in states)
+                any_metrics |= bool(states)
                 if _QUEUED in states:
                     sent_next.append((_IN_FLIGHT, trial, last_id))
             if sent_next:  # and only then, for as short as can be: appends wait for it
@@ -242,7 +244,7 @@ class Outbox:
                         "WHERE trial = ? AND kind = 'metrics' AND id <= ?",
                         sent_next,
                     )
-        if sent_next:
+        if any_metrics:  # a mark that was there already may not be on the disk either
             self._sync()
         self._prepared.update(prepared)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -93,6 +94,32 @@ def test_many_trials_wait_for_the_disk_once(
     assert len(waits) == 1
     assert steps(outbox, 2) == [2]
     assert outbox.claim(3) is None
+    outbox.close()
+
+
+def test_nothing_is_sent_before_its_mark_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.append_rows(0, [row(1, a=1.0)])
+    waits: list[int] = []
+
+    def fail_once(file: int) -> None:
+        waits.append(file)
+        if len(waits) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    with pytest.raises(OSError, match="Input/output error"):
+        outbox.claim(0)
+    batch = outbox.claim(0)
+    assert batch is not None
+    assert batch.uncertain
+    assert len(waits) == 2, "the mark of the first attempt was waited for again"
+    outbox.close()
+    outbox = Outbox(tmp_path)
+    assert outbox.claim(0) is not None
+    assert len(waits) == 3, "another process may have been killed before it had waited"
     outbox.close()
 
 
