@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import secrets
+import signal
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -148,13 +149,20 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Keep this process' answer to SIGTERM while Ray starts: Ray's own raises SystemExit wherever
-    the process just is, also where Python can only print and forget it.
+    """Keep this process' answer to SIGTERM while Ray starts. Ray's own in Python raises SystemExit
+    wherever the process just is, also where Python can only print and forget it; the one below, in
+    its library, calls ours, and aborts the process three seconds later.
     """
     from ray._private import utils
 
+    alarm = signal.getitimer(signal.ITIMER_REAL)
     with _replaced(utils, "set_sigterm_handler", lambda _: None):
-        yield
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+            if not any(alarm):  # else it is somebody else's
+                signal.alarm(0)
 
 
 @contextmanager

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,33 @@ LONG = (
     .replace("scheduler: asha", "scheduler: none")
     + "train: {batch_size: 256}\n"
 )
+
+
+DRAINS = """
+import os, signal, sys, time
+import ray
+from sweeps.engine import engine
+from sweeps.engine.interrupt import Interruption
+from sweeps.engine.resources import Machine
+
+token, moment = sys.argv[1:]
+start = ray.init
+
+def start_and_hear(**options):
+    start(**options)
+    if moment == "while it starts":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+ray.init = start_and_hear
+with Interruption(lambda: print("heard"), lambda: None, grace=60) as interruption:
+    engine.configure(token)
+    engine.start(token, Machine.probe(), concurrency=1)
+    if moment == "when it has started":
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(4)
+    engine.stop(token)
+    print(interruption.exit_code)
+"""
 
 
 def _trained(cli: CommandLine) -> bool:
@@ -141,3 +170,14 @@ def test_a_second_ctrl_c_leaves_at_once(cli: CommandLine) -> None:
     kept = cli.json("trials", "small")
     assert [t["params"] for t in kept[: len(before)]] == [t["params"] for t in before]
     assert all(t["checkpoint"] for t in kept[:2])
+
+
+@pytest.mark.parametrize("moment", ["while it starts", "when it has started"])
+def test_rays_library_does_not_abort_a_driver_that_drains(moment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DRAINS, uuid.uuid4().hex, moment],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "heard\n143\n"), done.stderr
