@@ -151,15 +151,18 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
 def own_signals() -> Iterator[None]:
     """Keep this process' answer to SIGTERM while Ray starts. Ray's own in Python raises SystemExit
     wherever the process just is, also where Python can only print and forget it; the one below, in
-    its library, calls ours, and aborts the process three seconds later.
+    its library, calls ours, and aborts the process three seconds later. And keep the end of a
+    terminal from what Ray starts, to which Ray itself keeps Ctrl-C from: a trial is to save first.
     """
     from ray._private import utils
 
     alarm = signal.getitimer(signal.ITIMER_REAL)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # which children inherit
     with _replaced(utils, "set_sigterm_handler", lambda _: None):
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
             if not any(alarm):  # else it is somebody else's
                 signal.alarm(0)

@@ -1,5 +1,5 @@
 """Signals: the first SIGINT or SIGTERM drains, the second leaves at once, and so does the end of
-the grace period.
+the grace period. The end of the terminal, SIGHUP, drains, too.
 
 They are heard in a thread: the main one may stand in a library that neither answers signals nor
 can be interrupted, and some libraries put handlers of their own in the place of ours. What must
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_EVERY = 0.25
 """Seconds between two looks at what is asked in other ways than by signals."""
 _CLOSE = b"\0"
@@ -39,9 +39,10 @@ def leaving() -> Iterator[None]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         del frame
+        _be_silent_without_terminal()
         raise Left(number)
 
-    before = {number: signal.signal(number, leave) for number in _SIGNALS}
+    before = _handle(leave)
     try:
         yield
     finally:
@@ -81,7 +82,7 @@ class Interruption:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _heard) for number in _SIGNALS}
+        self._before = _handle(_heard)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
         return self
@@ -138,7 +139,9 @@ class Interruption:
                 if number in _CLOSE:
                     return
                 if number in _SIGNALS:  # every other one with a handler comes this way too
-                    self._num_signals += 1
+                    _be_silent_without_terminal()
+                    # Of a terminal's end both the system and the shell may tell.
+                    self._num_signals += number != signal.SIGHUP
                     self.drain(number)
             self._look()
             # leaving takes a moment too
@@ -149,3 +152,21 @@ class Interruption:
 def _heard(number: int, frame: FrameType | None) -> None:
     """Nothing: that there is a handler lets the thread hear."""
     del number, frame
+
+
+def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Set a handler; returns those before it. What `nohup` ignores stays ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    heard = [number for number in _SIGNALS if number != signal.SIGHUP or not ignored]
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+def _be_silent_without_terminal() -> None:
+    """Let go of a terminal that is closed: what is still said would be an error."""
+    for output in (1, 2):
+        try:
+            os.write(output, b"")
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, output)
+            os.close(nowhere)

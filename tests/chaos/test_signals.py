@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -27,7 +28,7 @@ from tests.chaos.harness import (
 from tests.chaos.outcome import read_outcome
 from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES
 
-_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _GRACE = 30.0
 _AT_ONCE = 2.0
 _SHORT_GRACE, _SLACK = 3.0, 1.0
@@ -98,11 +99,11 @@ def test_row_07_ctrl_c(sandbox: Sandbox, references: References) -> None:
 def _saves_at_the_step_it_is_at(
     sandbox: Sandbox, reference: Outcome, number: signal.Signals, *, longer: float = 0.0
 ) -> None:
-    """Signal in the second trial's fourth step, which takes some seconds longer, and go on: Ctrl-C
-    goes to the whole group.
+    """Signal in the second trial's fourth step, which takes some seconds longer, and go on: what
+    comes from the terminal goes to the whole group.
     """
     driver, _ = sandbox.run_to("backward", 38)
-    (os.killpg if number == signal.SIGINT else os.kill)(driver.pid, number)
+    (os.kill if number == signal.SIGTERM else os.killpg)(driver.pid, number)
     started = time.monotonic()
     _wait(driver, sandbox.paths.drain.exists)
     time.sleep(longer)
@@ -110,6 +111,10 @@ def _saves_at_the_step_it_is_at(
     ended = driver.wait()
     assert_says_how_to_go_on(ended, _CODES[number], "stopping: trials save at their next step")
     assert time.monotonic() - started < _GRACE
+    _goes_on_where_it_was(sandbox, reference)
+
+
+def _goes_on_where_it_was(sandbox: Sandbox, reference: Outcome) -> None:
     assert_no_residue(sandbox)
     newest = sandbox.cli.json("trials", "chaos")[1]["checkpoint"]
     assert newest.endswith("00000004"), f"not saved at the step it was at: {newest}"
@@ -155,6 +160,40 @@ def test_row_09_sigterm(sandbox: Sandbox, references: References) -> None:
     found = assert_all(sandbox, references.of(PARALLEL), sandbox.go_on())
     again = found.passes["forward"] - references.of(PARALLEL).passes["forward"]
     assert again == 0, f"{again} passes were done again: not saved at the steps they were at"
+
+
+@pytest.fixture
+def hang_up() -> Iterator[None]:
+    """Whatever the tests were started with: `nohup` is inherited."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.fault(9, "the terminal is closed on a sweep that it shows")
+def test_row_09_terminal_closed(sandbox: Sandbox, references: References) -> None:
+    screen, terminal = os.openpty()
+    viewer = subprocess.Popen(["cat"], stdin=screen, stdout=subprocess.DEVNULL)
+    os.close(screen)
+    # The leader of a session gets the terminal that it opens.
+    sandbox.cli.within = ("sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(terminal))
+    driver, _ = sandbox.run_to("backward", 38)
+    sandbox.cli.within = ()
+    os.close(terminal)
+    viewer.kill()
+    viewer.wait()
+    _wait(driver, sandbox.paths.drain.exists)
+    sandbox.probe.let_go("backward-38")
+    assert driver.wait(_GRACE + _AT_ONCE).code == 129
+    _goes_on_where_it_was(sandbox, references.of(SERIAL))
+
+
+@pytest.mark.chaos
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.fault(9, "SIGHUP to the sweep and all of its group, as a shell sends it that ends")
+def test_row_09_sighup(sandbox: Sandbox, references: References) -> None:
+    _saves_at_the_step_it_is_at(sandbox, references.of(SERIAL), signal.SIGHUP)
 
 
 @pytest.mark.chaos
