@@ -362,9 +362,10 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
     from sweeps.layout import resolve_root
     from sweeps.results import tables
 
-    where = resolve_root(root)
-    cleared = [*clear_left_overs(where), *sweeps_off(where), *object_stores(where)]
-    findings = examine(where, cleared)
+    with input_errors():
+        where = resolve_root(root)
+        cleared = [*clear_left_overs(where), *sweeps_off(where), *object_stores(where)]
+        findings = examine(where, cleared)
     show_found(
         [finding.as_dict() for finding in findings], as_json, lambda: tables.findings(findings)
     )
