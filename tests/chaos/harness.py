@@ -50,6 +50,8 @@ _RESIDUE_SECONDS = 30.0
 _STATUS = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
 # Names of what is only there while something is being written.
 _UNFINISHED = re.compile(r"\.(writing|export|tmp)|tmp|.*(-journal|\.tmp|\.partial)$")
+_STORE_BEGUN = ".mlflow.db.new"
+"""What is left where the making of the root's store was cut off; whoever makes it removes that."""
 _SHOWN = 8
 
 
@@ -252,7 +254,9 @@ def _residue(sandbox: Sandbox) -> list[str]:
         lambda: [
             f"{path.relative_to(sandbox.directory)} exists"
             for path in paths.root.rglob("*")
-            if _UNFINISHED.match(path.name) and "mlartifacts" not in path.parts
+            if _UNFINISHED.match(path.name)
+            and "mlartifacts" not in path.parts
+            and not path.name.startswith(_STORE_BEGUN)
         ],
         lambda: [f"{path.name} of control/ exists" for path in _files(paths.drain.parent)],
         lambda: [f"{paths.ray} exists"] if paths.ray.exists() else [],

@@ -114,7 +114,8 @@ def assert_exactly_once(service: Service, sweep_id: str) -> None:
     experiment = MlflowClient(service.url).get_experiment_by_name(sweep_id)
     assert experiment is not None
     assert experiment.tags["columns"] == "n"
-    for trial, run in enumerate(runs.values()):
+    for trial in range(TRIALS):
+        run = runs[f"trial-{trial:04d}"]
         assert run.params == {"lr": "0.1", "trial": str(trial)}
         assert run.tags["attempt"] == "1"
         wanted = Counter(
