@@ -76,8 +76,8 @@ def _create(store: Path) -> None:
         fcntl.flock(directory, fcntl.LOCK_EX)  # another sweep may be creating it
         if store.exists():
             return
-        for rest in store.parent.glob(f"{aside.name}*"):  # of a process that was killed
-            rest.unlink()
+        for rest in (aside, aside.with_name(f"{aside.name}-journal")):
+            rest.unlink(missing_ok=True)  # of a process that was killed
         mlflow.MlflowClient(tracking_uri=f"{_SQLITE}{aside}").search_experiments(max_results=1)
         aside.rename(store)
         os.fsync(directory)

@@ -151,8 +151,8 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
 def own_signals() -> Iterator[None]:
     """Keep this process' answer to SIGTERM while Ray starts. Ray's own in Python raises SystemExit
     wherever the process just is, also where Python can only print and forget it; the one below, in
-    its library, calls ours, and aborts the process three seconds later. And keep the end of a
-    terminal from what Ray starts, to which Ray itself keeps Ctrl-C from: a trial is to save first.
+    its library, calls ours, and aborts the process three seconds later. What Ray starts does not
+    hear of a terminal's end, as it does not of Ctrl-C: a trial is to save first.
     """
     from ray._private import utils
 
