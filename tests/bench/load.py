@@ -60,6 +60,8 @@ def _measure(directory: Path, cluster: Cluster, service: Service) -> list[Result
     helper.shutdown(wait=False)
     every = size(int(_LOOK_EVERY), int(_SMOKE_LOOK_EVERY))
     while recorder.flush(float(every)) > 0:
+        if restarts.done():
+            restarts.result()  # without a server nothing will ever be delivered
         for command in _COMMANDS:
             looked[command].append(_wall(command, directory))
         assert time.perf_counter() - started < _PATIENCE, "the points were not delivered"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from tracking.ui import start_server
+from tracking.ui import PortTaken, start_server
 
 
 @dataclass
@@ -90,11 +91,23 @@ class Service:
         self._server.wait()
 
     def start(self) -> None:
-        """Start it again, and wait until it answers."""
+        """Start it again, and wait until it answers.
+
+        Raises:
+            PortTaken: A killed worker, or somebody else, holds the port for ten seconds.
+        """
         self._server.stop()  # what is left of the one before
         port = urlsplit(self.url).port
         assert port is not None
-        self._server = start_server(self.store, self._artifacts, port=port)
+        deadline = time.monotonic() + 10.0
+        while True:
+            try:
+                self._server = start_server(self.store, self._artifacts, port=port)
+                return
+            except PortTaken:  # a killed worker with much memory takes a moment to be gone
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def __enter__(self) -> Service:
         return self
