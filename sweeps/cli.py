@@ -35,6 +35,7 @@ from sweeps.commands.console import (
     show_found,
     view_of,
 )
+from sweeps.commands.unread import outlive_readers
 from sweeps.exits import LATE
 
 if TYPE_CHECKING:
@@ -376,6 +377,7 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
 def main() -> None:
     """The entry point of the `sweep` command."""
     os.umask(os.umask(0o077) | 0o002)  # the user's, but nothing that everybody may write to
+    outlive_readers()
     try:
         app()
     finally:

@@ -39,7 +39,6 @@ def leaving() -> Iterator[None]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         del frame
-        _be_silent_without_terminal()
         raise Left(number)
 
     before = _handle(leave)
@@ -139,7 +138,6 @@ class Interruption:
                 if number in _CLOSE:
                     return
                 if number in _SIGNALS:  # every other one with a handler comes this way too
-                    _be_silent_without_terminal()
                     # Of a terminal's end both the system and the shell may tell.
                     self._num_signals += number != signal.SIGHUP
                     self.drain(number)
@@ -159,14 +157,3 @@ def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     heard = [number for number in _SIGNALS if number != signal.SIGHUP or not ignored]
     return {number: signal.signal(number, handler) for number in heard}
-
-
-def _be_silent_without_terminal() -> None:
-    """Let go of a terminal that is closed: what is still said would be an error."""
-    for output in (1, 2):
-        try:
-            os.write(output, b"")
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, output)
-            os.close(nowhere)

@@ -96,6 +96,26 @@ def test_row_07_ctrl_c(sandbox: Sandbox, references: References) -> None:
     _saves_at_the_step_it_is_at(sandbox, references.of(SERIAL), signal.SIGINT)
 
 
+@pytest.mark.fault(7, "Ctrl-C to a pipeline whose reader has gone: sweep run 2>&1 | head -n 1")
+def test_row_07_ctrl_c_unread(sandbox: Sandbox, references: References) -> None:
+    """What a driver says in its pipeline's end, it says to nobody: to `tee`, too, which the same
+    Ctrl-C ends.
+    """
+    pipe = sandbox.directory / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["head", "-n", "1", pipe], stdout=subprocess.DEVNULL)
+    sandbox.cli.within = ("sh", "-c", 'exec "$@" >"$0" 2>&1', str(pipe))
+    driver, _ = sandbox.run_to("backward", 38)
+    sandbox.cli.within = ()
+    assert reader.wait(10) == 0
+    pipe.unlink()
+    driver.send(signal.SIGINT)
+    _wait(driver, sandbox.paths.drain.exists)
+    sandbox.probe.let_go("backward-38")
+    assert driver.wait(_GRACE + _AT_ONCE).code == 130
+    _goes_on_where_it_was(sandbox, references.of(SERIAL))
+
+
 def _saves_at_the_step_it_is_at(
     sandbox: Sandbox, reference: Outcome, number: signal.Signals, *, longer: float = 0.0
 ) -> None:
