@@ -19,6 +19,7 @@ from sweeps.driver.opening import OpenSweep
 from sweeps.early_stopping.failures import Hopeless
 from sweeps.early_stopping.schedulers import replay
 from sweeps.early_stopping.stopping import BY_THE_SWEEP, Stops
+from sweeps.engine import engine
 from sweeps.engine.interrupt import Interruption
 from sweeps.engine.resources import Plan
 from sweeps.layout import LedgerError
@@ -131,7 +132,8 @@ def tune_trials(
         ),
     )
     try:
-        tuner.fit()
+        with engine.bare_tune():
+            tuner.fit()
         lock.check()
         for number in sorted(searcher.left_behind()):
             bookkeeper.stop(number, None, live=False)

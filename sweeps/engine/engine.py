@@ -44,7 +44,6 @@ _SETTINGS = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failed trial's last result has no metric
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are the driver's
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's own experiment state is never read again
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 
 _alive: dict[str, IO[str]] = {}
@@ -171,16 +170,34 @@ def own_signals() -> Iterator[None]:
 @contextmanager
 def _bare_node() -> Iterator[None]:
     """Leave out what Ray starts with a node of its own and nobody here asks, for which it has no
-    option: an API server, whose start it waits for, and two processes that watch its logs and
-    a cluster that could grow.
+    option: an API server, whose start it waits for, two processes that watch its logs and a
+    cluster that could grow, and what the node's agent would tell a dashboard.
     """
-    from ray._private import parameter, services
+    from ray._private import parameter, services, utils
 
     complete: Any = parameter.RayParams
     node = functools.partial(complete, no_monitor=True, include_log_monitor=False)
     with (
         _replaced(parameter, "RayParams", node),
         _replaced(services, "start_api_server", lambda *_, **__: ("", None)),
+        _replaced(utils, "get_dashboard_dependency_error", lambda: ImportError("not asked for")),
+    ):
+        yield
+
+
+@contextmanager
+def bare_tune() -> Iterator[None]:
+    """Leave out what Tune does for nobody here: to write down its state, which holds all trials,
+    each time that one of them saves, for it keeps each trial's newest pointer only; and to count
+    which of its callbacks are used, for statistics that are off, for which it imports MLflow.
+    """
+    from ray.air._internal import usage
+    from ray.tune.execution import experiment_state
+
+    manager: Any = experiment_state._ExperimentCheckpointManager
+    with (
+        _replaced(usage, "tag_callbacks", lambda _: False),
+        _replaced(manager, "on_trial_checkpoint", lambda *_: None),
     ):
         yield
 
