@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,8 +99,10 @@ class Digits(Task):
         )
 
 
+@functools.cache
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    """Return pixels from 0 to 16, shape (N, 64), and classes, shape (N,).
+    """Return pixels from 0 to 16, shape (N, 64), and classes, shape (N,); read once for all trials
+    of a process.
 
     They are read from the file that scikit-learn's `load_digits` reads. To import scikit-learn
     for it takes five seconds of each process of a sweep, which trains for less.
