@@ -17,7 +17,7 @@ from sweeps.early_stopping.failures import Hopeless
 from sweeps.engine.interrupt import Interruption
 from sweeps.exits import NO_SUCCESS
 from sweeps.layout import SweepPaths
-from sweeps.ledger.ledger import TrialRecord
+from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.publishing.pictures import Gallery
 from sweeps.publishing.publish import NoReport, draw_report, export_trial
 from sweeps.recording.tags import (
@@ -35,8 +35,9 @@ from trainable.errors import StorageError
 _DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
-_SECONDS_FOR_PICTURES = 20.0
-"""What the end of a sweep waits for pictures of trials, beside the best one's weights."""
+_SHARE_FOR_PICTURES, _LEAST, _MOST = 0.1, 3.0, 20.0
+"""How long the end of a sweep waits for pictures of trials, beside the best one's weights: a share
+of the time for which trials were run, in seconds no less than what these weights take."""
 
 
 def conclude(
@@ -56,6 +57,7 @@ def conclude(
     failed: int | None = None
     cause: str | None = None
     unpublished: str | None = None
+    undrawn = 0
     if hopeless:
         failed, cause = hopeless.numbers[-1], hopeless.cause
     elif not best:
@@ -65,14 +67,14 @@ def conclude(
     if interruption.requested:
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
-        gallery.finish(_SECONDS_FOR_PICTURES)
+        undrawn = gallery.finish(_patience(ledger))
         _publish_report(sweep.paths, recorder)
         recorder.finish(None, "FAILED", {"reason": cause})
     else:
         if len(spec.metrics) > 1:
-            _publish_front(sweep, best, trials, gallery)
+            undrawn = _publish_front(sweep, best, trials, gallery)
         else:
-            unpublished = _publish_best(sweep, best[0], gallery)
+            unpublished, undrawn = _publish_best(sweep, best[0], trials, gallery)
         recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
     pending = _deliver(recorder, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
@@ -91,6 +93,7 @@ def conclude(
         stop,
         grows,
         unpublished,
+        undrawn,
     )
 
 
@@ -114,21 +117,28 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
 
 def _publish_front(
     sweep: OpenSweep, front: list[TrialRecord], trials: list[TrialRecord], gallery: Gallery
-) -> None:
+) -> int:
     """Say which trials the Pareto front is. No weights are published: which of these trials is
     wanted is the user's choice.
+
+    Returns:
+        How many trials were not waited for until they were drawn.
     """
     for number, tags in front_tags(front, trials).items():
         sweep.recorder.tag(number, tags)
-    gallery.finish(_SECONDS_FOR_PICTURES)
+    undrawn = gallery.finish(_patience(sweep.ledger), [trial.number for trial in front])
     _publish_report(sweep.paths, sweep.recorder)
+    return undrawn
 
 
-def _publish_best(sweep: OpenSweep, best: TrialRecord, gallery: Gallery) -> str | None:
+def _publish_best(
+    sweep: OpenSweep, best: TrialRecord, trials: list[TrialRecord], gallery: Gallery
+) -> tuple[str | None, int]:
     """Put the best trial's weights, configuration, card and pictures on the sweep's own run.
 
     Returns:
-        Why the weights have to wait, for an object store that is away; None when they do not.
+        Why the weights have to wait, for an object store that is away; None when they do not. How
+        many trials were not waited for until they were drawn.
     """
     away: str | None = None
     paths, ledger, recorder = sweep.paths, sweep.ledger, sweep.recorder
@@ -146,7 +156,7 @@ def _publish_best(sweep: OpenSweep, best: TrialRecord, gallery: Gallery) -> str 
             attempt_tags(ledger.attempts),
         )
         report = beside.submit(_publish_report, paths, recorder)
-        gallery.finish(_SECONDS_FOR_PICTURES, first=best.number)
+        undrawn = gallery.finish(_patience(ledger), _ranked(trials, best, ledger.minimize))
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
         try:
@@ -161,7 +171,18 @@ def _publish_best(sweep: OpenSweep, best: TrialRecord, gallery: Gallery) -> str 
             if len(ledger.attempts) > 1:  # an earlier one may have said otherwise
                 recorder.tag(None, {"best_checkpoint": ""})
         report.result()
-    return away
+    return away, undrawn
+
+
+def _ranked(trials: list[TrialRecord], best: TrialRecord, minimize: bool) -> list[int]:
+    """The best trial's number, and then those of all that have a value, the better ones first."""
+    sign = 1 if minimize else -1
+    valued = [(sign * one.value, one.number) for one in trials if one.value is not None]
+    return [best.number, *(number for _, number in sorted(valued))]
+
+
+def _patience(ledger: Ledger) -> float:
+    return min(max(_SHARE_FOR_PICTURES * ledger.seconds, _LEAST), _MOST)
 
 
 def _publish_report(paths: SweepPaths, recorder: Recorder) -> None:

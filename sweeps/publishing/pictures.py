@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sweeps.engine.orphans import unmarked_environment
@@ -64,7 +64,7 @@ class Gallery:
         self._recorder = recorder
         self._news = threading.Condition()  # guards what follows
         self._waiting: dict[int, str] = {}
-        self._first: int | None = None
+        self._ranked: Sequence[int] = ()
         self._drawing: int | None = None
         self._closing = self._dropping = False
         self._artist: _Artist | None = None
@@ -95,16 +95,20 @@ class Gallery:
         """The pictures of a trial; none when they are not drawn."""
         return sorted(_figures(self._paths, number).glob("*.png"))
 
-    def finish(self, timeout: float | None = None, first: int | None = None) -> None:
+    def finish(self, timeout: float | None = None, ranked: Sequence[int] = ()) -> int:
         """Wait until all are drawn, but not much longer than `timeout` seconds; drop the rest.
 
         Args:
             timeout: In seconds; None waits for all.
-            first: The trial whose pictures matter most; it is waited for beyond the timeout.
+            ranked: In which order they matter; the first one is waited for beyond the timeout.
+
+        Returns:
+            How many were dropped.
         """
         started = time.monotonic()
+        first = ranked[0] if ranked else None
         with self._news:
-            self._closing, self._first = True, first
+            self._closing, self._ranked = True, ranked
             self._news.notify_all()
             self._news.wait_for(
                 lambda: first is None or first not in (*self._waiting, self._drawing),
@@ -112,7 +116,7 @@ class Gallery:
             )
         waited = time.monotonic() - started
         self._thread.join(None if timeout is None else max(0.0, timeout - waited))
-        self._drop()
+        return self._drop()
 
     def __enter__(self) -> Gallery:
         return self
@@ -120,9 +124,10 @@ class Gallery:
     def __exit__(self, *_: object) -> None:
         self._drop()
 
-    def _drop(self) -> None:
+    def _drop(self) -> int:
         with self._news:
             dropped, self._waiting = list(self._waiting), {}
+            cut_off = self._drawing
             self._closing = self._dropping = True
             self._news.notify_all()
             if self._artist is not None:
@@ -130,6 +135,8 @@ class Gallery:
         self._thread.join()
         for number in dropped:
             self._tell(number, f"missing: {self._not_awaited}")
+        cut = cut_off is not None and not _figures(self._paths, cut_off).is_dir()
+        return len(dropped) + cut
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
@@ -150,8 +157,8 @@ class Gallery:
                 return None
             if self._artist is None:
                 self._artist = _Artist()
-            number = self._first if self._first in self._waiting else next(iter(self._waiting))
-            assert number is not None
+            number = next(filter(self._waiting.__contains__, self._ranked), None)
+            number = next(iter(self._waiting)) if number is None else number
             self._drawing = number
             return number, self._waiting.pop(number)
 

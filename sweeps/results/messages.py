@@ -65,6 +65,11 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             ("compare in MLflow", f"ui {name}{where}"),
             ("all trials", f"trials {name}{where}"),
             ("take the best weights", f"best {name}{' --trial K' * several} --export DIR{where}"),
+            *(
+                [(f"draw {result.undrawn} more trials", f"sync {name}{where}")]
+                if result.undrawn
+                else []
+            ),
             *([("try more", f"resume {name} -s {more}{where}")] if result.grows else []),
         ):
             out.print(f"{what}: {sweep} {command}", soft_wrap=True)

@@ -58,6 +58,8 @@ class Outcome:
     """Whether more trials can be added to it."""
     unpublished: str | None = None
     """Why the best weights wait for the next resume."""
+    undrawn: int = 0
+    """Trials whose pictures the end did not wait for."""
 
 
 class UnknownSweep(ValueError):

@@ -77,7 +77,7 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
     (sweep.paths.trial(broken) / "metrics.jsonl").write_text("no rows\n")
     started = time.monotonic()
     with sweep.open() as gallery:
-        gallery.finish(timeout=0)
+        assert gallery.finish(timeout=0) == 2
     assert time.monotonic() - started < 5
     told = "missing: the sweep did not wait for them; sweep sync small draws them"
     assert sweep.tag(before) == sweep.tag(broken) == told
@@ -87,7 +87,8 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
     sweep.recorder.runs.clear()
     sweep.ledger.finish(running, "pruned")
     with sweep.open() as gallery:
-        gallery.finish(timeout=0, first=running)  # which is waited for
+        dropped = gallery.finish(timeout=0, ranked=[running, broken])  # which is waited for
+        assert dropped == 2
         assert len(gallery.pictures(running)) == 4
     with sweep.open() as gallery:
         gallery.finish()
