@@ -336,10 +336,7 @@ def _axes(title: str, size: tuple[float, float] = (7.2, 4.2)) -> tuple[Figure, A
 
     figure = Figure(figsize=size)
     axes = figure.add_axes(_PLACE)  # finding one by the labels is a third of a picture's time
-    # Title and labels at fixed places: else each is laid out several times to keep clear of ticks.
-    axes.set_title(title, loc="left", y=1.0, fontsize=12, fontweight="bold")
-    axes.xaxis.set_label_coords(0.5, -0.085)
-    axes.yaxis.set_label_coords(-0.082, 0.5)
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(alpha=0.25)
