@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ class RayNodes:
         cpus: int,
         environment: dict[str, str] | None = None,
         host: Host | None = None,
+        within: Sequence[str] = (),
     ) -> Node:
         """Start a node: the head when it is the first one.
 
@@ -97,6 +99,7 @@ class RayNodes:
             cpus: How many Ray counts there.
             environment: Further variables of this node alone.
             host: Where it runs; None: on 127.0.0.1.
+            within: What precedes its command, there.
         """
         options = [f"--cpus={cpus}", f"--scratch={self._scratch.name}"]
         options += [f"--join={self._started[0].address}"] if self._started else []
@@ -105,6 +108,7 @@ class RayNodes:
         process = subprocess.Popen(
             [
                 *(host.within if host else ()),
+                *within,
                 *(sys.executable, "-m", "tests.chaos.ray_nodes", *options),
             ],
             cwd=_ROOT,

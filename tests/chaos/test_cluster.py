@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -362,6 +363,31 @@ def test_what_cannot_run_a_sweep_is_refused_and_nothing_created(
     assert store.objects() == []
     nodes.start(cpus=1, environment={"PYTHONPATH": str(metadata.parent)})
     refused(r"^node .*: has gradsweep 0\.0\.9; this process has ")
+
+
+def test_nodes_that_do_not_share_the_root_are_named(sandbox: Sandbox, nodes: RayNodes) -> None:
+    """One has other files where the root is, one may only read them: mounts of their own."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts of a process' own are for root alone; be root")
+    head, there = nodes.start(cpus=1), shlex.quote(str(sandbox.directory))
+    for mount in (
+        f"mount -t tmpfs other {there}",
+        f"mount --bind {there} {there} && mount -o remount,bind,ro {there}",
+    ):
+        within = ("unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh")
+        nodes.start(cpus=1, within=within)
+    ended = sandbox.run("--address", head.address).wait(60)
+    assert_ended(ended, 2, "mount a shared file system")
+    assert not sandbox.cli.root.exists()
+    told = sorted(line for line in ended.text.splitlines() if line.startswith("node "))
+    place = re.escape(str(sandbox.cli.root))
+    expected = (
+        "cannot be read and written there .Read-only file system.",
+        "what was written here is not there",
+    )
+    assert len(told) == len(expected), "the head sees it"
+    for line, fault in zip(told, expected, strict=True):
+        assert re.match(f"node .*: {place}: {fault}; every node must see the same files", line)
 
 
 @pytest.mark.parametrize("stranger", [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "mine"}])
