@@ -44,7 +44,7 @@ format: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
 
 chaos: $(READY)  ## Run the fault matrix, all of it, and print its table (CHAOS=row_34: a part)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m 'chaos or fault' $(if $(CHAOS),-k $(CHAOS)) tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --verbose -m 'chaos or fault' $(if $(CHAOS),-k $(CHAOS)) tests
 
 seeds: $(READY)  ## Show which test shows which row of the seed documents
 	$(BIN)/python -m tests.seeds
