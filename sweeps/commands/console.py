@@ -6,8 +6,8 @@ What must not live here: any command.
 from __future__ import annotations
 
 import json
+import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sweeps.results.sweep_view import SweepView
 
 # A pipe has no width: tables are then as wide as what they hold.
-out = PlainConsole(width=None if sys.stdout.isatty() else 500)
+out = PlainConsole(width=None if os.isatty(1) else 500)
 err = PlainConsole(stderr=True)
 
 
@@ -113,10 +113,11 @@ def view_of(name: str, root: Path | None) -> SweepView:
 
 def show_found(found: Any, as_json: bool, render: Callable[[], RenderableType]) -> None:
     """Print what was found: as JSON and nothing else, or for people."""
-    if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    else:
-        out.print(render())
+    with input_errors():
+        if as_json:
+            print(json.dumps(found, indent=2), flush=True)
+        else:
+            out.print(render())
 
 
 def fail(message: str, *, code: int) -> NoReturn:
