@@ -2,7 +2,7 @@
 
 A driver's lock token marks everything it starts, in two ways: it stands in the environment that
 every process below inherits, and in the name of the directory that its Ray writes to. Some Ray
-processes overwrite their environment with their title, but all of them keep a log file open there.
+processes overwrite their environment with their title, but all of them write to a log file there.
 So "the processes of that driver" needs no list of process ids, which could have been reused, and
 never names anyone else's Ray.
 
@@ -169,7 +169,8 @@ def kill_children(token: str) -> None:
 def _is_marked(process: psutil.Process, token: str, scratch: str) -> bool:
     if process.environ().get(TOKEN_VARIABLE, "").startswith(token):
         return True
-    return any(file.path.startswith(scratch) for file in process.open_files())
+    # Who only reads there is somebody who looks: `tail -f`, an editor, a backup.
+    return any(file.path.startswith(scratch) and file.mode != "r" for file in process.open_files())
 
 
 def _signal(process: psutil.Process, *, force: bool) -> None:

@@ -68,6 +68,21 @@ def test_a_process_without_its_environment_is_found_by_its_open_log() -> None:
         assert not directory.exists()
 
 
+def test_who_only_reads_a_drivers_log_is_left_alone() -> None:
+    directory = scratch_directory("read-driver")
+    directory.mkdir()
+    log = directory / "worker.log"
+    log.touch()
+    with _start(f"log = open({str(log)!r});" + _SLEEP, "") as reader:
+        try:
+            assert [file.path for file in psutil.Process(reader.pid).open_files()] == [str(log)]
+            assert end_orphans("read-driver") == 0
+            assert reader.poll() is None
+            assert not directory.exists()
+        finally:
+            reader.kill()
+
+
 def test_no_orphans_is_no_error() -> None:
     assert end_orphans("nobody") == 0
 
