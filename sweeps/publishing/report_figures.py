@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import optuna
 import plotly.graph_objects as go
@@ -30,12 +30,16 @@ COLOURS = {
     "running": "#0969da",
     "waiting": "#bf8700",
 }
+_T = TypeVar("_T")
 _PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
 _MAX_NORM = "train.clip.max_norm"
 _MOST_AXES = 3
 """Parameters of the contours, each pair of which is a picture; metrics of the Pareto front."""
 _MOST_POINTS = 200
 """Of one learning curve."""
+_MOST_TRIALS = 500
+"""For contours, which take memory with the square of their trials (23 GB for 10,000), and for
+importance, which takes as much time (half a minute for 1,000)."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,21 @@ def _from_whom(sweep: SweepData) -> str:
     return sweep.basis.sentence
 
 
+def _from_some(sweep: SweepData) -> str:
+    """The same of a figure that is drawn from no more trials than it can be."""
+    if len(sweep.compared) <= _MOST_TRIALS:
+        return _from_whom(sweep)
+    return f"{_from_whom(sweep)} Of these no more than {_MOST_TRIALS}, evenly spaced, are used."
+
+
+def _some(sweep: SweepData) -> optuna.Study:
+    if len(sweep.compared) <= _MOST_TRIALS:
+        return sweep.alike
+    study = optuna.create_study(direction=sweep.alike.direction)
+    study.add_trials(thinned(sweep.compared, _MOST_TRIALS))
+    return study
+
+
 def _needs(sweep: SweepData, at_least: int) -> None:
     found = len(sweep.compared)
     if found < at_least:
@@ -142,7 +161,7 @@ def _contours(sweep: SweepData) -> go.Figure:
     axes = _axes(sweep)[:_MOST_AXES]
     if len(axes) < 2:
         raise NotEnough("these trials differ in one parameter alone")
-    figure = visualization.plot_contour(sweep.alike, params=axes, target_name=sweep.basis.target)
+    figure = visualization.plot_contour(_some(sweep), params=axes, target_name=sweep.basis.target)
     return figure.update_layout(height=820 if len(axes) > 2 else 480)
 
 
@@ -162,7 +181,7 @@ def _importance(sweep: SweepData) -> go.Figure:
             "there is no parameter that all of these trials drew from one distribution"
         )
     return visualization.plot_param_importances(
-        sweep.alike,
+        _some(sweep),
         evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
         params=axes,
         target_name=sweep.basis.target,
@@ -212,9 +231,9 @@ def _lines(
     )
 
 
-def thinned(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+def thinned(curve: Sequence[_T], most: int = _MOST_POINTS) -> list[_T]:
     """Return at most as many points of a curve as can be seen, its ends among them."""
-    step = max(1, math.ceil((len(curve) - 1) / (_MOST_POINTS - 1)))
+    step = max(1, math.ceil((len(curve) - 1) / (most - 1)))
     kept = list(curve[::step])
     return kept if not curve or kept[-1] == curve[-1] else [*kept, curve[-1]]
 
@@ -351,7 +370,7 @@ FIGURES = (
         "Value over two parameters at a time, interpolated between the trials (dots): a long "
         "valley means that one parameter makes up for the other.",
         _contours,
-        _from_whom,
+        _from_some,
     ),
     Figure(
         "Importance",
@@ -359,7 +378,7 @@ FIGURES = (
         "with others (fANOVA): what to search more finely, and "
         "what may be fixed.",
         _importance,
-        _from_whom,
+        _from_some,
     ),
     Figure(
         "Clipping",

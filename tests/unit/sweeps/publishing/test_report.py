@@ -6,11 +6,14 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from optuna import Study, visualization
 
 from sweeps.early_stopping.halving import bracket_of
 from sweeps.ledger.view import TrialSummary
+from sweeps.publishing import report_figures
 from sweeps.publishing.report import write_report
 from sweeps.publishing.report_basis import basis
 from sweeps.publishing.report_figures import thinned
@@ -87,6 +90,29 @@ def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
     none = "Not drawn: the median rule has no rungs: it decides at the end of each epoch"
     assert (cut in long, none in long, bracket in long) == (True, True, False)
     assert (cut in short, none in short, bracket in short) == (False, False, True)
+
+
+def test_what_grows_with_the_square_of_the_trials_takes_some_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    plot = visualization.plot_param_importances
+
+    def importances(study: Study, **options: Any) -> Any:
+        used.append([trial.value for trial in study.trials])
+        return plot(study, **options)
+
+    monkeypatch.setattr(visualization, "plot_param_importances", importances)
+    sweep = MadeSweep(tmp_path, "many", more=MEDIAN)
+    values = [1 / (number + 1) for number in range(12)]
+    for value in values:
+        sweep.add("complete", value)
+    for most, expected in ((12, values), (5, [*values[::3], values[-1]])):
+        monkeypatch.setattr(report_figures, "_MOST_TRIALS", most)
+        write_report(sweep.paths, tmp_path / "many.html")
+        assert used.pop() == expected
+        told = f"Of these no more than {most}, evenly spaced, are used."
+        assert (told in (tmp_path / "many.html").read_text()) == (expected != values)
 
 
 def test_values_are_compared_at_an_epoch_that_ten_trials_reached() -> None:
