@@ -35,9 +35,9 @@ from trainable.errors import StorageError
 _DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
-_SHARE_FOR_PICTURES, _LEAST, _MOST = 0.1, 3.0, 20.0
+_SHARE_FOR_PICTURES, _LEAST, _MOST = 0.1, 10.0, 20.0
 """How long the end of a sweep waits for pictures of trials, beside the best one's weights: a share
-of the time for which trials were run, in seconds no less than what these weights take."""
+of the time for which trials were run, in seconds no less than what some thirty trials' take."""
 
 
 def conclude(

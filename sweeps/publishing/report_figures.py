@@ -38,8 +38,8 @@ _MOST_AXES = 3
 _MOST_POINTS = 200
 """Of one learning curve."""
 _MOST_TRIALS = 500
-"""For contours, which take memory with the square of their trials (23 GB for 10,000), and for
-importance, which takes as much time (half a minute for 1,000)."""
+"""For contours, which grow with the square of their trials (4,000: a page of 1.1 GB, 6.6 GB of
+memory to write it), and for importance, which takes as much time (half a minute for 1,000)."""
 
 
 @dataclass(frozen=True)
