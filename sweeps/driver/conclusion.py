@@ -17,7 +17,7 @@ from sweeps.early_stopping.failures import Hopeless
 from sweeps.engine.interrupt import Interruption
 from sweeps.exits import NO_SUCCESS
 from sweeps.layout import SweepPaths
-from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.ledger import TrialRecord
 from sweeps.publishing.pictures import Gallery
 from sweeps.publishing.publish import NoReport, draw_report, export_trial
 from sweeps.recording.tags import (
@@ -35,9 +35,8 @@ from trainable.errors import StorageError
 _DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
-_SHARE_FOR_PICTURES, _LEAST, _MOST = 0.1, 10.0, 20.0
-"""How long the end of a sweep waits for pictures of trials, beside the best one's weights: a share
-of the time for which trials were run, in seconds no less than what some thirty trials' take."""
+_PICTURES_SECONDS = 15.0
+"""For pictures of trials, beside the best one's weights: enough for those of some thirty."""
 
 
 def conclude(
@@ -67,7 +66,7 @@ def conclude(
     if interruption.requested:
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
-        undrawn = gallery.finish(_patience(ledger))
+        undrawn = gallery.finish(_PICTURES_SECONDS)
         _publish_report(sweep.paths, recorder)
         recorder.finish(None, "FAILED", {"reason": cause})
     else:
@@ -126,7 +125,7 @@ def _publish_front(
     """
     for number, tags in front_tags(front, trials).items():
         sweep.recorder.tag(number, tags)
-    undrawn = gallery.finish(_patience(sweep.ledger), [trial.number for trial in front])
+    undrawn = gallery.finish(_PICTURES_SECONDS, [trial.number for trial in front])
     _publish_report(sweep.paths, sweep.recorder)
     return undrawn
 
@@ -156,7 +155,7 @@ def _publish_best(
             attempt_tags(ledger.attempts),
         )
         report = beside.submit(_publish_report, paths, recorder)
-        undrawn = gallery.finish(_patience(ledger), _ranked(trials, best, ledger.minimize))
+        undrawn = gallery.finish(_PICTURES_SECONDS, _ranked(trials, best, ledger.minimize))
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
         try:
@@ -179,10 +178,6 @@ def _ranked(trials: list[TrialRecord], best: TrialRecord, minimize: bool) -> lis
     sign = 1 if minimize else -1
     valued = [(sign * one.value, one.number) for one in trials if one.value is not None]
     return [best.number, *(number for _, number in sorted(valued))]
-
-
-def _patience(ledger: Ledger) -> float:
-    return min(max(_SHARE_FOR_PICTURES * ledger.seconds, _LEAST), _MOST)
 
 
 def _publish_report(paths: SweepPaths, recorder: Recorder) -> None:

@@ -66,6 +66,7 @@ class Gallery:
         self._waiting: dict[int, str] = {}
         self._ranked: Sequence[int] = ()
         self._drawing: int | None = None
+        self._left = 0
         self._closing = self._dropping = False
         self._artist: _Artist | None = None
         self._thread = threading.Thread(target=self._work, name="pictures", daemon=True)
@@ -127,16 +128,14 @@ class Gallery:
     def _drop(self) -> int:
         with self._news:
             dropped, self._waiting = list(self._waiting), {}
-            cut_off = self._drawing
             self._closing = self._dropping = True
             self._news.notify_all()
             if self._artist is not None:
                 self._artist.kill()
         self._thread.join()
         for number in dropped:
-            self._tell(number, f"missing: {self._not_awaited}")
-        cut = cut_off is not None and not _figures(self._paths, cut_off).is_dir()
-        return len(dropped) + cut
+            self._leave(number)
+        return self._left
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
@@ -144,7 +143,10 @@ class Gallery:
             try:
                 self._draw(number, config)
             except (NotDrawn, OSError) as problem:
-                self._tell(number, f"missing: {self._not_awaited if self._dropping else problem}")
+                if self._dropping:  # its process was killed
+                    self._leave(number)
+                else:
+                    self._tell(number, f"missing: {problem}")
         if self._artist is not None:
             self._artist.close()
 
@@ -184,9 +186,10 @@ class Gallery:
         with contextlib.suppress(OSError):
             self._recorder.tag(number, {"figures": text})
 
-    @property
-    def _not_awaited(self) -> str:
-        return f"the sweep did not wait for them; sweep sync {self._paths.name} draws them"
+    def _leave(self, number: int) -> None:
+        self._left += 1
+        later = f"sweep sync {self._paths.name} draws them"
+        self._tell(number, f"missing: the sweep did not wait for them; {later}")
 
 
 def _figures(paths: SweepPaths, number: int) -> Path:

@@ -87,8 +87,8 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
     sweep.recorder.runs.clear()
     sweep.ledger.finish(running, "pruned")
     with sweep.open() as gallery:
-        dropped = gallery.finish(timeout=0, ranked=[running, broken])  # which is waited for
-        assert dropped == 2
+        dropped = gallery.finish(timeout=0, ranked=[running])  # which is waited for
+        assert dropped == sum(sweep.tag(number) == told for number in sweep.recorder.runs)
         assert len(gallery.pictures(running)) == 4
     with sweep.open() as gallery:
         gallery.finish()
@@ -105,6 +105,14 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
     with sweep.open() as gallery:
         gallery.finish(timeout=60)
     assert not sweep.recorder.runs
+
+
+def test_at_the_end_the_better_ones_are_drawn_first(sweep: Sweep) -> None:
+    first, worst, middle, best = (sweep.add() for _ in range(4))
+    with sweep.open() as gallery:
+        assert gallery.finish(timeout=60, ranked=[best, middle]) == 0
+    begun = {None, first}  # before the end is known
+    assert [one for one in sweep.recorder.runs if one not in begun] == [best, middle, worst]
 
 
 def test_a_process_that_cannot_draw_tells_why(
