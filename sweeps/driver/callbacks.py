@@ -258,6 +258,7 @@ class Bookkeeper(Callback):
             case _:
                 self._end(number, "pruned")
                 self._failures.passed()
+        _let_go(trial)
 
     def on_trial_recover(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -353,3 +354,12 @@ class Bookkeeper(Callback):
     def _newest_generation(self, number: int) -> int:
         saved = trial_store(self._paths, self._spec, number).generations()
         return saved[-1].number if saved else 0
+
+
+def _let_go(trial: Trial) -> None:
+    """Leave of a trial that has ended what Tune still asks: it keeps each until the sweep ends."""
+    bare = Trial(trial.trainable_name, config={"number": trial.config["number"]}, stub=True)
+    for kept in ("config", "_Trial__unresolved_config", "evaluated_params", "experiment_tag"):
+        setattr(trial, kept, getattr(bare, kept))
+    trial.run_metadata = bare.run_metadata
+    trial._default_result_or_future = None

@@ -14,21 +14,25 @@ pytestmark = pytest.mark.integration
 
 TRIALS = 6
 
-# How often Tune wrote down all trials is counted from outside, as nothing of it is left.
+# How often Tune wrote down all trials, and how much, is counted from outside, as nothing is left.
 DRIVER = """
 import sys
 from ray.tune.execution.tune_controller import TuneController
 from sweeps.cli import main
 save, saves = TuneController.save_to_dir, []
-TuneController.save_to_dir = lambda self: (saves.append(1), save(self))
+def counted(self):
+    saves.append([sum(map(len, trial.get_json_state())) for trial in self._trials])
+    save(self)
+TuneController.save_to_dir = counted
 try:
     main()
 finally:
     print("saves", len(saves), "mlflow" in sys.modules)
+    print(*saves[-1])
 """
 
 
-def test_a_driver_neither_imports_mlflow_nor_writes_down_tunes_state_at_each_save(
+def test_a_driver_neither_imports_mlflow_nor_has_tune_hold_and_write_more_than_it_asks(
     tmp_path: Path,
 ) -> None:
     cli = CommandLine(tmp_path)
@@ -44,5 +48,8 @@ def test_a_driver_neither_imports_mlflow_nor_writes_down_tunes_state_at_each_sav
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "saves 2 False", "at its beginning and at its end"
+    *_, saves, kept = done.stdout.splitlines()
+    assert saves == "saves 2 False", "at its beginning and at its end"
+    assert len(kept.split()) == TRIALS
+    assert max(map(int, kept.split())) < 8_000, "characters of a trial that has ended"
     assert len(cli.json("trials", "small")) == TRIALS
