@@ -215,7 +215,7 @@ class LocalFiles:
                 with (aside / MANIFEST).open("xb") as file:
                     file.write(manifest)
                     _sync_file(file)
-            except OSError:  # a full disk is not left with half a state on it
+            except BaseException:  # a full disk is not left with half a state on it; raised again
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
             _sync(aside)

@@ -77,6 +77,9 @@ def write_state(state: dict[str, Any], file: BinaryIO) -> tuple[int, str]:
     Args:
         state: What `Snapshots.take` returned.
         file: Where to.
+
+    Raises:
+        OSError: The file refuses.
     """
     digesting = _Digesting(file)
     # Its checksums would only repeat what the manifest's digest says, holding the interpreter's
@@ -85,6 +88,11 @@ def write_state(state: dict[str, Any], file: BinaryIO) -> tuple[int, str]:
     torch.serialization.set_crc32_options(False)
     try:
         torch.save(state, digesting)  # type: ignore[arg-type]  # `write` and `flush` will do
+    except RuntimeError as problem:
+        # What the zip writer says of a file that refused a part replaces the refusal.
+        if isinstance(problem.__context__, OSError):
+            raise problem.__context__ from None
+        raise
     finally:
         torch.serialization.set_crc32_options(before)
     return digesting.length, digesting.sha256

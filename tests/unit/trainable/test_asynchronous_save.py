@@ -9,12 +9,14 @@ import time
 
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
-from trainable.errors import CheckpointError
+from trainable.errors import CheckpointError, StorageError
 from trainable.files import LocalFiles
+from trainable.objects import ObjectFiles
 from trainable.snapshot import Snapshots, parse_state, snapshot, write_state
 
 
@@ -40,6 +42,32 @@ class Full(LocalFiles):
         if int(name.rpartition("-")[2]) >= self.step:
             raise OSError(28, "No space left on device")
         super().commit(name, write)
+
+
+class _Narrow:
+    """A file with room for a mebibyte."""
+
+    def __init__(self, file):
+        self._file, self._room = file, 2**20
+
+    def write(self, part):
+        self._room -= len(part)
+        if self._room < 0:
+            raise OSError(28, "No space left on device")
+        return self._file.write(part)
+
+    def flush(self):
+        self._file.flush()
+
+
+class NarrowDirectory(LocalFiles):
+    def commit(self, name, write):
+        super().commit(name, lambda file: write(_Narrow(file)))
+
+
+class NarrowBucket(ObjectFiles):
+    def commit(self, name, write):
+        super().commit(name, lambda file: write(_Narrow(file)))
 
 
 def _put_under(trainer, files):
@@ -284,6 +312,22 @@ def test_error_comes_out_once_and_leaves_the_rest(tmp_path, meet):
         store.wait() if meet == "wait" else _offer(store, 3)
     store.wait()
     assert CheckpointStore(tmp_path).newest().step == store.pointer.step == 1
+
+
+@pytest.mark.parametrize("layer", ["directory", "bucket"])
+def test_storage_that_fills_up_in_the_middle_of_a_tensor_is_named_and_keeps_nothing_of_it(
+    tmp_path, layer
+):
+    bucket = NarrowBucket(MemoryFileSystem(), tmp_path)
+    files = NarrowDirectory.of(tmp_path) if layer == "directory" else bucket
+    store = _store(tmp_path, files)
+    _offer(store, 1)
+    _offer(store, 2, lambda: {"weights": torch.ones(2**19)})
+    with pytest.raises(StorageError, match=r"step 2 \(2097152 bytes\) .*No space left"):
+        store.wait()
+    assert store.pointer.step == store.newest().step == 1
+    assert not list(tmp_path.glob("checkpoints/.writing-*/*"))
+    store.close()
 
 
 def test_error_ends_the_run(tmp_path, opened, configure, toy):
