@@ -1,8 +1,9 @@
 """Windows of micro-batches that can resume in the middle of an epoch.
 
 The order of samples is a pure function of the seed and the epoch; whatever is random inside a
-sample (augmentation) is a pure function of the seed, the epoch and the sample's index. Neither
-depends on accumulation, worker processes or where a run was interrupted. Samples that are tensors
+sample (augmentation) is a pure function of the seed, the epoch and the sample's index, and
+whatever is random in `collate` (masking, mixing) one of the seed, the epoch and the window's
+number. None depends on worker processes or where a run was interrupted. Samples that are tensors
 in memory are indexed directly; everything else goes through torch's DataLoader. What must not live
 here: models, losses, or what a batch means.
 """
@@ -14,7 +15,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -181,18 +181,16 @@ class LoaderSource:
         workers = loader.num_workers
         pin = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
         self._loader: DataLoader[Any] = DataLoader(
-            _SeededSamples(dataset, plan.seed, split),
+            _SeededWindows(dataset, plan, split, collate or default_collate),
             batch_sampler=self._requests,
             num_workers=workers,
             persistent_workers=loader.persistent_workers and workers > 0,
             prefetch_factor=loader.prefetch_factor if workers else None,
             pin_memory=pin and device.type == "cuda",
-            collate_fn=partial(
-                _collate_window, collate=collate or default_collate, size=plan.micro_batch_size
-            ),
+            collate_fn=_as_it_is,
             # The loader draws a seed for its workers at each epoch; from a generator of its own,
             # so that it never moves the global one. The seed itself does not matter: each sample
-            # is seeded anew.
+            # and each window is seeded anew.
             generator=torch.Generator().manual_seed(derive_seed(plan.seed, "loader", split)),
             worker_init_fn=_end_with_parent,
         )
@@ -233,7 +231,7 @@ def move(batch: Batch, device: torch.device) -> Batch:
 
 
 class _Requests:
-    """Batch sampler: yields `[epoch, index, index, ...]`, one list for each window."""
+    """Batch sampler: yields `[epoch, window, index, index, ...]`, one list for each window."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -244,7 +242,7 @@ class _Requests:
         plan, order = self._plan, self._plan.order(self.epoch).tolist()
         for window in range(self.start, plan.windows):
             first = window * plan.batch_size
-            yield [self.epoch, *order[first : first + plan.size(window)]]
+            yield [self.epoch, window, *order[first : first + plan.size(window)]]
 
 
 def _end_with_parent(_: int) -> None:
@@ -257,48 +255,65 @@ def _end_with_parent(_: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _collate_window(
-    samples: list[Any], *, collate: Callable[[list[Any]], Batch], size: int
-) -> list[Batch]:
-    """Turn the samples of a window into its micro-batches."""
-    return [collate(samples[first : first + size]) for first in range(0, len(samples), size)]
+def _as_it_is(window: list[Batch]) -> list[Batch]:
+    """What the loader would collate has been."""
+    return window
 
 
-class _SeededSamples(Dataset[Any]):
-    """Fetches each sample under a seed of its own: augmentation is the same in any process.
+class _SeededWindows(Dataset[Any]):
+    """Fetches each sample, and collates each window, under a seed of its own: augmentation and
+    masking are the same in any process.
 
     Seeding costs about ten microseconds a sample, so it starts with the first window that is seen
-    to draw random numbers; that window is fetched again, seeded. What a sample is never depends
+    to draw random numbers; that window is fetched again, seeded. What a window is never depends
     on when that happened.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int, split: str) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        plan: Plan,
+        split: str,
+        collate: Callable[[list[Any]], Batch],
+    ) -> None:
         self._dataset = dataset
-        self._seed = seed
+        self._seed, self._size = plan.seed, plan.micro_batch_size
         self._split = split
+        self._collate = collate
         self._draws = False
 
-    def __getitems__(self, request: list[int]) -> list[Any]:
-        epoch, *indices = request
+    def __getitems__(self, request: list[int]) -> list[Batch]:
+        """Return the micro-batches of a window."""
         before = HostRandomness()
         if not self._draws:
-            samples = [self._dataset[index] for index in indices]
+            window = self._fetch(_leave_alone, *request)
             if not before.moved():
-                return samples
+                return window
             self._draws = True
         try:
-            return self._fetch(epoch, indices)
+            return self._fetch(self._seed_host, *request)
         finally:
-            # In the main process the same generators feed dropout; they go on as if no sample had
+            # In the main process the same generators feed dropout; they go on as if nothing had
             # been fetched.
             before.restore()
 
-    def _fetch(self, epoch: int, indices: list[int]) -> list[Any]:
+    def _fetch(
+        self, seed: Callable[..., None], epoch: int, window: int, *indices: int
+    ) -> list[Batch]:
         samples = []
         for index in indices:
-            seed_host(derive_seed(self._seed, self._split, epoch, index))
+            seed(epoch, index)
             samples.append(self._dataset[index])
-        return samples
+        seed(epoch, "collate", window)
+        starts = range(0, len(samples), self._size)
+        return [self._collate(samples[first : first + self._size]) for first in starts]
+
+    def _seed_host(self, *parts: int | str) -> None:
+        seed_host(derive_seed(self._seed, self._split, *parts))
+
+
+def _leave_alone(*_: int | str) -> None:
+    """Seed nothing."""
 
 
 def _fits(tensors: tuple[Tensor, ...], device: torch.device) -> bool:

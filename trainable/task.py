@@ -45,7 +45,8 @@ class Data:
         train: What is trained on.
         val: What is evaluated on.
         collate: Turns a list of samples into a batch; torch's default when None. Tensors need
-            none.
+            none. What it draws from the generators of Python, NumPy and torch is the same in any
+            process.
     """
 
     train: Samples

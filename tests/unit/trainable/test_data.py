@@ -131,8 +131,41 @@ def test_samples_that_seldom_draw_are_the_same_wherever_the_first_draw_falls():
     assert len(set(found[0].values())) == 8
 
 
-def test_fetching_leaves_the_generators_of_the_process_alone():
-    source = _loader(Plan(43, 12, 12))
+def _masked(samples):
+    """Indices, and a random number from each generator as a masking collate draws them."""
+    draws = [torch.rand(()).item(), numpy.random.rand(), random.random()]
+    return [int(sample) for sample in samples], draws
+
+
+def _masking(workers=0, seed=1):
+    return LoaderSource(
+        range(43),
+        Plan(43, 12, 5, seed=seed),
+        split="train",
+        device=CPU,
+        loader=LoaderConfig(num_workers=workers),
+        collate=_masked,
+    )
+
+
+@pytest.mark.seeds("S20")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_randomness_of_a_collate_depends_on_its_epoch_and_window_alone(workers):
+    reference = [list(window) for window in _masking().windows(0)]
+    draws = [tuple(batch[1]) for window in reference for batch in window]
+    assert len(set(draws)) == len(draws)
+    random.seed(5), numpy.random.seed(5), torch.manual_seed(5)
+    source = _masking(workers)
+    for start in (2, 0, 1):
+        assert [list(window) for window in source.windows(0, start)] == reference[start:]
+    assert [list(window) for window in source.windows(1)] != reference
+    source.close()
+    assert [list(window) for window in _masking(seed=2).windows(0)] != reference
+
+
+@pytest.mark.parametrize("made", [lambda: _loader(Plan(43, 12, 12)), _masking])
+def test_fetching_leaves_the_generators_of_the_process_alone(made):
+    source = made()
     torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
     expected = torch.rand(()), numpy.random.rand(), random.random()
     torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
