@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
@@ -186,7 +186,7 @@ class CheckpointStore:
         new_best: bool = False,
         final: bool = False,
         covered: Callable[[], None] = lambda: None,
-        steady: Callable[[str, Any], bool] = lambda *_: False,
+        steady: Collection[str] = (),
     ) -> bool:
         """Save if the interval, a new best or the end asks for it.
 
@@ -205,8 +205,8 @@ class CheckpointStore:
             final: The run ends here: returns only when everything is committed.
             covered: Makes durable what the state refers to; returns before the generation is
                 committed. Called in the thread that writes.
-            steady: Whether nobody changes a tensor in an entry of the state without calling
-                `settle` first: it is copied in the thread that writes, too.
+            steady: Entries of the state whose tensors nobody changes without calling `settle`
+                first: they are copied in the thread that writes, too.
 
         Returns:
             Whether it saves.

@@ -9,7 +9,7 @@ import copy
 import hashlib
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any, BinaryIO
 
 import torch
@@ -20,7 +20,6 @@ from trainable.errors import CheckpointError
 _PIECE = 2**20
 _Spare = dict[tuple[Any, ...], list[Tensor]]
 _Pairs = list[tuple[Tensor, Tensor]]
-_Steady = Callable[[str, Tensor], bool]
 
 
 class Snapshots:
@@ -34,7 +33,7 @@ class Snapshots:
         self._spare: _Spare = {}
         self._unfinished: _Pairs = []
 
-    def take(self, state: dict[str, Any], steady: _Steady = lambda *_: False) -> dict[str, Any]:
+    def take(self, state: dict[str, Any], steady: Collection[str] = ()) -> dict[str, Any]:
         """Copy a state over the one before it.
 
         Device synchronisation: each tensor on a device is waited for. Tensors that are one in the
@@ -42,11 +41,11 @@ class Snapshots:
 
         Args:
             state: Tensors, plain data, and dicts, lists and tuples of them.
-            steady: Whether a tensor in an entry of the state does not change before `finish` has
-                copied it. One that several entries share counts where it comes first.
+            steady: Entries whose tensors do not change before `finish` has copied them. One that
+                several entries share counts where it comes first.
         """
-        copying = _Copying(self._spare, steady)
-        copied = {key: copying.copy(entry, key) for key, entry in state.items()}
+        copying = _Copying(self._spare)
+        copied = {key: copying.copy(entry, later=key in steady) for key, entry in state.items()}
         self._spare, self._unfinished = copying.memory(), copying.later
         return copied
 
@@ -149,26 +148,25 @@ class _Copying:
 
     Args:
         spare: Memory that may be used, by layout.
-        steady: See `Snapshots.take`.
     """
 
-    def __init__(self, spare: _Spare, steady: _Steady) -> None:
-        self._spare, self._steady = spare, steady
+    def __init__(self, spare: _Spare) -> None:
+        self._spare = spare
         self._memo: dict[tuple[Any, ...], Tensor] = {}
         self.later: _Pairs = []
         """Where to copy what is still to be copied, and what."""
 
-    def copy(self, value: Any, entry: str) -> Any:
+    def copy(self, value: Any, *, later: bool) -> Any:
         """Copy a part of an entry, or prepare its copy."""
         if isinstance(value, Tensor):
-            return self._copy_tensor(value, entry)
+            return self._copy_tensor(value, later)
         if isinstance(value, dict):
             copied = copy.copy(value)  # keeps the versions that a module's state dict carries
             for key, part in value.items():
-                copied[key] = self.copy(part, entry)
+                copied[key] = self.copy(part, later=later)
             return copied
         if type(value) in (list, tuple):
-            return type(value)(self.copy(part, entry) for part in value)
+            return type(value)(self.copy(part, later=later) for part in value)
         return copy.deepcopy(value)
 
     def memory(self) -> _Spare:
@@ -178,25 +176,25 @@ class _Copying:
             taken.setdefault(_layout(tensor), []).append(tensor)
         return taken
 
-    def _copy_tensor(self, tensor: Tensor, entry: str) -> Tensor:
+    def _copy_tensor(self, tensor: Tensor, later: bool) -> Tensor:
         key: tuple[Any, ...] = (id(tensor),)
         if tensor.layout is torch.strided:
             # State dicts make a new tensor object of a parameter each time: its memory tells.
             view = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
             key = (*view, tensor.is_conj(), tensor.is_neg())
         if key not in self._memo:
-            self._memo[key] = self._copy_new(tensor.detach(), entry)
+            self._memo[key] = self._copy_new(tensor.detach(), later)
         copied = self._memo[key]
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(copied, requires_grad=tensor.requires_grad)
         return copied
 
-    def _copy_new(self, original: Tensor, entry: str) -> Tensor:
+    def _copy_new(self, original: Tensor, later: bool) -> Tensor:
         if not _is_plain(original):
             return original.to("cpu", copy=True)  # device synchronisation
         free = self._spare.get(_layout(original))
         target = free.pop() if free else torch.empty_like(original, device="cpu")
-        if self._steady(entry, original):
+        if later:
             self.later.append((target, original))
         else:
             target.copy_(original)  # device synchronisation: whole before training goes on
