@@ -9,13 +9,16 @@ metrics exist.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from trainable.files import RunFiles
+from trainable.errors import StorageError
+from trainable.files import LocalFiles, RunFiles
+from trainable.masking import mask
 
 FILE_NAME = "metrics.jsonl"
 RESUMED = "resumed.json"
@@ -94,21 +97,22 @@ class History:
 
     Raises:
         Fenced: Another process has taken over.
+        StorageError: The curve cannot be written.
         CurveDamaged: A line that would stay is no row.
     """
 
     def __init__(
         self, directory: Path, files: RunFiles, *, step: int, interrupted: bool = False
     ) -> None:
-        path = directory / FILE_NAME
-        files.replace(path, _up_to(path, step))
-        before = read_resumptions(directory)
-        # What lay beyond the step no longer counts: the curve is another one from there on.
-        now = [earlier for earlier in before if earlier < step] + [step] * interrupted
-        if now != before:
-            files.replace(directory / RESUMED, json.dumps(now).encode())
+        self._path = path = directory / FILE_NAME
         self._files = files
-        with files.unless_fenced():
+        with self._writing():
+            files.replace(path, _up_to(path, step))
+            before = read_resumptions(directory)
+            # What lay beyond the step no longer counts: the curve is another one from there on.
+            now = [earlier for earlier in before if earlier < step] + [step] * interrupted
+            if now != before:
+                files.replace(directory / RESUMED, json.dumps(now).encode())
             self._file: BinaryIO = path.open("ab")
 
     def append(self, rows: Iterable[Row]) -> None:
@@ -116,25 +120,37 @@ class History:
 
         Raises:
             Fenced: Another process has taken over, and the storage says so.
+            StorageError: They cannot be written.
         """
-        with self._files.unless_fenced():
+        with self._writing():
             self._file.write(b"".join(map(_format, rows)))
             self._file.flush()
 
     def sync(self) -> None:
         """Return once everything appended survives a power loss."""
-        with self._files.unless_fenced():
+        with self._writing():
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Make everything durable and close the file."""
         if not self._file.closed:
-            with self._files.unless_fenced():
+            with self._writing():
                 try:
                     self.sync()
                 finally:
                     self._file.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with self._files.unless_fenced():
+                yield
+        except OSError as problem:
+            raise StorageError(
+                f"the curve {self._path} could not be written: {mask(str(problem))}; earlier "
+                f"checkpoints are untouched; {LocalFiles.remedy}, then resume"
+            ) from problem
 
 
 def _up_to(path: Path, step: int) -> bytes:

@@ -6,6 +6,7 @@ What must not live here: what may stand in a spec (`sweeps`), and what tracking 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -49,11 +50,23 @@ def mask(text: str) -> str:
 
 
 class MaskedLog(io.TextIOWrapper):
-    """A text file in UTF-8 to which nothing is written but what `mask` leaves."""
+    """A text file in UTF-8 to which nothing is written but what `mask` leaves.
+
+    What a full disk refuses is missing from it: a log ends nobody's work.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(open(path, "ab"), encoding="utf-8")  # noqa: SIM115  closed with it
 
     def write(self, text: str) -> int:
-        super().write(mask(text))
+        with contextlib.suppress(OSError):
+            super().write(mask(text))
         return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()

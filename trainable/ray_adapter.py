@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import json
 import os
 import sys
@@ -70,8 +69,11 @@ class TuneTrial(tune.Trainable):
         """
         _end_with_raylet()
         self._directory = Path(config["directory"])
-        make_directory(self._directory)
-        self._log = MaskedLog(self._directory / "trial.log")
+        try:
+            make_directory(self._directory)
+            self._log = MaskedLog(self._directory / "trial.log")
+        except OSError:  # the run, which needs the directory, says why
+            self._log = MaskedLog(os.devnull)
         self._trainer: Any = None
         self._events: Iterator[Any] = iter(())
         self._checkpoint: Any = None
@@ -293,8 +295,7 @@ class TuneTrial(tune.Trainable):
             try:
                 yield
             finally:
-                with contextlib.suppress(io.UnsupportedOperation):
-                    self._log.flush()
+                self._log.flush()
 
 
 @functools.cache

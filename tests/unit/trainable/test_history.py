@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from trainable.errors import Fenced
+from trainable.errors import Fenced, StorageError
 from trainable.files import LocalFiles
 from trainable.history import History, Row, read_resumptions, read_rows
 
@@ -97,6 +97,27 @@ def test_sync_reaches_the_disk(tmp_path, monkeypatch):
     assert len(synced) == 1
     history.close()
     history.close()
+
+
+def test_a_full_disk_is_named_with_the_curve(tmp_path):
+    history = _open(tmp_path)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), history._file.fileno())
+    told = r"metrics\.jsonl could not be written: .*No space left"
+    with pytest.raises(StorageError, match=told):
+        history.append([_row(1)])
+    with pytest.raises(StorageError, match=told):
+        history.close()
+    assert history._file.closed
+
+
+def test_so_it_is_when_the_curve_is_cut(tmp_path):
+    class Full(LocalFiles):
+        def replace(self, path, _):
+            raise OSError(28, "No space left on device", str(path))
+
+    with pytest.raises(StorageError, match=r"metrics\.jsonl could not be written: .*No space"):
+        History(tmp_path, Full.of(tmp_path), step=0)
 
 
 def test_whoever_has_been_replaced_appends_to_nothing(tmp_path):

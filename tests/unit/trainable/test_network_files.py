@@ -101,7 +101,7 @@ def test_so_it_does_to_one_that_writes_its_curve(tmp_path, monkeypatch):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(os, "fsync", stale)
-    with pytest.raises(OSError, match="Stale file handle"):
+    with pytest.raises(StorageError, match="Stale file handle"):
         history.sync()
     files.close()
     with pytest.raises(Fenced, match="another process has taken over"):

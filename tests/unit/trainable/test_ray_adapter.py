@@ -62,6 +62,14 @@ class Small(Task):
         return super().loss(model, batch)
 
 
+class Talkative(Small):
+    """Says something in each window."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        print("what a task may say" * 100, flush=True)
+        return super().loss(model, batch)
+
+
 def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
     """Sums up its epochs; knows the whole budget whenever it runs."""
     del config
@@ -197,6 +205,35 @@ def test_secrets_are_in_no_reason_traceback_or_log(
     assert failure["traceback"] in log
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert b"canary" not in b"".join([*written, json.dumps(result, default=repr).encode()])
+
+
+def _fill(file: Any) -> None:
+    """Let the disk below an open file be full from now on."""
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), file.fileno())
+
+
+def test_a_full_disk_below_curve_and_log_ends_the_trial_as_one(tmp_path: Path) -> None:
+    trial = _trial(tmp_path, task="Talkative")
+    trial.step()
+    _fill(trial._trainer._history._file)
+    _fill(trial._log)
+    result = trial.step()
+    trial.cleanup()
+    assert (result["ending"], result["failure"]["kind"]) == ("failed", "storage")
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_log_without_room_ends_no_trial(tmp_path: Path, opened: bool) -> None:
+    if not opened:
+        (tmp_path / "trial.log").mkdir()
+    trial = _trial(tmp_path, task="Talkative")
+    results = [trial.step()]
+    if opened:
+        _fill(trial._log)
+    results += [trial.step(), trial.step()]
+    trial.cleanup()
+    assert [result.get("ending") for result in results] == [None, None, "finished"]
 
 
 @pytest.mark.parametrize("task", ["Small", "own_loop"])
