@@ -154,6 +154,7 @@ class CheckpointStore:
         Raises:
             AllCheckpointsDamaged: There are or were generations, and not one verifies. They stay
                 where they are.
+            StorageError: The storage cannot be read, which says nothing of what lies there.
         """
         newest = self._newest_with_content()
         if newest is None:

@@ -20,9 +20,10 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
-from trainable.errors import Fenced
+from trainable.errors import Fenced, StorageError
+from trainable.masking import mask
 
 STATE = "state.pt"
 MANIFEST = "manifest.json"
@@ -34,8 +35,10 @@ _NAME = re.compile(r"step-\d{8,}(?:-[0-9a-f]{12})?(?:\.\d+)?")
 _QUARANTINE = "quarantine"
 _OWN = ".writing-"
 _NEW, _GONE, _DAMAGED = "new-", "gone-", "damaged-"
+_MISSING = (FileNotFoundError, NotADirectoryError)
 _NO_LINKS = {errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV}
 
+_T = TypeVar("_T")
 Write = Callable[[BinaryIO], bytes]
 """Writes a state into an open file and returns the manifest that describes what it wrote."""
 
@@ -71,11 +74,15 @@ class Files(Protocol):
         ...
 
     def read(self, name: str, file: str) -> bytes:
-        """Return a file's content; OSError when it is not there."""
+        """Return a file's content; FileNotFoundError or NotADirectoryError when it is not there.
+
+        Raises:
+            StorageError: The storage cannot be read; what lies there is not damaged.
+        """
         ...
 
     def length(self, name: str, file: str) -> int:
-        """Return a file's length in bytes; OSError when it is not there."""
+        """Return a file's length in bytes; fails as `read` does."""
         ...
 
     def open(self) -> None:
@@ -150,7 +157,7 @@ class LocalFiles:
         root: The directory; made by `open`.
     """
 
-    remedy = "free space or correct the permissions"
+    remedy = "free space, correct the permissions, or see that the disk answers"
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -172,7 +179,7 @@ class LocalFiles:
         return str(self._root / name)
 
     def names(self) -> list[str]:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), reading(self):
             return sorted(filter(is_generation, os.listdir(self._root)))
         return []
 
@@ -184,12 +191,12 @@ class LocalFiles:
         return sorted(quarantined(path.name) for path in room.glob("*"))
 
     def read(self, name: str, file: str) -> bytes:
-        # unbuffered: all of it is read at once
-        with open(f"{self._root}/{name}/{file}", "rb", buffering=0) as content:
-            return content.read()
+        with reading(self):
+            return _ask_again(_content, f"{self._root}/{name}/{file}")
 
     def length(self, name: str, file: str) -> int:
-        return os.stat(f"{self._root}/{name}/{file}").st_size
+        with reading(self):
+            return _ask_again(os.path.getsize, f"{self._root}/{name}/{file}")
 
     def open(self) -> None:
         make_directory(self._root)
@@ -312,6 +319,20 @@ class LocalFiles:
             _remove_tree(other)
 
 
+@contextlib.contextmanager
+def reading(files: Files) -> Iterator[None]:
+    """Only what the storage itself says is not there is missing; all else is a `StorageError`."""
+    try:
+        yield
+    except _MISSING:
+        raise
+    except OSError as problem:
+        raise StorageError(
+            f"the checkpoints at {files.address('')} cannot be read: {mask(str(problem))}; what "
+            f"was saved there is untouched; {files.remedy}, then resume"
+        ) from problem
+
+
 def make_directory(path: Path) -> None:
     """Make a directory and its parents, so that they survive a power loss."""
     if not path.is_dir():
@@ -342,6 +363,21 @@ def fenced(place: Path | str) -> Fenced:
         f"another process has taken over {place}, or it was removed; this process has been "
         "replaced and changes nothing there any more; look at the one that goes on"
     )
+
+
+def _ask_again(ask: Callable[[str], _T], path: str) -> _T:
+    """Ask for a file once more: a stale handle, of what another host removed, is gone then."""
+    try:
+        return ask(path)
+    except _MISSING:
+        raise
+    except OSError:
+        return ask(path)
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:  # unbuffered: all of it is read at once
+        return file.read()
 
 
 def _remove_tree(path: Path) -> None:

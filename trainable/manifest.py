@@ -123,7 +123,11 @@ def _seal(manifest: dict[str, Any]) -> str:
 
 
 def read_manifest(files: Files, name: str) -> Generation | str:
-    """Return what a generation's manifest says, or why it cannot be trusted."""
+    """Return what a generation's manifest says, or why it cannot be trusted.
+
+    Raises:
+        StorageError: The storage cannot be read.
+    """
     address = files.address(name)
     told = f"{address}/{MANIFEST}"
     try:
@@ -156,7 +160,11 @@ def read_manifest(files: Files, name: str) -> Generation | str:
 
 
 def read_state(files: Files, generation: Generation) -> bytes | None:
-    """Return the bytes of a state whose digest verifies, or None."""
+    """Return the bytes of a state whose digest verifies, or None.
+
+    Raises:
+        StorageError: The storage cannot be read.
+    """
     try:
         content = files.read(generation.name, STATE)
     except OSError:

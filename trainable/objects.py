@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainable.errors import StorageError
 from trainable.files import (
     MANIFEST,
     STATE,
@@ -26,6 +24,7 @@ from trainable.files import (
     fenced,
     is_generation,
     quarantined,
+    reading,
     unused_name,
 )
 from trainable.masking import mask
@@ -88,12 +87,12 @@ class ObjectFiles:
         return sorted(map(quarantined, self._list(self._root / quarantined())))
 
     def read(self, name: str, file: str) -> bytes:
-        with self._reading():
+        with reading(self):
             content: bytes = self._system.cat_file(self._key(name, file))
         return content
 
     def length(self, name: str, file: str) -> int:
-        with self._reading():
+        with reading(self):
             return int(self._system.size(self._key(name, file)))
 
     def open(self) -> None:
@@ -143,7 +142,7 @@ class ObjectFiles:
         """Whether a name is no generation's yet: nothing is committed there, nothing damaged."""
         if name not in self._unfinished:
             return False
-        with self._reading():
+        with reading(self):
             if self._system.exists(self._key(name, MANIFEST)):
                 self._unfinished.remove(name)
         return name in self._unfinished
@@ -159,25 +158,13 @@ class ObjectFiles:
         except FileNotFoundError:
             return None
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except OSError as problem:
-            raise StorageError(
-                f"the checkpoints at {self.address('')} cannot be read: {mask(str(problem))}; "
-                f"what was saved there is untouched; {self.remedy}, then resume"
-            ) from problem
-
     def _key(self, *names: str) -> str:
         return str(self._root.joinpath(*names))
 
     def _list(self, prefix: PurePosixPath) -> list[str]:
         self._system.invalidate_cache()
         try:
-            with self._reading():
+            with reading(self):
                 entries = self._system.ls(str(prefix), detail=False)
         except FileNotFoundError:
             return []

@@ -30,9 +30,21 @@ def _store(directory, files=None):
     return CheckpointStore(directory, CheckpointConfig(), metric="val/loss", files=files)
 
 
-def _save(store):
-    store.offer(lambda: {"step": 1}, step=1, epoch=1, boundary=True)
+def _save(store, step=1):
+    store.offer(lambda: {"step": step}, step=step, epoch=step, boundary=True)
     store.wait()
+
+
+def _refuse(monkeypatch, code, times, name):
+    """Have the system refuse to open a file some times."""
+    found, left = open, [code] * times
+
+    def refuse(path, *arguments, **options):
+        if left and str(path).endswith(name):
+            raise OSError(left.pop(), "refused for a while", path)
+        return found(path, *arguments, **options)
+
+    monkeypatch.setattr("builtins.open", refuse)
 
 
 def _unlink_over_nfs(monkeypatch, name):
@@ -79,6 +91,28 @@ def test_a_generation_that_is_still_read_can_be_removed(tmp_path, monkeypatch):
         assert store.generations() == []
     store.close()
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EMFILE])
+@pytest.mark.parametrize("name", ["state.pt", "manifest.json"])
+def test_a_generation_that_cannot_be_read_for_a_while_is_not_damaged(
+    tmp_path, monkeypatch, name, code
+):
+    store = _store(tmp_path)
+    for step in (1, 2):
+        _save(store, step)
+    store.close()
+    name = f"step-00000002/{name}"
+    with monkeypatch.context() as network:
+        _refuse(network, code, 2, name)
+        with pytest.raises(StorageError, match="refused for a while"):
+            _store(tmp_path).resume()
+    with monkeypatch.context() as network:
+        _refuse(network, code, 1, name)  # a stale handle is looked up anew
+        again = _store(tmp_path)
+        assert again.resume() == {"step": 2}
+    assert again.set_aside == []
+    again.close()
 
 
 def test_a_stale_handle_says_fenced_to_a_writer_that_was_replaced_and_only_to_it(tmp_path):
