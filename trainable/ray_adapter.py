@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainable.config import TrialConfig
-from trainable.errors import CheckpointError, OutOfMemory, TrainingError
+from trainable.errors import OutOfMemory, TrainingError
 from trainable.files import make_directory
 from trainable.masking import MaskedLog, mask
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
@@ -189,11 +189,13 @@ class TuneTrial(tune.Trainable):
             with self._logged():
                 try:
                     self._trainer.close()
-                except CheckpointError:
+                except (Exception, SystemExit):
                     # Of a trial that was stopped: its end is told, its last save is not needed,
-                    # and the next trial of this process must not die of it.
+                    # and the next trial of this process must not die of it, nor of what the
+                    # user's code raises when it is closed.
                     traceback.print_exc()
-            self._trainer, self._events = None, iter(())
+                finally:
+                    self._trainer, self._events = None, iter(())
         if self._failure is not None:
             release_memory()
 

@@ -89,6 +89,22 @@ def talkative_loop(config: Any, context: Any) -> Iterator[Any]:
     yield
 
 
+def untidy_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
+    """Raises when it is closed."""
+    try:
+        yield from own_loop(config, context)
+    finally:
+        raise RuntimeError("as the test asks for")
+
+
+def leaving_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
+    """Means to end the process when it is closed."""
+    try:
+        yield from own_loop(config, context)
+    finally:
+        sys.exit("as the test asks for")
+
+
 @pytest.fixture(autouse=True)
 def _on_the_cpu_with_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("set_num_threads", "set_num_interop_threads"):
@@ -339,6 +355,20 @@ def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str)
         gc.enable()
     assert multiprocessing.active_children() == []
     trial.cleanup()
+
+
+@pytest.mark.parametrize("task", ["untidy_loop", "leaving_loop"])
+def test_a_clean_up_that_fails_is_told_by_its_own_log_alone(tmp_path: Path, task: str) -> None:
+    trial = _trial(tmp_path / "0000", task=task)
+    assert trial.step()["epoch"] == 1
+    for number in (1, 2):
+        trial.reset_config(trial.config | {"directory": str(tmp_path / f"000{number}")})
+        results = [trial.step() for _ in range(EPOCHS)]
+        assert [result.get("ending") for result in results] == [None, None, "finished"]
+    trial.cleanup()
+    for number in (0, 1, 2):
+        log = (tmp_path / f"000{number}" / "trial.log").read_text()
+        assert log.count(": as the test asks for\n") == 1
 
 
 WORKER = """
