@@ -125,6 +125,8 @@ class Trainer(Run):
         self._look_every = max(1, train.plan.windows // _LOOKS_PER_EPOCH)
         self._pending: list[_Pending] = []
         self._unwritten: list[Row] = []
+        # Of the last step taken: fp16 may skip every window between a save and the epoch's end.
+        self._last_metrics = earlier[-1].metrics if earlier else {}
         reported = state.progress.reported_step
         self._unreported: list[Row] = [row for row in earlier if row.step > reported]
         self._scheduled: dict[int, float] = {}
@@ -282,6 +284,7 @@ class Trainer(Run):
                 metrics |= LayerNorms.metrics(entry.layers, entry.outcome.norms.tolist(), weight)
             self.state.progress.clipped += bool(clipped)
             self._unwritten.append(Row(entry.step, entry.timestamp_ms, metrics))
+            self._last_metrics = metrics
 
     def _write(self) -> None:
         self._history.append(self._unwritten)
@@ -335,7 +338,7 @@ class Trainer(Run):
         }
 
     def _value_of_metric(self, boundary: dict[str, float]) -> float:
-        reported = self._last_row_metrics() | boundary
+        reported = self._last_metrics | boundary
         for metric in (self._metric, *self._also):
             if metric not in reported:
                 raise ConfigError(
@@ -361,7 +364,7 @@ class Trainer(Run):
         elif progress.epoch + 1 >= self._epochs:  # it would come to nothing
             self._write()
             raise NonFiniteMetric(self._metric, progress.epoch + 1, value)
-        now = self._last_row_metrics() | boundary
+        now = self._last_metrics | boundary
         boundary |= at_best(self._also, now, progress.metrics, is_best=is_best)
         return is_best
 
@@ -371,7 +374,7 @@ class Trainer(Run):
         progress.epoch, progress.window = progress.epoch + 1, 0
         boundary["epoch"] = float(progress.epoch)
         progress.clipped, progress.reported_step = 0, progress.step
-        progress.metrics = self._last_row_metrics() | boundary
+        progress.metrics = self._last_metrics = self._last_metrics | boundary
         if self._unwritten:
             last = self._unwritten.pop()
             self._unwritten.append(last._replace(metrics=progress.metrics))
@@ -381,9 +384,6 @@ class Trainer(Run):
             self._step.optimizer, progress.step
         )  # the plateau may just have dropped
         self._write()
-
-    def _last_row_metrics(self) -> dict[str, float]:
-        return self._unwritten[-1].metrics if self._unwritten else {}
 
     def _news(self, rows: list[Row]) -> Report:
         progress = self.state.progress

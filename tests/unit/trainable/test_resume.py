@@ -208,6 +208,36 @@ def test_generators_are_the_same_after_each_step_that_follows_a_crash(
             assert _equal(whole[step][name], found[name]), (step, name)
 
 
+def test_epoch_whose_last_window_fp16_skips_is_the_same_across_an_interruption_before_it(
+    tmp_path, opened, configure, toy
+):
+    """The last row's metrics are in the file then, and nothing follows it but the boundary's."""
+
+    class Overflowing(toy):
+        def loss(self, model, batch):
+            part, weight = super().loss(model, batch)
+            at = trainer.state.progress
+            if model.training and (at.epoch, at.window) == (1, 3):
+                part.register_hook(lambda gradient: gradient * torch.inf)
+            return part, weight
+
+    config = configure(every="1 step", metric="train/loss", precision="fp16")
+    whole = trainer = opened(config, tmp_path / "whole", Overflowing())
+    reports = _run(trainer)
+    assert [(report.epoch, report.step) for report in reports] == [(1, 4), (2, 7), (3, 11)]
+    assert reports[1].metrics["train/loss"] == reports[1].rows[-2].metrics["train/loss"]
+
+    def before_it():
+        return trainer.state.progress.step == 7
+
+    trainer = opened(config, tmp_path / "cut", Overflowing(), interrupted=before_it)
+    assert len(_run(trainer)) == 1
+    trainer = opened(config, tmp_path / "cut", Overflowing())
+    assert [report.epoch for report in _run(trainer)] == [2, 3]
+    assert _equal(whole.state.state_dict(), trainer.state.state_dict())
+    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+
+
 def test_interruptions_are_remembered_where_the_run_went_on(tmp_path, opened, configure, toy):
     config = configure(every="2 steps")
     for crash in (3, 4):  # after step 3, and four steps after that
