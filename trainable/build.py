@@ -79,6 +79,7 @@ def open_trainer(
     if place.type == "cuda":
         total = torch.cuda.get_device_properties(place).total_memory
         torch.cuda.set_per_process_memory_fraction(tensor_fraction(memory_share, total), place)
+        torch.cuda.reset_peak_memory_stats(place)  # of this process' trial before
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         return OwnLoop(

@@ -263,3 +263,10 @@ def test_memory_of_a_report_is_the_most_since_the_one_before(tmp_path):
     found = [report.metrics["memory/gpu_mb"] for report in reports]
     assert found[0] > 200
     assert max(found[1:]) < 100
+
+
+@NEEDS_CUDA
+def test_memory_of_a_first_report_is_not_that_of_the_trial_before(tmp_path):
+    torch.empty(200 * 2**20, dtype=torch.uint8, device=DEVICE)
+    reports, _ = _train(_config(), tmp_path)
+    assert reports[0].metrics["memory/gpu_mb"] < 100
