@@ -278,6 +278,8 @@ def sync(name: Name, root: Root = None) -> None:
         with err.status("delivering to the tracking store"):
             done = deliver(view)
     out.print(f"delivered {done.delivered} records; {done.left} wait")
+    if done.held:
+        messages.sentence(err, done.held, style="yellow")
     if done.refused:
         messages.sentence(err, tables.refused(done.refused), style="yellow")
     if done.left:

@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
 from tracking.outbox import SWEEP, Batch, Outbox
 from tracking.points import INFINITE_PREFIX, Marks, Point, Request
+from tracking.provenance import redact
 from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, as_number
 
 logger = logging.getLogger("tracking")
@@ -49,6 +50,10 @@ class RunGone(Exception):
     """The server does not have the run."""
 
 
+class NotStored(Exception):
+    """An artifact could not be stored, by a server that answers: only artifacts need to wait."""
+
+
 @dataclass(frozen=True)
 class FoundRun:
     """A run of this sweep as a search returns it."""
@@ -72,6 +77,8 @@ class RunState:
     keys: frozenset[str] = frozenset()
     """The metrics with at least one value."""
     tags: dict[str, str] = field(default_factory=dict)
+    artifacts: str = ""
+    """Where its artifacts lie."""
 
 
 class Server(Protocol):
@@ -102,7 +109,7 @@ class Server(Protocol):
         ...
 
     def read_run(self, run_id: str) -> RunState:
-        """Read status, parameters, metric names and tags."""
+        """Read status, parameters, metric names, tags, and where artifacts lie."""
         ...
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
@@ -150,7 +157,10 @@ class Delivery:
         self._found: dict[int, FoundRun] = {}
         self._open: dict[int, str] = {}
         self._held: dict[tuple[str, str], set[int]] = {}
-        self._refusals: dict[int, int] = {}
+        self._refusals: dict[tuple[int, bool], int] = {}
+        """By trial, and whether it is an artifact."""
+        self._uploaded = SWEEP - 1
+        """The trial of which an artifact was tried last."""
 
     def connect(self) -> None:
         """Find the experiment and all runs of the sweep, unless they are known from before."""
@@ -173,40 +183,55 @@ class Delivery:
         self._open.clear()
         self._held.clear()
 
-    def drain(self, stop: Callable[[], bool]) -> None:
-        """Deliver until the outbox is empty or `stop` says so, one batch of each trial in turn.
+    def drain(self, stop: Callable[[], bool], *, uploads: bool = True) -> None:
+        """Deliver until the outbox is empty or `stop` says so: one batch of each trial in turn,
+        and one artifact after each round.
+
+        Args:
+            uploads: False leaves the artifacts in the outbox.
 
         Raises:
+            NotStored: An artifact could not be stored; all else can be delivered.
             Exception: Whatever the server raised; call `disconnect` before the next attempt.
         """
-        while trials := self._outbox.trials():
+        while True:
+            trials = self._outbox.trials()
             for first in range(0, len(trials), _PREPARED_AT_ONCE):
                 some = trials[first : first + _PREPARED_AT_ONCE]
-                self._outbox.prepare(each for each in some if each not in self._refusals)
+                self._outbox.prepare(each for each in some if (each, False) not in self._refusals)
                 for trial in some:
                     if stop():
                         return
-                    self._deliver_next(trial)
+                    single = (trial, False) in self._refusals
+                    if (batch := self._outbox.claim(trial, single=single)) is not None:
+                        self._attempt(batch)
+            artifact = self._outbox.claim_artifact(self._uploaded) if uploads else None
+            if artifact is not None:
+                self._uploaded = artifact.trial
+                self._attempt(artifact)
+                if stop():
+                    return
+            elif not trials:
+                return
 
-    def _deliver_next(self, trial: int) -> None:
-        batch = self._outbox.claim(trial, single=trial in self._refusals)
-        if batch is None:
-            return
+    def _attempt(self, batch: Batch) -> None:
+        trial = batch.trial
+        lane = trial, batch.records[0].kind == "artifact"
         try:
             self._deliver(batch)
         except Refused as error:
             # One record of the batch may be at fault, or the run was put into the trash meanwhile:
             # take records one by one and look for the run again, before anything is set aside.
-            self._refusals[trial] = self._refusals.get(trial, 0) + 1
+            self._refusals[lane] = self._refusals.get(lane, 0) + 1
             self.disconnect()
             self.connect()
-            if len(batch.records) == 1 and self._refusals[trial] > _MAX_REFUSALS:
+            if len(batch.records) == 1 and self._refusals[lane] > _MAX_REFUSALS:
                 logger.error("the server refuses a record of %s: %s", _describe(trial), error)
                 self._outbox.refuse(batch, str(error))
-                del self._refusals[trial]
+                del self._refusals[lane]
             return
         self._outbox.delivered(batch)
-        if self._refusals.pop(trial, None) is not None:
+        if self._refusals.pop(lane, None) is not None:
             logger.info("the server takes records of %s again", _describe(trial))
 
     def _deliver(self, batch: Batch) -> None:
@@ -216,13 +241,30 @@ class Delivery:
                 assert self._experiment_id is not None, "connect comes first"
                 self._server.set_experiment_tags(self._experiment_id, first.payload)
             case "artifact":
-                path = self._outbox.directory / first.payload["staged"]
-                run_id = self._run(trial)
-                if not path.exists():
-                    raise Refused(f"the staged artifact {path} is missing")
-                self._server.upload(run_id, path, first.payload["folder"])
+                self._upload(trial, first.payload["staged"], first.payload["folder"])
             case _:
                 self._tell(batch)
+
+    def _upload(self, trial: int, staged: str, folder: str) -> None:
+        path = self._outbox.directory / staged
+        run_id = self._run(trial)
+        if not path.exists():
+            raise Refused(f"the staged artifact {path} is missing")
+        try:
+            self._server.upload(run_id, path, folder)
+        except Refused:
+            raise
+        except Exception as error:
+            # An artifact store may raise anything. Should it be the server that does not answer,
+            # or that has lost the run, this raises what says so.
+            where = self._server.read_run(run_id).artifacts
+            name = PurePosixPath(folder, path.name)
+            reason = (
+                f"{name} of {_describe(trial)} cannot be stored at {redact(where)} "
+                f"({in_brief(error)}); let this machine write there, or have the server serve "
+                "artifacts"
+            )
+            raise NotStored(self._outbox.hold(reason)) from error
 
     def _tell(self, batch: Batch) -> None:
         """Write all that a batch has for a run, in one request where it fits."""
@@ -353,6 +395,12 @@ class Delivery:
             elif run.empty and not run.deleted:
                 self._server.delete_run(run.run_id)
         return chosen
+
+
+def in_brief(error: Exception) -> str:
+    """What went wrong at a server, in one line without secrets."""
+    text = redact(str(error)).strip().split("\n")[0][:300]
+    return f"{type(error).__name__}: {text}"
 
 
 def _changed(params: Mapping[str, str], state: RunState) -> dict[str, str]:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tracking.delivery import Delivery, Server, logger
+from tracking.delivery import Delivery, NotStored, Server, in_brief, logger
 from tracking.outbox import SWEEP, Outbox
-from tracking.provenance import redact
 
 _LINGER_SECONDS = 0.5
 _HURRIED_SECONDS = 0.01
@@ -60,7 +59,7 @@ class Progress(NamedTuple):
 
     Attributes:
         ready: The server was reached and the sweep's run exists.
-        is_down: The last attempt failed.
+        is_down: The last attempt failed, be it only that of storing an artifact.
         heard: When a server that is down last did what it was asked, by the monotonic clock.
     """
 
@@ -99,7 +98,7 @@ class Drain:
         self._hurried = threading.Event()
         self._deadline = float("inf")
         self._heard = time.monotonic()
-        self._is_down = self._is_ready = False
+        self._is_down = self._is_held = self._is_ready = False
         self._told = NOT_YET
 
     # Called from other threads
@@ -136,6 +135,8 @@ class Drain:
 
     def _run(self, outbox: Outbox) -> None:
         delay, waiting = _FIRST_DELAY_SECONDS, 0
+        # An artifact that cannot be stored waits by itself.
+        artifact_delay, not_stored = _FIRST_DELAY_SECONDS, float("-inf")
         delivery: Delivery | None = None
         while time.monotonic() < self._deadline:
             try:
@@ -154,8 +155,15 @@ class Drain:
                         tags=self._destination.tags,
                     )
                 delivery.connect()
-                delivery.drain(self._is_late)
+                wait = _FIRST_DELAY_SECONDS if self._hurried.is_set() else artifact_delay
+                uploads = time.monotonic() >= not_stored + wait
+                delivery.drain(self._is_late, uploads=uploads)
                 ready = outbox.run_id(SWEEP) is not None
+            except NotStored as error:
+                logger.log(logging.DEBUG if self._is_held else logging.WARNING, "%s", error)
+                self._is_held, not_stored = True, time.monotonic()
+                artifact_delay = min(2 * artifact_delay, _MAX_DELAY_SECONDS)
+                continue
             except Exception as error:
                 # The records are safe and the sweep goes on: the only right thing is to try again
                 # later.
@@ -163,10 +171,9 @@ class Drain:
                     delivery.disconnect()
                 logger.log(
                     logging.DEBUG if self._is_down else logging.WARNING,
-                    "%d records wait, the tracking server does not answer (%s: %s)",
+                    "%d records wait, the tracking server does not answer (%s)",
                     waiting,
-                    type(error).__name__,
-                    redact(str(error)).strip().split("\n")[0][:300],
+                    in_brief(error),
                 )
                 self._note(is_down=True)
                 self._pause(delay)
@@ -174,17 +181,20 @@ class Drain:
                 continue
             if self._is_down:
                 logger.info("the tracking server answers again")
+            if self._is_held and uploads and time.monotonic() < self._deadline:
+                logger.info("artifacts are stored again")
+                self._is_held, artifact_delay = False, _FIRST_DELAY_SECONDS
             delay = _FIRST_DELAY_SECONDS
             self._note(is_down=False, ready=ready)
             # Let more come together, unless somebody waits: a request costs more than a point.
-            if not self._closing.is_set() and self._hurried.wait(_LINGER_SECONDS):
+            if self._hurried.wait(_LINGER_SECONDS):
                 time.sleep(_HURRIED_SECONDS)
 
     def _is_late(self) -> bool:
         """Asked between two batches."""
         self._heard = time.monotonic()
-        if self._is_down:
-            self._note(is_down=True)
+        if self._is_down or self._is_held:
+            self._note(is_down=self._is_down)
         return self._heard >= self._deadline
 
     def _pause(self, seconds: float) -> None:
@@ -195,7 +205,8 @@ class Drain:
     def _note(self, *, is_down: bool, ready: bool = False) -> None:
         self._is_down = is_down
         self._is_ready = self._is_ready or ready
-        progress = Progress(self._is_ready, is_down, self._heard if is_down else 0.0)
+        waits = is_down or self._is_held
+        progress = Progress(self._is_ready, waits, self._heard if waits else 0.0)
         if progress != self._told:
             self._told = progress
             self._tell(progress)

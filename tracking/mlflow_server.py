@@ -178,12 +178,16 @@ class MlflowServer:
             self._client.delete_run(run_id)
 
     def read_run(self, run_id: str) -> RunState:
-        """Read status, parameters, metric names and tags."""
+        """Read status, parameters, metric names, tags, and where artifacts lie."""
         with _translated():
             run = self._client.get_run(run_id)
             data = run.data
             return RunState(
-                run.info.status, dict(data.params), frozenset(data.metrics), dict(data.tags)
+                run.info.status,
+                dict(data.params),
+                frozenset(data.metrics),
+                dict(data.tags),
+                run.info.artifact_uri or "",
             )
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:

@@ -41,6 +41,9 @@ _STORE = "store"
 _CORRECTIONS = "corrections"
 """How often marks were corrected."""
 
+_HELD = "held"
+"""Why artifacts wait that could not be stored."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -63,7 +66,8 @@ class Batch:
     """Records of one trial to deliver together, in their order.
 
     Either one artifact, or the experiment's tags; or what a run is told in one request: it may
-    begin with the start and end with the finish, with metrics and tags in between.
+    begin with the start and end with the finish, with metrics and tags in between. Artifacts hold
+    up nothing: what comes behind one may be delivered before it.
     """
 
     trial: int
@@ -202,12 +206,12 @@ class Outbox:
         return True
 
     def trials(self) -> list[int]:
-        """The trials with waiting records, the sweep's own run first."""
+        """The trials with waiting records other than artifacts, the sweep's own run first."""
         with self._lock:
             return [
                 trial
                 for (trial,) in self._db.execute(
-                    "SELECT DISTINCT trial FROM records ORDER BY trial"
+                    "SELECT DISTINCT trial FROM records WHERE kind != 'artifact' ORDER BY trial"
                 )
             ]
 
@@ -220,7 +224,10 @@ class Outbox:
             single: Of each trial one record only, whatever was prepared.
         """
         limit = 1 if single else _MAX_RECORDS
-        query = "SELECT id, kind, state, points FROM records WHERE trial = ? ORDER BY id LIMIT ?"
+        query = (
+            "SELECT id, kind, state, points FROM records "
+            "WHERE trial = ? AND kind != 'artifact' ORDER BY id LIMIT ?"
+        )
         prepared: dict[int, _Prepared] = {}
         sent_next: list[tuple[int, int, int]] = []
         any_metrics = False
@@ -249,7 +256,7 @@ class Outbox:
         self._prepared.update(prepared)
 
     def claim(self, trial: int, *, single: bool = False) -> Batch | None:
-        """Take the trial's oldest records, at most 1,000 points, as prepared.
+        """Take the trial's oldest records but artifacts, at most 1,000 points, as prepared.
 
         Metrics that may have been sent do not come together with others.
 
@@ -265,7 +272,8 @@ class Outbox:
             return None
         with self._lock:
             rows = self._db.execute(
-                "SELECT id, kind, payload FROM records WHERE trial = ? AND id <= ? ORDER BY id",
+                "SELECT id, kind, payload FROM records "
+                "WHERE trial = ? AND kind != 'artifact' AND id <= ? ORDER BY id",
                 (trial, prepared.last_id),
             ).fetchall()
         records = [
@@ -273,6 +281,30 @@ class Outbox:
             for id_, kind, payload in rows
         ]
         return Batch(trial, records, prepared.uncertain)
+
+    def claim_artifact(self, after: int) -> Batch | None:
+        """Take an artifact before which nothing of its trial waits, or None.
+
+        Args:
+            after: Trials take turns: the next one after this trial comes first.
+        """
+        with self._lock:
+            row = self._db.execute(
+                "SELECT id, trial, payload FROM records WHERE kind = 'artifact' "
+                "AND id IN (SELECT MIN(id) FROM records GROUP BY trial) "
+                "ORDER BY trial <= ?, trial LIMIT 1",
+                (after,),
+            ).fetchone()
+        if row is None:
+            return None
+        id_, trial, payload = row
+        return Batch(trial, [Record(id_, "artifact", json.loads(payload))], uncertain=False)
+
+    def hold(self, reason: str) -> str | None:
+        """Remember why artifacts wait, until one is delivered; returns how many do, and why."""
+        with self._lock, self._transaction() as db:
+            _remember(db, _HELD, reason)
+            return held(db)
 
     def delivered(self, batch: Batch) -> None:
         """Remove records that the server acknowledged."""
@@ -282,6 +314,8 @@ class Outbox:
             )
             if batch.records[0].kind == "experiment":
                 _remember(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
+            if batch.records[0].kind == "artifact":
+                db.execute("DELETE FROM meta WHERE key = ?", (_HELD,))
         self._unstage(batch)
 
     def refuse(self, batch: Batch, reason: str) -> None:
@@ -492,6 +526,13 @@ def _insert(
         "INSERT INTO records (trial, kind, state, points, payload) VALUES (?, ?, ?, ?, ?)",
         (trial, kind, state, num_points, payload),
     )
+
+
+def held(db: sqlite3.Connection) -> str | None:
+    """How many artifacts wait, and why; None unless one of them could not be stored."""
+    query = "SELECT COUNT(*) FROM records WHERE kind = 'artifact'"
+    count, reason = db.execute(query).fetchone()[0], read_meta(db, _HELD)
+    return f"{count} artifacts wait: {reason}" if count and reason else None
 
 
 def _remember(db: sqlite3.Connection, key: str, value: str) -> None:

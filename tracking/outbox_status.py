@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tracking.outbox import SWEEP
+from tracking.outbox import SWEEP, held
 from tracking.outbox_file import FILE_NAME, OutboxError, read_meta
 from tracking.points import Marks, Row
 
@@ -37,6 +37,8 @@ class Delivered:
 
     experiment_tags: frozenset[str] = frozenset()
     """The names of those that the experiment was given last."""
+    held: str | None = None
+    """How many artifacts wait although the server answers, and why; None when none failed."""
     damage: str | None = None
     """A sentence about a file that holds nothing which can be read; None when it is sound."""
 
@@ -81,6 +83,7 @@ def read_outbox(directory: Path) -> Delivered:
                     trial: Marks(*json.loads(text))
                     for trial, text in db.execute("SELECT trial, marks FROM marks")
                 },
+                held=held(db),
                 experiment_tags=frozenset(json.loads(read_meta(db, "experiment_tags") or "[]")),
             )
     except sqlite3.OperationalError as error:

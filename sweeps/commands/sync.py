@@ -33,6 +33,8 @@ class Synced(NamedTuple):
     left: int
     refused: int
     """How many the server has refused for good, ever."""
+    held: str | None
+    """How many artifacts wait although the server answers, and why."""
 
 
 def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
@@ -69,9 +71,9 @@ def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
         )
     finally:
         lock.release()
-    refused = read_outbox(paths.outbox).refused
-    gone = refused - before.refused
-    return Synced(before.pending - left - gone, left, refused)
+    after = read_outbox(paths.outbox)
+    gone = after.refused - before.refused
+    return Synced(before.pending - left - gone, left, after.refused, after.held)
 
 
 def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:

@@ -90,6 +90,8 @@ def status(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         if found["state"] != "running":
             waiting += f"; deliver them with: sweep sync {found['name']}"
         lines.append(Text(waiting))
+    if found["outbox_held"]:
+        lines.append(Text(found["outbox_held"], style="yellow"))
     if found["outbox_refused"]:
         lines.append(Text(refused(found["outbox_refused"]), style="yellow"))
     if found["state"] == "interrupted":

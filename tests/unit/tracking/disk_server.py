@@ -105,7 +105,8 @@ class DiskServer:
         status, params, tags = self._one(run_id, "status, params, tags")
         keys = self._db.execute("SELECT DISTINCT key FROM points WHERE run = ?", (run_id,))
         held = frozenset(key for (key,) in keys)
-        return RunState(status, json.loads(params), held, json.loads(tags))
+        where = f"s3://ada:hunter2@bucket/{run_id}"
+        return RunState(status, json.loads(params), held, json.loads(tags), where)
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
         self.calls["history"] += 1

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tracking.delivery import Delivery, Refused, RunGone
+from tracking.delivery import Delivery, NotStored, Refused, RunGone
 from tracking.outbox import SWEEP, Outbox
+from tracking.outbox_status import read_outbox
 from tracking.points import PackedRow
 
 
@@ -47,6 +48,8 @@ class House:
         try:
             self.delivery.connect()
             self.delivery.drain(lambda: False)
+        except NotStored:
+            self.delivery.drain(lambda: False, uploads=False)
         except (OSError, TimeoutError):
             self.delivery.disconnect()
         return self.outbox.pending == 0
@@ -337,3 +340,77 @@ def test_artifacts_arrive_under_their_path(house: House, tmp_path: Path) -> None
         ("figures/loss.png", b"content"),
         ("sweep.yaml", b"content"),
     ]
+
+
+def fill_with_artifacts(house: House) -> None:
+    """The sweep's spec, and of each trial all from its start to its end, with three artifacts."""
+    for name in ("sweep.yaml", "a", "b", "c"):
+        (house.directory / name).write_text(name)
+    house.start(SWEEP)
+    house.outbox.append_artifact(SWEEP, house.directory / "sweep.yaml", "sweep.yaml")
+    for trial in range(3):
+        house.start(trial)
+        for name in ("a", "b", "c"):
+            house.outbox.append_artifact(trial, house.directory / name, f"{trial}/{name}")
+        house.log(trial, 1, house.module.STEPS)
+        house.outbox.append(trial, "finish", {"status": "FINISHED", "time": 9, "tags": {}})
+
+
+def stores_all_but(house: House, names: set[str]) -> Callable[[str, Path, str], None]:
+    real = type(house.server).upload
+
+    def upload(run_id: str, path: Path, folder: str) -> None:
+        if str(Path(folder, path.name)) in names:
+            raise PermissionError(13, "Permission denied", "/mlartifacts")
+        real(house.server, run_id, path, folder)
+
+    return upload
+
+
+def test_an_artifact_that_cannot_be_stored_holds_up_those_of_its_run_alone(house: House) -> None:
+    fill_with_artifacts(house)
+    unwanted = {"sweep.yaml", "1/b"}
+    house.server.upload = stores_all_but(house, unwanted)
+    for _ in range(20):
+        assert not house.attempt()
+    for trial in range(3):
+        assert house.server.points(trial) == house.module.expected(trial)
+        assert house.server.runs(trial)[0][0] == "FINISHED"
+    stored = [path for path, _ in house.server.files()]
+    assert sorted(stored) == ["0/a", "0/b", "0/c", "1/a", "2/a", "2/b", "2/c"]
+    assert house.outbox.pending == 3
+    unwanted.clear()
+    house.deliver()
+    stored = [path for path, _ in house.server.files()]
+    assert sorted(stored[-3:]) == ["1/b", "1/c", "sweep.yaml"]
+    assert stored.index("1/b") < stored.index("1/c")
+
+
+def test_why_an_artifact_waits_is_told_until_one_is_stored(house: House) -> None:
+    fill_with_artifacts(house)
+    unwanted = {"0/a"}
+    house.server.upload = stores_all_but(house, unwanted)
+    house.delivery.connect()
+    reason = (
+        r"9 artifacts wait: 0/a of trial 0 cannot be stored at s3://\[hidden\]@bucket/\d "
+        r"\(PermissionError: \[Errno 13\] Permission denied: '/mlartifacts'\); let this machine "
+    )
+    with pytest.raises(NotStored, match=reason) as told:
+        house.delivery.drain(lambda: False)
+    assert read_outbox(house.directory / "outbox").held == str(told.value)
+    unwanted.clear()
+    house.deliver()
+    assert read_outbox(house.directory / "outbox").held is None
+
+
+def test_a_server_that_goes_away_while_a_file_is_stored_is_told_as_that(house: House) -> None:
+    fill_with_artifacts(house)
+
+    def away(*_: object) -> None:
+        raise ConnectionRefusedError
+
+    house.server.upload = house.server.read_run = away
+    house.delivery.connect()
+    with pytest.raises(ConnectionRefusedError):
+        house.delivery.drain(lambda: False)
+    assert read_outbox(house.directory / "outbox").held is None

@@ -121,6 +121,42 @@ def test_an_outage_is_told_once_and_survived(
     assert texts[1] == "the tracking server answers again"
 
 
+def test_a_store_that_takes_no_artifacts_is_told_once_and_tried_again(
+    tmp_path: Path, server: Any, disk_server: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_full = True
+    tries = 0
+
+    def fault(place: str) -> None:
+        nonlocal tries
+        tries += place == "before upload"
+        if place == "before upload" and is_full:
+            raise PermissionError(13, "Permission denied", "/mlartifacts")
+
+    server.fault = fault
+    (tmp_path / "sweep.yaml").touch()
+    with caplog.at_level(logging.INFO, "tracking"):
+        recorder = recorder_on(tmp_path / "outbox", lambda: server)
+        recorder.artifact(None, tmp_path / "sweep.yaml", "sweep.yaml")
+        for first in range(1, disk_server.STEPS, 10):
+            recorder.log(0, disk_server.lines(0, first, first + 9))
+            assert recorder.flush(0.05) >= 1
+        assert recorder.flush(0.3) == 1
+        assert server.points(0) == disk_server.expected(0)
+        assert 2 < tries < 120
+        assert 0.1 < recorder.silence < 60
+        is_full = False
+        assert recorder.flush(10) == 0
+        assert recorder.close(10) == 0
+    assert recorder.silence == 0.0
+    [(path, _)] = server.files()
+    assert path == "sweep.yaml"
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 2
+    assert texts[0].startswith("1 artifacts wait: sweep.yaml of the sweep cannot be stored at ")
+    assert texts[1] == "artifacts are stored again"
+
+
 def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
     tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

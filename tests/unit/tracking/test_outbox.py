@@ -240,7 +240,7 @@ def test_artifacts_are_copied_at_once_and_removed_after_delivery(tmp_path: Path)
     outbox = Outbox(tmp_path / "outbox")
     outbox.append_artifact(0, source, "figures/best.png")
     source.write_bytes(b"second")
-    batch = outbox.claim(0)
+    batch = outbox.claim_artifact(SWEEP)
     assert batch is not None
     staged = outbox.directory / batch.records[0].payload["staged"]
     assert (staged.name, staged.read_bytes()) == ("best.png", b"first")
@@ -261,6 +261,31 @@ def test_copies_without_a_record_are_removed_on_opening(tmp_path: Path) -> None:
     Outbox(tmp_path / "outbox").close()
     assert not orphan.exists()
     assert [p.read_text() for p in (tmp_path / "outbox").rglob("a.txt")] == ["kept"]
+
+
+def test_artifacts_hold_up_nothing_and_trials_take_turns(tmp_path: Path) -> None:
+    source = tmp_path / "x"
+    source.touch()
+    outbox = Outbox(tmp_path / "outbox")
+    outbox.append(1, "start", {"params": {}})
+    for trial, name in [(1, "a"), (1, "b"), (0, "c")]:
+        outbox.append_artifact(trial, source, name)
+    outbox.append(1, "finish", {"status": "FINISHED"})
+    assert outbox.trials() == [1]
+
+    def claimed(after: int) -> str:
+        batch = outbox.claim_artifact(after)
+        assert batch is not None
+        return Path(batch.records[0].payload["staged"]).name
+
+    assert [claimed(after) for after in (SWEEP, 0, 1)] == ["c", "c", "c"], "the start comes first"
+    batch = outbox.claim(1)
+    assert batch is not None
+    assert [record.kind for record in batch.records] == ["start", "finish"]
+    outbox.delivered(batch)
+    assert [claimed(after) for after in (SWEEP, 0, 1)] == ["c", "a", "c"]
+    assert outbox.trials() == []
+    outbox.close()
 
 
 def test_missing_artifact_and_bad_names_queue_nothing(tmp_path: Path) -> None:

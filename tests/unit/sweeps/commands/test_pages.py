@@ -33,6 +33,20 @@ def test_refused_records_are_told(tmp_path: Path) -> None:
     assert "1 records were refused by the tracking store" in text.getvalue()
 
 
+def test_artifacts_that_cannot_be_stored_are_told(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.append_artifact(0, sweep.paths.spec, "sweep.yaml")
+    assert sweep.view.status()["outbox_held"] is None
+    outbox.hold("sweep.yaml of trial 0 cannot be stored")
+    outbox.close()
+    found = sweep.view.status()
+    assert (found["outbox_pending"], found["outbox_refused"]) == (1, 0)
+    text = io.StringIO()
+    Console(file=text, width=200).print(tables.status(found, sweep.spec))
+    assert "1 artifacts wait: sweep.yaml of trial 0 cannot be stored" in text.getvalue()
+
+
 def test_the_page_on_a_server_is_opened_and_none_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
