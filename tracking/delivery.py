@@ -183,6 +183,11 @@ class Delivery:
         self._open.clear()
         self._held.clear()
 
+    def search_again(self) -> None:
+        """Look for all runs of the sweep anew: a create without an answer may have arrived."""
+        self.disconnect()
+        self.connect()
+
     def drain(self, stop: Callable[[], bool], *, uploads: bool = True) -> None:
         """Deliver until the outbox is empty or `stop` says so: one batch of each trial in turn,
         and one artifact after each round.
@@ -223,8 +228,7 @@ class Delivery:
             # One record of the batch may be at fault, or the run was put into the trash meanwhile:
             # take records one by one and look for the run again, before anything is set aside.
             self._refusals[lane] = self._refusals.get(lane, 0) + 1
-            self.disconnect()
-            self.connect()
+            self.search_again()
             if len(batch.records) == 1 and self._refusals[lane] > _MAX_REFUSALS:
                 logger.error("the server refuses a record of %s: %s", _describe(trial), error)
                 self._outbox.refuse(batch, str(error))
@@ -337,6 +341,7 @@ class Delivery:
         if found is None:
             own = self._identity(trial)
             start_ms = int(time.time() * 1000) if start_ms is None else start_ms
+            self._outbox.creating()
             run_id = self._server.create_run(
                 self._experiment_id, start_ms, {**(tags or {}), **own}
             )

@@ -8,6 +8,7 @@ becomes calls (see `tracking.delivery`), or who fills the outbox.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -22,6 +23,8 @@ _LINGER_SECONDS = 0.5
 _HURRIED_SECONDS = 0.01
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 30.0
+_LATE_SECONDS = 60.0
+"""How long after its client gave up a create may reach the server and still be found."""
 LAST_SECONDS = 0.05
 
 
@@ -137,12 +140,13 @@ class Drain:
         delay, waiting = _FIRST_DELAY_SECONDS, 0
         # An artifact that cannot be stored waits by itself.
         artifact_delay, not_stored = _FIRST_DELAY_SECONDS, float("-inf")
+        unanswered, since = 0, 0.0
         delivery: Delivery | None = None
         while time.monotonic() < self._deadline:
             try:
                 waiting = outbox.pending
                 if self._closing.is_set() and not waiting:
-                    return
+                    break
                 if not outbox.own():  # another process delivers, or has not quite ended
                     self._pause(_FIRST_DELAY_SECONDS)
                     continue
@@ -158,6 +162,9 @@ class Drain:
                 wait = _FIRST_DELAY_SECONDS if self._hurried.is_set() else artifact_delay
                 uploads = time.monotonic() >= not_stored + wait
                 delivery.drain(self._is_late, uploads=uploads)
+                if unanswered and time.monotonic() >= since + _LATE_SECONDS:
+                    delivery.search_again()
+                    outbox.settled()
                 ready = outbox.run_id(SWEEP) is not None
             except NotStored as error:
                 logger.log(logging.DEBUG if self._is_held else logging.WARNING, "%s", error)
@@ -186,9 +193,15 @@ class Drain:
                 self._is_held, artifact_delay = False, _FIRST_DELAY_SECONDS
             delay = _FIRST_DELAY_SECONDS
             self._note(is_down=False, ready=ready)
+            if outbox.unanswered != unanswered:
+                unanswered, since = outbox.unanswered, time.monotonic()
             # Let more come together, unless somebody waits: a request costs more than a point.
             if self._hurried.wait(_LINGER_SECONDS):
                 time.sleep(_HURRIED_SECONDS)
+        if delivery is not None and outbox.unanswered and time.monotonic() < self._deadline:
+            # Whatever goes wrong, the next process looks again.
+            with contextlib.suppress(Exception):
+                delivery.search_again()
 
     def _is_late(self) -> bool:
         """Asked between two batches."""

@@ -41,6 +41,9 @@ _STORE = "store"
 _CORRECTIONS = "corrections"
 """How often marks were corrected."""
 
+_UNANSWERED = "unanswered"
+"""How many creates of runs had an unknown end."""
+
 _HELD = "held"
 """Why artifacts wait that could not be stored."""
 
@@ -340,16 +343,34 @@ class Outbox:
         with self._lock:
             return dict(self._db.execute("SELECT trial, run_id FROM runs"))
 
+    def creating(self) -> None:
+        """Note that the server is asked to create a run, until `adopt` knows its id."""
+        with self._lock, self._transaction() as db:
+            _remember(db, _UNANSWERED, str(_count_unanswered(db) + 1))
+
+    @property
+    def unanswered(self) -> int:
+        """How many creates had an unknown end: each may reach the server yet."""
+        with self._lock:
+            return _count_unanswered(self._db)
+
+    def settled(self) -> None:
+        """No create can reach the server any more."""
+        with self._lock, self._transaction() as db:
+            _remember(db, _UNANSWERED, "0")
+
     def adopt(self, trial: int, run_id: str, held: Marks | None) -> None:
         """Remember a run.
 
         Args:
             held: What the server already holds, when the run existed and this queue did not know
                 it: marks are raised to it, and what is queued is compared before it is sent.
+                None: it was created.
         """
         with self._lock, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (trial, run_id))
             if held is None:
+                _remember(db, _UNANSWERED, str(max(_count_unanswered(db) - 1, 0)))
                 return
             marks = _read_marks(db, trial)
             marks.raise_to(held)
@@ -537,6 +558,10 @@ def held(db: sqlite3.Connection) -> str | None:
 
 def _remember(db: sqlite3.Connection, key: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _count_unanswered(db: sqlite3.Connection) -> int:
+    return int(read_meta(db, _UNANSWERED) or 0)
 
 
 def _save_marks(db: sqlite3.Connection, trial: int, marks: Marks) -> None:

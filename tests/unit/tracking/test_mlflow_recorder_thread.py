@@ -157,6 +157,77 @@ def test_a_store_that_takes_no_artifacts_is_told_once_and_tried_again(
     assert texts[1] == "artifacts are stored again"
 
 
+class LateCreate:
+    """The first create of trial 0's run reaches the server after its client has given up."""
+
+    def __init__(self, server: Any) -> None:
+        self._real = server.create_run
+        self._late: tuple[Any, ...] | None = None
+        server.create_run = self._create
+
+    def arrive(self) -> None:
+        self._real(*self._late)
+
+    def _create(self, experiment_id: str, start_ms: int, tags: dict[str, str]) -> str:
+        if self._late is None and "gradsweep.trial" in tags:
+            self._late = experiment_id, start_ms, tags
+            raise TimeoutError("read timed out")
+        return str(self._real(experiment_id, start_ms, tags))
+
+
+@pytest.mark.parametrize("when", ["later", "at its close", "by the next process"])
+def test_a_create_that_arrives_late_leaves_one_run(
+    tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    create = LateCreate(server)
+    recorder = recorder_on(tmp_path / "outbox", lambda: server)
+    recorder.start(0, {"lr": 1}, {})
+    assert recorder.flush(10) == 0
+    if when == "by the next process":
+        recorder.close(10)
+        recorder = recorder_on(tmp_path / "outbox", lambda: server)
+        assert recorder.flush(10) == 0
+    create.arrive()
+    assert len(server.runs(0)) == 2
+    if when == "later":
+        monkeypatch.setattr(draining, "_LATE_SECONDS", 0.0)
+        deadline = time.monotonic() + 10
+        while len(server.runs(0)) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    else:
+        recorder.close(10)
+    [(_, params, _)] = server.runs(0)
+    assert params == {"lr": "1"}
+    recorder.close(10)
+
+
+def test_a_server_is_searched_again_only_for_a_create_without_an_answer(
+    tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = 0
+    real = server.find_runs
+
+    def find_runs(experiment_id: str) -> Any:
+        nonlocal searches
+        searches += 1
+        return real(experiment_id)
+
+    server.find_runs = find_runs
+    monkeypatch.setattr(draining, "_LATE_SECONDS", 0.0, raising=False)
+    recorder = recorder_on(tmp_path / "outbox", lambda: server)
+    recorder.start(0, {"lr": 1}, {})
+    assert recorder.close(10) == 0
+    assert searches == 1
+    LateCreate(server)
+    recorder = recorder_on(tmp_path / "outbox", lambda: server)
+    recorder.start(1, {"lr": 1}, {})
+    assert recorder.flush(10) == 0
+    time.sleep(0.1)
+    assert searches == 4, "before, after the error, and once more"
+    assert recorder.close(10) == 0
+    assert searches == 4
+
+
 def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
     tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
