@@ -164,7 +164,7 @@ class Outbox:
         return sum(num_points for _, num_points in packed)
 
     def append_artifact(self, trial: int, path: Path, name: str) -> None:
-        """Queue a copy of a file.
+        """Queue a copy of a file, which is on the disk before its record can be.
 
         Raises:
             ValueError: `name` is not a relative path.
@@ -176,7 +176,10 @@ class Outbox:
         staged = self.directory / _STAGED / uuid.uuid4().hex / target.name
         staged.parent.mkdir(parents=True)
         try:
-            shutil.copyfile(path, staged)
+            with path.open("rb") as source, staged.open("xb") as copy:
+                shutil.copyfileobj(source, copy)
+            for each in (staged, staged.parent, self.directory / _STAGED, self.directory):
+                _sync_path(each)
             folder = "" if str(target.parent) == "." else str(target.parent)
             self.append(
                 trial,
@@ -460,11 +463,7 @@ class Outbox:
         pages. So syncing the log as it is now covers every commit so far. SQLite locks other files
         than the log, so closing it here drops no lock.
         """
-        log = os.open(f"{self._path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(log)
-        finally:
-            os.close(log)
+        _sync_path(Path(f"{self._path}-wal"))
 
     def _load_marks(self, trial: int) -> Marks:
         """Return a trial's marks: who queues raises them, who delivers corrects them."""
@@ -513,6 +512,15 @@ class Outbox:
             f"the outbox {self._path} cannot be used: {error}; {free} bytes are free on that "
             "disk; what it holds is untouched; free space or correct the permissions, then resume"
         )
+
+
+def _sync_path(path: Path) -> None:
+    """Wait until a file's content, or what a directory lists, is on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _together(rows: list[_Stored]) -> list[_Stored]:

@@ -8,6 +8,7 @@ whatever was under way is whole or not there.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.spec.spec import parse_spec
 from tests.asking import ask
+from tests.chaos import persisting
 from tests.chaos.faults import Faults, Kind
 from tests.chaos.persisting import SPEC, creation, open_store, save
 from tests.chaos.power import FATES, Fate
@@ -165,6 +167,9 @@ def _outbox(remains: Remains) -> None:
         assert not delivered & set(waiting)
         assert queued - claimed <= set(waiting)
         assert claimed - set(waiting) in (set(), claimed)
+    for (payload,) in outbox._db.execute("SELECT payload FROM records WHERE kind = 'artifact'"):
+        copy = remains.directory / json.loads(payload)["staged"]
+        assert copy.read_bytes() == Path(persisting.__file__).read_bytes()
     # Every row is handed in again, as after a crash: those that are known are dropped.
     gone = claimed - set(waiting)
     outbox.append_rows(0, [Row(step, 0, {"loss": 1 / step}) for step in range(1, 8)])
