@@ -91,6 +91,7 @@ def init(
 @app.command()
 def check(file: File, settings: Overrides = None) -> None:
     """Validate everything that can be known before running; start nothing."""
+    from sweeps.commands.attempt import check_tracking
     from sweeps.engine.preflight import Inspection
     from sweeps.engine.resources import Machine, plan
     from sweeps.results import messages
@@ -100,6 +101,7 @@ def check(file: File, settings: Overrides = None) -> None:
         for module in spec.modules:  # said before it happens
             messages.sentence(out, f"imports {module}, whose code runs", style="")
         check_sampler(spec)
+        check_tracking(spec)
         machine = Machine.probe()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
         with err.status("loading the task"):

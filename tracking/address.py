@@ -5,11 +5,16 @@ What must not live here: whether there is anything at the address (see `tracking
 
 from __future__ import annotations
 
+import os
+import re
+from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
 _DATABASES = frozenset({"sqlite", "postgresql", "mysql", "mssql"})
-
+_BUILT_IN = re.compile(
+    r"https?://[^/]|sqlite(\+\w+)?:///.|(postgresql|mysql|mssql)(\+\w+)?://|databricks(://|$)"
+)
 
 _OF_SERVERS = (
     "MLFLOW_TRACKING_URI",  # may hold them
@@ -18,6 +23,18 @@ _OF_SERVERS = (
     "MLFLOW_TRACKING_TOKEN",
 )
 _OF_POSTGRES = ("PGPASSWORD", "PGPASSFILE")
+
+
+def names_store(uri: str) -> bool:
+    """Whether MLflow has a store for such an address: its own, a plugin's, or, if asked to by
+    `MLFLOW_ALLOW_FILE_STORE`, a directory.
+    """
+    if _BUILT_IN.match(uri):
+        return True
+    scheme, colon, _ = uri.partition(":")
+    if not colon or scheme == "file":
+        return os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() in ("true", "1")
+    return scheme in entry_points(group="mlflow.tracking_store").names
 
 
 def is_server(uri: str) -> bool:

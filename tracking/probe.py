@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tracking.address import file_of, is_database, is_server
+from tracking.address import file_of, is_database, is_server, names_store
 from tracking.mlflow_server import connect
 from tracking.provenance import redact
 from tracking.tables import REVISION_QUERY, RUN_QUERY, TablesDiffer, check_revision
@@ -28,6 +28,8 @@ _OFFLINE = "or run with --offline and deliver later with `sweep sync`"
 _WITH_TIMEOUT = ("postgresql:", "postgresql+psycopg2:", "postgresql+psycopg:")
 """Whose driver knows a `connect_timeout`."""
 
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
+
 
 class TrackingUnusable(ValueError):
     """A tracking address that nothing can be recorded at.
@@ -39,6 +41,22 @@ class TrackingUnusable(ValueError):
     def __init__(self, message: str) -> None:
         super().__init__(f"tracking.uri: {message}")
         self.message = message
+
+
+def check_address(uri: str) -> None:
+    """Refuse an address that names no store, without asking anybody.
+
+    Raises:
+        TrackingUnusable: MLflow would have no use for it, now or later.
+    """
+    if names_store(uri):
+        return
+    example = "for example https://mlflow.example or sqlite:////home/ada/mlflow.db"
+    remedy = f"http://{uri}" if _HOST_AND_PORT.match(uri) else example
+    raise TrackingUnusable(
+        f"{redact(uri)} names no tracking store; it must begin with http://, https://, "
+        f"sqlite:///, postgresql://, mysql://, mssql:// or databricks; write {remedy}"
+    )
 
 
 def probe(uri: str, *, known: bool = False) -> None:
@@ -53,13 +71,14 @@ def probe(uri: str, *, known: bool = False) -> None:
         TrackingUnusable: It does not answer, refuses the credentials, is too old, is no tracking
             store at all, or another version of MLflow made its tables.
     """
+    check_address(uri)
     try:
         if is_server(uri):
             if not known:
                 _probe_server(uri)
         elif uri.startswith("sqlite:"):
             _probe_file(uri, known=known)
-        elif "://" in uri and not uri.startswith("databricks"):
+        elif is_database(uri):
             _probe_database(uri, known=known)
     except TablesDiffer as error:
         raise _unusable(uri, str(error), error.remedy(redact(uri))) from error
@@ -162,7 +181,7 @@ def _probe_database(uri: str, *, known: bool) -> None:
             uri, connect_args=limits, poolclass=sqlalchemy.pool.NullPool
         )
         with engine.connect() as db:
-            if is_database(uri) and sqlalchemy.inspect(db).has_table("alembic_version"):
+            if sqlalchemy.inspect(db).has_table("alembic_version"):
                 check_revision(db.execute(sqlalchemy.text(REVISION_QUERY)).fetchone())
     except ImportError as error:
         raise _unusable(

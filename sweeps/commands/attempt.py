@@ -67,6 +67,7 @@ def attempt(
     inspection: Inspection | None = None
     try:
         with leaving(), err.status("loading the task") as spinner, ExitStack() as stack:
+            check_tracking(spec)
             where: Machine | Cluster = Machine.probe()
             # Before the cluster's nodes are asked: what is wrong here is wrong there, too.
             probe_store(paths, spec, new=new)
@@ -140,6 +141,21 @@ def _connected(
         withhold=credentials(spec.tracking.uri, spec.storage.ledger),
         tell=lambda message: messages.sentence(err, message, style="yellow"),
     )
+
+
+def check_tracking(spec: SweepSpec) -> None:
+    """See that a sweep's tracking address names a store; nobody is asked.
+
+    Raises:
+        Refused: It names none.
+    """
+    from tracking.probe import TrackingUnusable, check_address
+
+    if spec.tracking.uri is not None:
+        try:
+            check_address(spec.tracking.uri)
+        except TrackingUnusable as error:
+            raise Refused([Fault(("tracking", "uri"), error.message)]) from error
 
 
 def _probe_tracking(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:

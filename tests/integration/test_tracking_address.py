@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,61 @@ def test_a_server_that_cannot_be_used(
 ) -> None:
     with _server(answer) as url, pytest.raises(TrackingUnusable, match=message):
         probe(url)
+
+
+@pytest.mark.parametrize(
+    ("uri", "remedy"),
+    [
+        ("localhost:5000", "write http://localhost:5000"),
+        ("mlflow.lab:80/team", "write http://mlflow.lab:80/team"),
+        ("mlflow.example", "write for example"),
+        ("http//localhost:5000", "write for example"),
+        ("http:/127.0.0.1:5000", "write for example"),
+        ("https://", "write for example"),
+        ("runs.db", "write for example"),
+        ("mlruns", "write for example"),
+        ("file:///tmp/mlruns", "write for example"),
+        ("sqlite:runs.db", "write for example"),
+        ("sqlite://", "write for example"),
+        ("postgres://db/mlflow", "write for example"),
+        ("databricks-uc", "write for example"),
+        ("ftp://mlflow.lab", "write for example"),
+    ],
+)
+def test_an_address_that_names_no_store(uri: str, remedy: str) -> None:
+    with pytest.raises(TrackingUnusable) as refused:
+        probe(uri, known=True)
+    said = str(refused.value)
+    assert said.startswith(f"tracking.uri: {uri} names no tracking store; it must begin with http")
+    assert f"; {remedy}" in said
+    assert "--offline" not in said
+
+
+@pytest.mark.parametrize(
+    "uri", ["databricks", "databricks://work", "mlruns", "file:///x", "lab:x", "lab://x"]
+)
+def test_addresses_that_mlflow_takes_and_nobody_can_probe(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    plugin = EntryPoint("lab", "lab:Store", "mlflow.tracking_store")
+    monkeypatch.setattr("tracking.address.entry_points", lambda **_: EntryPoints([plugin]))
+    probe(uri)
+
+
+def test_no_command_takes_an_address_that_names_no_store(cli: CommandLine) -> None:
+    cli.write("tiny.yaml", TINY)
+    for said in (
+        cli("check", "tiny.yaml", "-s", "tracking.uri=localhost:5000"),
+        cli("run", "tiny.yaml", "--offline", "--tracking-uri", "localhost:5000"),
+    ):
+        assert said.returncode == 2, said.stdout + said.stderr
+        assert said.stderr.endswith(
+            ": tracking.uri: localhost:5000 names no tracking store; it must begin with http://, "
+            "https://, sqlite:///, postgresql://, mysql://, mssql:// or databricks; write "
+            "http://localhost:5000\n"
+        )
+    assert not cli.root.exists()
 
 
 def test_databases_that_cannot_be_used(tmp_path: Path) -> None:
@@ -205,6 +261,9 @@ def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine, nowhere: s
     assert in_vain.returncode == 2
     assert f"tracking.uri: {nowhere} does not answer" in in_vain.stderr
     # The address was wrong: the records go elsewhere.
+    no_store = cli("resume", "small", "--offline", "-s", "tracking.uri=localhost:5000")
+    assert no_store.returncode == 2
+    assert "tracking.uri: localhost:5000 names no tracking store" in no_store.stderr
     elsewhere = cli("resume", "small", "--offline", "-s", "tracking.uri=null")
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert f"changed: tracking.uri: {nowhere} -> null\n" in elsewhere.stderr
