@@ -190,14 +190,26 @@ def bare_tune() -> Iterator[None]:
     """Leave out what Tune does for nobody here: to write down its state, which holds all trials,
     each time that one of them saves, for it keeps each trial's newest pointer only; and to count
     which of its callbacks are used, for statistics that are off, for which it imports MLflow.
+    And what harms: to take an error of the driver, met while a trial's end is told, for the loss
+    of that trial's worker.
     """
     from ray.air._internal import usage
+    from ray.tune.error import _TuneStopTrialError
     from ray.tune.execution import experiment_state
+    from ray.tune.execution.tune_controller import TuneController
 
     manager: Any = experiment_state._ExperimentCheckpointManager
+    count_failure: Any = TuneController._process_trial_failure
+
+    def end_with_it(controller: Any, trial: Any, exception: Any) -> None:
+        if isinstance(exception, _TuneStopTrialError):
+            raise  # the error itself, which is being handled; this one is only its text
+        count_failure(controller, trial, exception)
+
     with (
         _replaced(usage, "tag_callbacks", lambda _: False),
         _replaced(manager, "on_trial_checkpoint", lambda *_: None),
+        _replaced(TuneController, "_process_trial_failure", end_with_it),
     ):
         yield
 

@@ -1,10 +1,14 @@
-"""Sweeps that signals stop, and a second driver. Kills are in `tests/chaos`, rows 1 and 6."""
+"""Sweeps that signals stop, a second driver, and a ledger that refuses an end. Kills are in
+`tests/chaos`, rows 1 and 6.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import uuid
@@ -14,7 +18,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
+from tests.integration.commandline import SMALL, TINY, CommandLine, no_process_of, wait_until
 from trainable.history import read_rows
 
 # Some five seconds a trial, in few and heavy steps: a signal comes in the middle of several of
@@ -28,6 +32,11 @@ LONG = (
     + "train: {batch_size: 256}\n"
 )
 
+# As SQLite says it while another process writes, but of the end of a trial alone.
+HELD = """
+CREATE TRIGGER held BEFORE UPDATE OF state ON trials WHEN NEW.state = 'COMPLETE'
+BEGIN SELECT RAISE(ABORT, 'database is locked'); END
+"""
 
 DRAINS = """
 import os, signal, sys, time
@@ -170,6 +179,24 @@ def test_a_second_ctrl_c_leaves_at_once(cli: CommandLine) -> None:
     kept = cli.json("trials", "small")
     assert [t["params"] for t in kept[: len(before)]] == [t["params"] for t in before]
     assert all(t["checkpoint"] for t in kept[:2])
+
+
+def test_a_ledger_that_refuses_an_end_stops_the_sweep_and_no_trial_is_lost(
+    cli: CommandLine,
+) -> None:
+    cli.write("small.yaml", TINY)
+    driver = cli.start("run", "small.yaml")
+    wait_until((cli.root / "small/sweep.yaml").exists, every=0.05)  # Ray is still to start
+    with contextlib.closing(sqlite3.connect(cli.root / "small/ledger.db")) as ledger:
+        ledger.execute(HELD)
+        printed, _ = driver.communicate(timeout=60)
+        ledger.execute("DROP TRIGGER held")
+    assert driver.returncode == 4, printed
+    assert "another process has held the ledger" in printed
+    assert printed.splitlines()[-1] == "sweep resume small"
+    cli.ok("resume", "small")
+    after = cli.json("trials", "small")
+    assert [(t["state"], t["attempts"]) for t in after] == [("complete", 1)] * 2
 
 
 @pytest.mark.parametrize("moment", ["while it starts", "when it has started"])
