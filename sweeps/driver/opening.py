@@ -58,8 +58,8 @@ class OpenSweep:
     def left(self) -> int:
         """How many trials are still to come to their end, or to be begun."""
         trials = self.ledger.trials()
-        awaited = len(trials) if self.stopped else self.spec.trials
-        return awaited - sum(trial.finished for trial in trials)
+        unfinished = sum(not trial.finished for trial in trials)
+        return unfinished + (0 if self.stopped else max(0, self.spec.trials - len(trials)))
 
     def reconcile(self, warn: Callable[[str], None]) -> None:
         """Put right what an earlier driver left half done; a new sweep is a case like any other.
