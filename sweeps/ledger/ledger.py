@@ -358,7 +358,7 @@ class Ledger:
             return
         progress = {**trial.user_attrs.get("progress", {}), "step": step, "epoch": epoch}
         before = [values[0] for values in known.values() if is_finite(values)]
-        # NaN is never best; of equals the earlier stays it.
+        # NaN and infinity are never best; of equals the earlier stays it.
         if is_finite((value, *others)) and all(
             value < other if self.minimize else value > other for other in before
         ):

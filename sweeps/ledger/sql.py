@@ -34,7 +34,7 @@ class Dialect:
 
     def number(self, value: str, kind: str) -> str:
         """Return SQL for a stored number. Optuna keeps what is not finite beside it; a NaN stays
-        NULL, which no minimum takes.
+        NULL.
         """
         return (
             f"CASE {kind} WHEN 'FINITE' THEN {value} WHEN 'INF_POS' THEN {self.infinity} "

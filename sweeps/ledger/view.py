@@ -129,9 +129,8 @@ Trial = TypeVar("Trial", bound=TrialSummary)
 
 
 def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
-    """Return the best of some reports; a NaN is never the best, and of none there is none."""
-    numbers = [value for value in values if not math.isnan(value)]
-    return (min if minimize else max)(numbers, default=None)
+    """Return the best of some reports: NaN and infinity never are, and of none there is none."""
+    return (min if minimize else max)(filter(math.isfinite, values), default=None)
 
 
 def best_reports(
@@ -381,9 +380,10 @@ class LedgerView:
             single = db.execute(
                 f"SELECT trial_id, {self._told_value} FROM trials "
                 "JOIN trial_values USING (trial_id) WHERE study_id = :study UNION ALL "
-                f"SELECT trial_id, {pick}({self._reported_value}) FROM trials "
-                "JOIN trial_intermediate_values USING (trial_id) "
-                "WHERE study_id = :study AND state != 'COMPLETE' GROUP BY trial_id",
+                f"SELECT trial_id, {pick}(intermediate_value) FROM trials "
+                "JOIN trial_intermediate_values USING (trial_id) WHERE study_id = :study "
+                "AND state != 'COMPLETE' AND intermediate_value_type = 'FINITE' "
+                "GROUP BY trial_id",
                 self._study,
             )
             return {trial: (value,) for trial, value in single}

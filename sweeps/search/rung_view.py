@@ -68,7 +68,7 @@ def _as_complete(trial: FrozenTrial, rung: int, *, minimize: bool) -> FrozenTria
     so_far = [value for epoch, value in trial.intermediate_values.items() if epoch <= rung]
     value = best_report(so_far, minimize=minimize)
     if value is None:
-        return trial  # nothing but NaN
+        return trial  # nothing finite
     shown = copy.copy(trial)
     shown.state, shown.value = TrialState.COMPLETE, value
     shown.datetime_complete = trial.datetime_complete or trial.datetime_start

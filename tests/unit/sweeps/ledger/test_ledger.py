@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,6 +164,25 @@ def test_best_follows_the_mode(path: Path) -> None:
     best = ledger.best()
     assert best is not None
     assert (best.number, best.value) == (1, 0.8)
+
+
+@pytest.mark.parametrize(("mode", "infinite"), [("max", math.inf), ("min", -math.inf)])
+@pytest.mark.parametrize("ending", [None, "complete", "pruned"])
+def test_infinity_is_a_report_and_never_the_best(
+    place: Place, mode: Any, infinite: float, ending: Any
+) -> None:
+    ledger = Ledger.create(place, mode=mode, sweep_id="s1")
+    nothing_else, number = _ask(ledger), _ask(ledger)
+    ledger.report(nothing_else, epoch=1, step=10, value=infinite)
+    for epoch, value in enumerate([0.5, infinite, 0.5], start=1):
+        ledger.report(number, epoch=epoch, step=10 * epoch, value=value)
+    if ending is not None:
+        ledger.finish(number, ending)
+    for record in (ledger.trial(number), LedgerView(place).trials[number]):
+        assert (record.value, record.best_epoch, record.best_step) == (0.5, 1, 10)
+    for record in (ledger.trial(nothing_else), LedgerView(place).trials[nothing_else]):
+        assert (record.value, record.best_step) == (None, None)
+    assert ledger.trial(number).reports == {1: 0.5, 2: infinite, 3: 0.5}
 
 
 def test_attempts_are_counted_over_reopening(ledger: Ledger, place: Place) -> None:
