@@ -57,7 +57,7 @@ def conclude(
     cause: str | None = None
     unpublished: str | None = None
     undrawn = 0
-    if hopeless:
+    if hopeless and (left or not best):  # else nobody was saved by it
         failed, cause = hopeless.numbers[-1], hopeless.cause
     elif not best:
         failed, cause = no_success(trials)

@@ -1,0 +1,70 @@
+"""What the end of an attempt comes to: for whom calls the command, and for the sweep's own run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sweeps.driver import conclusion
+from sweeps.driver.conclusion import conclude
+from sweeps.driver.opening import OpenSweep
+from sweeps.early_stopping.failures import Failure, SameFailures
+from sweeps.publishing.pictures import Gallery
+from tests.specs import with_overrides
+from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.recorder import MemoryRecorder
+
+
+class Delivered(MemoryRecorder):
+    """In which everything has arrived at once."""
+
+    silence = 0.0
+
+    def flush(self, timeout: float) -> int:
+        del timeout
+        return 0
+
+    close = flush
+
+
+@pytest.mark.parametrize(
+    ("complete", "trials", "status", "code"),
+    [
+        (2, 5, "FINISHED", 0),
+        (2, 6, "FAILED", 3),  # one is saved from the same failure
+        (0, 3, "FAILED", 3),
+    ],
+)
+def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_best(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    complete: int,
+    trials: int,
+    status: str,
+    code: int,
+) -> None:
+    monkeypatch.setattr(conclusion, "_publish_report", lambda *_: None)  # takes seconds
+    made, same = MadeSweep(tmp_path), SameFailures(3)
+    for _ in range(complete):
+        made.add("complete", 0.5)
+    for _ in range(3):
+        number = made.add("failed", 0.7, reason="ValueError: x")
+        same.failed(number, Failure("error", "ValueError: x", "", "task.py:3"))
+    recorder: Any = Delivered()
+    uninterrupted: Any = SimpleNamespace(requested=False, exit_code=0)
+    sweep = OpenSweep(
+        made.paths, with_overrides(made.spec, [f"trials={trials}"]), made.ledger, recorder
+    )
+    made.ledger.note_attempt({})
+    with Gallery(made.spec, made.paths, [], recorder) as gallery:
+        outcome = conclude(sweep, gallery, uninterrupted, same.hopeless)
+    assert (outcome.exit_code, recorder.runs[None].status) == (code, status)
+    if code:
+        assert "failed in the same way: ValueError: x (task.py:3)" in str(outcome.cause)
+    else:
+        assert recorder.runs[None].tags["best_trial"] == "0"
+        assert made.view.ledger.concluded == trials
+        assert made.view.outcome().exit_code == 0
