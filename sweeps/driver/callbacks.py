@@ -40,7 +40,7 @@ from sweeps.recording.curves import recorded
 from sweeps.recording.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags, lineage_tags
 from sweeps.results.running import Progress, View
 from sweeps.spec.parameters import searched, trial_parameters
-from sweeps.spec.spec import SweepSpec
+from sweeps.spec.spec import SpecError, SweepSpec
 from sweeps.stores import trial_store
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
@@ -128,6 +128,15 @@ class Bookkeeper(Callback):
         if not record.finished:
             self._recorder.start(number, searched(record.params), {})
             self._stopped(number, reason)
+
+    def refuse(self, number: int, error: SpecError) -> None:
+        """Let a trial fail whose values are no configuration. It is not counted with the failures
+        that end a sweep: what else is drawn may well be one.
+        """
+        self._fence()
+        self._recorder.start(number, searched(self._ledger.trial(number).params), {})
+        self._log_the_rest(number)  # of what it was before the spec changed
+        self._end(number, "failed", reason=f"config: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here

@@ -70,6 +70,7 @@ def tune_trials(
         paths,
         scheduler,
         fence=lock.check,
+        refuse=lambda number, error: bookkeeper.refuse(number, error),
         concurrency=plan.concurrency,
         threads=max(1, int(plan.cpu)),
         warn=view.warned,

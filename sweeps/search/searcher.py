@@ -40,6 +40,7 @@ class LedgerSearcher(Searcher):
         paths: Where each trial's directory is.
         scheduler: Is told an unfinished trial's past when Tune gives it a new id.
         fence: Called right before a trial is added; raises when another driver may run the sweep.
+        refuse: Told of a trial whose values are no configuration, and why; gives it its end.
         concurrency: How many trials may be live at once.
         threads: CPU threads of each trial.
         warn: Told, by the trial's number, what its user should know.
@@ -53,6 +54,7 @@ class LedgerSearcher(Searcher):
         scheduler: TrialScheduler,
         *,
         fence: Callable[[], None],
+        refuse: Callable[[int, SpecError], None],
         concurrency: int,
         threads: int,
         warn: Callable[[int, str], None] = lambda *_: None,
@@ -64,6 +66,7 @@ class LedgerSearcher(Searcher):
         self._scheduler = scheduler
         self._proposer = Proposer(spec, ledger)
         self._fence = fence
+        self._refuse = refuse
         self._concurrency = concurrency
         self._threads = threads
         self._pauses = make_pauses(spec)
@@ -104,8 +107,7 @@ class LedgerSearcher(Searcher):
             try:
                 config = self._spec.trial_config(trial.number, trial.params)
             except SpecError as error:
-                self._fence()
-                self._ledger.finish(trial.number, "failed", reason=f"config: {error}")
+                self._refuse(trial.number, error)
                 continue
             self._tell_past(trial, trial_id)
             self._live[trial_id] = trial.number

@@ -148,6 +148,7 @@ class Ours:
             paths,
             self.scheduler,
             fence=lambda: None,
+            refuse=lambda *_: None,
             concurrency=spec.concurrency,
             threads=1,
         )

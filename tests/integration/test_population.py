@@ -67,6 +67,7 @@ class Driver:
             paths,
             FIFOScheduler(),
             fence=lambda: None,
+            refuse=lambda *_: None,
             concurrency=1,
             threads=1,
             warn=lambda number, sentence: self.warned.append((number, sentence)),

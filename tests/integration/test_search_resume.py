@@ -96,7 +96,14 @@ class Driver:
                     finished=True,
                 )
         self.searcher = LedgerSearcher(
-            self.ledger, spec, paths, self.scheduler, fence=lambda: None, concurrency=1, threads=1
+            self.ledger,
+            spec,
+            paths,
+            self.scheduler,
+            fence=lambda: None,
+            refuse=lambda *_: None,
+            concurrency=1,
+            threads=1,
         )
 
     def run(self) -> None:

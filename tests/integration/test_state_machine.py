@@ -262,7 +262,14 @@ class Driver:
                     number=trial.number, finished=True,
                 )  # fmt: skip
         self.searcher = LedgerSearcher(
-            self.ledger, spec, paths, self._scheduler, fence=lambda: None, concurrency=2, threads=1
+            self.ledger,
+            spec,
+            paths,
+            self._scheduler,
+            fence=lambda: None,
+            refuse=lambda *told: self._book.refuse(*told),
+            concurrency=2,
+            threads=1,
         )
         view: Any = SimpleNamespace(
             started=lambda *_: None, reported=lambda *_: None, ended=lambda *_: None

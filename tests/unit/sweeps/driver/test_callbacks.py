@@ -16,6 +16,7 @@ import pytest
 from sweeps.driver.callbacks import Bookkeeper
 from sweeps.lock import LockLost, SweepLock
 from sweeps.results.running import Progress
+from sweeps.spec.spec import SpecError
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.ray_adapter import OBJECTIVE
@@ -152,6 +153,7 @@ ACTS: dict[str, Act] = {
     "is lost for good": lambda keeper, trial: keeper.on_trial_error(0, [trial], trial),
     "is to stop": lambda keeper, _: keeper.stop(0, "enough", live=True),
     "is stopped": lambda keeper, _: keeper.stop(0, "enough", live=False),
+    "is refused": lambda keeper, trial: keeper.refuse(trial.config["number"], SpecError([])),
     "is left behind": lambda keeper, _: keeper.interrupt_live(),
     **{f"ends: {ending}": _ends(ending) for ending in _ENDINGS},
 }

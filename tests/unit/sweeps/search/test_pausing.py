@@ -43,7 +43,14 @@ class Driver:
         self.paths, self.recorder = paths, recorder
         self.ledger = Ledger.open(paths.ledger)
         self.searcher = LedgerSearcher(
-            self.ledger, spec, paths, FIFOScheduler(), fence=lambda: None, concurrency=1, threads=1
+            self.ledger,
+            spec,
+            paths,
+            FIFOScheduler(),
+            fence=lambda: None,
+            refuse=lambda *told: self.book.refuse(*told),
+            concurrency=1,
+            threads=1,
         )
         self.seen: list[tuple[str, int]] = []
         view: Any = SimpleNamespace(

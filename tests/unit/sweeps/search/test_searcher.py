@@ -4,13 +4,16 @@ restarted.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.tune.search import Searcher
 
+from sweeps.driver.callbacks import Bookkeeper
 from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
@@ -18,6 +21,8 @@ from sweeps.lock import LockLost, SweepLock
 from sweeps.search.proposals import Proposer
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.spec.spec import EarlyStoppingConfig, SweepSpec, parse_spec
+from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.recorder import MemoryRecorder
 
 SPEC = """
 name: quad
@@ -52,6 +57,7 @@ class Driver:
             SweepPaths(path.parent, "quad"),
             make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode),
             fence=fence,
+            refuse=lambda *_: None,
             concurrency=1,
             threads=1,
         )
@@ -186,6 +192,46 @@ def test_while_a_stop_holds_nothing_is_handed_out_and_the_live_are_waited_for(
     driver.searcher.on_trial_complete("a")
     assert driver.ask("b") == Searcher.FINISHED
     assert len(driver.ledger.trials()) == 1
+
+
+def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    """More of them than the same failures that end a sweep: it goes on with what can be one."""
+    space = {"train.batch_size": {"choice": [100]}, "train.accumulation": {"choice": [8, 1]}}
+    made = MadeSweep(tmp_path, space=json.dumps(space), more="failures: {same_failure_limit: 1}")
+    recorder, ended, shown = MemoryRecorder(), [], []
+    view: Any = SimpleNamespace(ended=lambda *told: shown.append(told))
+    book = Bookkeeper(
+        made.spec, made.paths, made.ledger, recorder, view,
+        fence=lambda: None, on_step=lambda: None, on_end=ended.append,
+    )  # fmt: skip
+    searcher = LedgerSearcher(
+        made.ledger,
+        made.spec,
+        made.paths,
+        make_scheduler(spec.early_stopping, epochs=10, mode="min"),
+        fence=lambda: None,
+        refuse=book.refuse,
+        concurrency=9,
+        threads=1,
+    )
+    fit = []
+    while isinstance(config := searcher.suggest(f"t{len(fit)}"), dict):
+        assert config["config"]["train"]["accumulation"] == 1
+        fit.append(config["number"])
+    refused = [trial for trial in made.ledger.trials() if trial.finished]
+    assert sorted([*fit, *(trial.number for trial in refused)]) == [0, 1, 2]
+    assert len(refused) > 1
+    assert ended == refused
+    for trial in refused:
+        assert (trial.state, trial.attempts) == ("failed", 0)
+        assert str(trial.reason).startswith("config: ")
+        run = recorder.runs[trial.number]
+        assert (run.status, run.tags["failure.kind"]) == ("FAILED", "config")
+        assert run.params["space.train.accumulation"] == "8"
+    assert shown == [(trial.number, "failed", None, trial.reason) for trial in refused]
+    assert book.hopeless is None
 
 
 def test_driver_whose_lock_was_taken_over_adds_no_trial(tmp_path: Path, spec: SweepSpec) -> None:
