@@ -106,7 +106,8 @@ def _time(spec: SweepSpec, seconds: float) -> Fired | None:
     hours = spec.stop.hours
     if hours is None or seconds < hours * 3600:
         return None
-    return Fired("stop.hours", f"its {hours:g} hours are over", f"stop.hours={2 * hours:g}")
+    more = float(f"{2 * max(hours, seconds / 3600):.3g}")
+    return Fired("stop.hours", f"its {hours:g} hours are over", f"stop.hours={more:g}")
 
 
 def _best(trials: Iterable[TrialSummary], *, minimize: bool) -> float | None:
@@ -133,9 +134,12 @@ class Stops:
 
     def look(self) -> Fired | None:
         """Return the stop that holds; called in each turn of the driver's loop."""
-        if self._seconds - self._kept >= _KEEP_EVERY:
+        over = fired(self._spec, self._trials, self._seconds)
+        # A driver that is killed leaves the time that was kept: the next one is to stop as well.
+        news = over is not None and fired(self._spec, self._trials, self._kept) is None
+        if news or self._seconds - self._kept >= _KEEP_EVERY:
             self.keep()
-        return fired(self._spec, self._trials, self._seconds)
+        return over
 
     def trial_ended(self) -> None:
         """Note that a trial has come to its end."""

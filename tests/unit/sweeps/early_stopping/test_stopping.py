@@ -126,6 +126,18 @@ def test_time_is_that_of_all_attempts() -> None:
     assert found == Fired("stop.hours", "its 0.5 hours are over", "stop.hours=1")
 
 
+@pytest.mark.parametrize(
+    ("hours", "seconds", "go_on"),
+    [(1, 5 * 3600, 10), (1, 18_185, 10.1), (0.01, 36.02, 0.02), (600, 2_160_007, 1200)],
+)
+def test_a_sweep_whose_time_is_long_over_is_given_twice_of_what_it_took(
+    hours: float, seconds: float, go_on: float
+) -> None:
+    found = fired(_spec(f"{{hours: {hours}}}"), [], seconds)
+    assert found is not None
+    assert found.go_on == f"stop.hours={go_on}"
+
+
 def test_a_sweep_that_had_come_to_its_end_was_not_stopped() -> None:
     spec = _spec("{hours: 1}").model_copy(update={"trials": 2})
     ended = _trials(("complete", 1.0), ("pruned", 2.0))
@@ -163,8 +175,12 @@ def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Pa
     found = second.look()
     assert found is not None
     assert found.key == "stop.hours"
+    assert ledger.seconds == 36.0, "a kill does not make it forgotten"
+    now[0] += 5.0
+    assert second.look() is not None
+    assert ledger.seconds == 36.0, "written once"
     second.keep()
-    assert ledger.seconds == 36.0
+    assert ledger.seconds == 41.0
 
 
 def test_a_stop_is_noticed_at_the_end_of_a_trial(tmp_path: Path) -> None:
