@@ -61,12 +61,13 @@ def remove_scratch(paths: SweepPaths) -> None:
 def _drain(paths: SweepPaths, grace: float) -> None:
     with contextlib.suppress(OSError):  # a full disk: the trials then go back to their last save
         control.order(paths)
-    print(
-        f"\nstopping: trials save at their next step and end, within {grace:g} s; "
-        "another Ctrl-C leaves at once",
-        file=sys.stderr,
-        flush=True,
-    )
+    with contextlib.suppress(OSError):  # standard error may be a file there
+        print(
+            f"\nstopping: trials save at their next step and end, within {grace:g} s; "
+            "another Ctrl-C leaves at once",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _leave_at_once(
@@ -74,14 +75,16 @@ def _leave_at_once(
 ) -> None:
     """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
     _let_go(paths, lock, token)
-    messages.left_at_once(paths)
+    with contextlib.suppress(OSError):  # as above
+        messages.left_at_once(paths)
     os._exit(interruption.exit_code or 128 + signal.SIGINT)
 
 
 def leave_the_lost(paths: SweepPaths, lock: SweepLock, token: str, cause: str) -> NoReturn:
     """Go, because the cluster is gone: Ray in this process would wait for it, and then end it."""
     _let_go(paths, lock, token)
-    messages.cluster_lost(paths, cause)
+    with contextlib.suppress(OSError):  # as above
+        messages.cluster_lost(paths, cause)
     os._exit(NO_SUCCESS)
 
 

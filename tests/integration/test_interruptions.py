@@ -65,6 +65,32 @@ with Interruption(lambda: print("heard"), lambda: None, grace=60) as interruptio
 """
 
 
+LEAVES = """
+import os, signal, sys, time
+from pathlib import Path
+from sweeps.commands.unread import outlive_readers
+from sweeps.driver.control import Wishes
+from sweeps.driver.departure import listen
+from sweeps.layout import SweepPaths
+from sweeps.lock import SweepLock
+
+directory, grace, signals, wish = sys.argv[1:]
+outlive_readers()
+paths = SweepPaths(Path(directory), "s")
+paths.directory.mkdir()
+lock = SweepLock(paths.lock)
+token = lock.acquire().token
+with listen(paths, lock, token, Wishes(paths, token), grace=float(grace)):
+    for _ in range(int(signals)):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+    if wish:
+        paths.control.mkdir(exist_ok=True)
+        Path(paths.control, f"{token}-{wish}").touch()
+    time.sleep(30)
+"""
+
+
 def _trained(cli: CommandLine) -> bool:
     """Whether two trials have come far enough to have something to lose."""
     return (
@@ -208,3 +234,21 @@ def test_rays_library_does_not_abort_a_driver_that_drains(moment: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "heard\n143\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("grace", "signals", "wish"),
+    [("30", "2", ""), ("1", "1", ""), ("30", "1", "now"), ("30", "0", "now")],
+    ids=["second signal", "end of grace", "drain and stop --now", "stop --now"],
+)
+def test_a_driver_that_cannot_say_so_leaves_nevertheless(
+    tmp_path: Path, grace: str, signals: str, wish: str
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", LEAVES, tmp_path, grace, signals, wish],
+            stderr=full,
+            timeout=20,
+            check=False,
+        )
+    assert done.returncode == 130
