@@ -19,6 +19,7 @@ from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths, tracking_place
 from sweeps.lock import LockLost
 from sweeps.results import messages
+from sweeps.results.sweep_view import Outcome
 from sweeps.spec.origin import Origin
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.revisions import read_spec
@@ -65,6 +66,7 @@ def attempt(
         SweepHeld: Another driver holds it.
     """
     inspection: Inspection | None = None
+    outcomes: list[Outcome] = []
     try:
         with leaving(), err.status("loading the task") as spinner, ExitStack() as stack:
             check_tracking(spec)
@@ -105,7 +107,7 @@ def attempt(
                 spinner.update(what)
                 spinner.start()
 
-            outcome = run_sweep(
+            run_sweep(
                 paths,
                 spec,
                 ways,
@@ -118,14 +120,20 @@ def attempt(
                 offline=offline,
                 say=say,
                 warn=lambda message: messages.sentence(err, message, style="yellow"),
+                tell=outcomes.append,
             )
     except Left as left:
         if inspection is not None:
             inspection.give_up()
-        messages.nothing_started(err)
-        return left.exit_code
+        if not outcomes:
+            if new and paths.exists():
+                messages.interrupted(err, paths)
+            else:
+                messages.nothing_started(err)
+            return left.exit_code
     except (LedgerError, LockLost, StorageError, OSError) as error:
         return give_up(error, paths, err)
+    (outcome,) = outcomes
     messages.outcome(out, err, outcome, paths)
     return outcome.exit_code
 

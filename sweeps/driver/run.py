@@ -50,7 +50,8 @@ def run_sweep(
     offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
-) -> Outcome:
+    tell: Callable[[Outcome], None],
+) -> None:
     """Run a sweep to its end, or until it is interrupted.
 
     Args:
@@ -66,6 +67,7 @@ def run_sweep(
         offline: Ask no tracking server: everything stays in the outbox.
         say: Told in a few words what is happening when it takes long.
         warn: Told in a sentence what the user should know and need not act on.
+        tell: Told how the sweep ended, before it is left: a signal can still come meanwhile.
 
     Raises:
         SweepHeld: Another driver holds it.
@@ -141,7 +143,7 @@ def run_sweep(
                         sweep.close_stores()
                     lock.check()
                     say("delivering to the tracking store")
-                    return conclude(sweep, gallery, interruption, hopeless)
+                    tell(conclude(sweep, gallery, interruption, hopeless))
             finally:
                 sweep.recorder.close(timeout=0.0)
     finally:

@@ -134,6 +134,12 @@ def stopped(result: Stopped, paths: SweepPaths) -> RenderableType:
     return Group(*lines)
 
 
+def interrupted(err: Console, paths: SweepPaths) -> None:
+    """The last lines when a signal came while a sweep was left before its end."""
+    err.print("interrupted; what was saved is whole; continue with:")
+    resume(err, paths)
+
+
 def nothing_started(err: Console) -> None:
     """The last lines when a signal came before the sweep was taken up."""
     err.print("interrupted before anything was started; start again with:")

@@ -19,6 +19,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commandline import SMALL, TINY, CommandLine, no_process_of, wait_until
+from tests.unit.sweeps.made_sweep import MadeSweep
 from trainable.history import read_rows
 
 # Some five seconds a trial, in few and heavy steps: a signal comes in the middle of several of
@@ -88,6 +89,24 @@ with listen(paths, lock, token, Wishes(paths, token), grace=float(grace)):
         paths.control.mkdir(exist_ok=True)
         Path(paths.control, f"{token}-{wish}").touch()
     time.sleep(30)
+"""
+
+ENDS = """
+import os, signal, sys
+from sweeps.cli import main
+from sweeps.driver import run
+
+remove, removed = run.remove_scratch, []
+
+def remove_and_hear(paths):
+    remove(paths)
+    removed.append(paths)
+    if len(removed) == 2:  # the first is what an earlier driver left
+        os.kill(os.getpid(), signal.SIGINT)
+
+run.remove_scratch = remove_and_hear
+sys.argv = ["sweep", *sys.argv[1:]]
+main()
 """
 
 
@@ -234,6 +253,37 @@ def test_rays_library_does_not_abort_a_driver_that_drains(moment: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "heard\n143\n"), done.stderr
+
+
+def _run_and_interrupt_the_end(cli: CommandLine, *arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, *arguments, "--root", cli.root],
+        cwd=cli.directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_ctrl_c_after_the_end_changes_nothing_of_what_is_said(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path / "runs")
+    for value in (0.5, 0.25, 0.75):
+        made.add("complete", value)
+    code, out, err = _run_and_interrupt_the_end(CommandLine(tmp_path), "resume", "small")
+    assert code == 0, err
+    assert out.startswith("best: trial 1 with 0.25 ")
+    assert "interrupted" not in err
+
+
+def test_ctrl_c_while_a_begun_sweep_is_left_says_how_to_continue_it(tmp_path: Path) -> None:
+    cli = CommandLine(tmp_path)
+    cli.write("small.yaml", TINY)
+    (cli.root / "small/trials/0000").mkdir(parents=True)  # a stranger in the way
+    code, _, err = _run_and_interrupt_the_end(cli, "run", "small.yaml")
+    assert code == 130, err
+    assert err.splitlines()[-1] == "sweep resume small"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from sweeps.engine.resources import Gpu, Machine, ResourceError, plan
 from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.results.live import PlainLines
+from sweeps.results.sweep_view import Outcome
 from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.integration.commandline import wait_until
 
@@ -45,16 +46,18 @@ def test_four_trials_at_a_half_run_together_on_two_gpus(spec: SweepSpec, tmp_pat
     assert (ways.gpu, ways.concurrency) == (0.5, 4)
     paths = SweepPaths(tmp_path, spec.name)
     log = Console(file=io.StringIO())
-    outcome = run_sweep(
+    ended: list[Outcome] = []
+    run_sweep(
         paths,
         spec,
         ways,
         TWO_GPUS,
         lambda finished: PlainLines(log, spec, finished=finished),
         new=True,
+        tell=ended.append,
     )
     # Each trial waited for the three others: had fewer run together, all would have failed.
-    assert outcome.exit_code == 0, log.file.getvalue()  # type: ignore[attr-defined]
+    assert ended[0].exit_code == 0, log.file.getvalue()  # type: ignore[attr-defined]
     assert [t.state for t in Ledger.open(paths.ledger).trials()] == ["complete"] * 4
     seen = [left.read_text() for left in (tmp_path / "barrier").iterdir()]
     assert sorted(seen) == ["0", "0", "1", "1"], "each sees one GPU alone, and shares it with one"
