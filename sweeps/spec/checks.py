@@ -29,10 +29,10 @@ from sweeps.spec.problems import (
     unknown_key,
 )
 from sweeps.spec.scalars import shown, write_flow
-from sweeps.spec.search_checks import search_faults
+from sweeps.spec.search_checks import search_faults, sound_constraints
 from sweeps.spec.search_space import UNFIT, SearchSpace, mutable
 from sweeps.spec.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
-from sweeps.spec.space import Choice, Distribution
+from sweeps.spec.space import Choice, Distribution, Scalar
 from trainable.config import BudgetConfig, TrainConfig
 from trainable.masking import is_secret
 
@@ -73,9 +73,10 @@ def cross_faults(
     if isinstance(search, dict):
         yield from _secret_faults(search.get("arguments"), ("search", "arguments"))
     train = data.get("train")
+    allows = sound_constraints(data, space).allows
     for key, distribution in space.items():
         yield from _space_faults(
-            root, key, distribution, space, train if isinstance(train, dict) else {}, show
+            root, key, distribution, space, train if isinstance(train, dict) else {}, allows, show
         )
     yield from search_faults(data, space, show)
 
@@ -300,6 +301,7 @@ def _space_faults(
     distribution: Distribution | None,
     space: Mapping[str, Distribution | None],
     train: dict[str, Any],
+    allows: Callable[[Mapping[str, Any]], bool],
     show: Show,
 ) -> Iterator[Fault]:
     path = ("space", key)
@@ -320,8 +322,11 @@ def _space_faults(
     if distribution is None:
         return
     parts = tuple(key.split("."))[1:]
-    others = {other.rpartition(".")[2] for other in space if other != key}
-    train = _where_it_exists(train, distribution, space)
+    known = {other: values[0] for other, values in _conditions(distribution, space)}
+    train = copy.deepcopy(train)
+    for other, first in known.items():
+        if other.startswith("train."):
+            set_path(train, other.split(".")[1:], first)
     before = {loc for loc, _ in _train_errors(train)}
     for index, value in distribution.probes():
         at = (*path, distribution.name) if index is None else (*path, distribution.name, index)
@@ -340,27 +345,40 @@ def _space_faults(
             text = shown(value) if index is None else show(at, value)
             yield Fault(at, describe(error, info, key, text))
             continue
+        point = {**known, key: value}
+        if not allows(point):
+            continue
         # A check across fields counts where it held before and no other searched field mends it.
         for loc, error in errors:
             message = str(error.get("ctx", {}).get("error", ""))
-            if loc not in before and not others & set(re.findall(r"\w+", message)):
+            named = {".".join(map(str, ("train", *loc, w))) for w in re.findall(r"\w+", message)}
+            others = space.keys() & named - {key}
+            if loc not in before and not any(_may_exist(one, point, space) for one in others):
                 yield Fault(at, message)
                 break
 
 
-def _where_it_exists(
-    train: dict[str, Any], distribution: Distribution, space: Mapping[str, Distribution | None]
-) -> dict[str, Any]:
-    """Return a configuration that a parameter's conditions hold for."""
-    train, waiting, seen = copy.deepcopy(train), list(distribution.when), set()
+def _conditions(
+    distribution: Distribution | None, space: Mapping[str, Distribution | None]
+) -> Iterator[tuple[str, tuple[Scalar, ...]]]:
+    """Yield what a parameter exists beside, and what that exists beside."""
+    waiting, seen = list(distribution.when) if distribution else [], set()
     while waiting:
         other, values = waiting.pop()
         if other not in seen and (parent := space.get(other)) is not None:
             seen.add(other)
             waiting += parent.when
-            if other.startswith("train."):
-                set_path(train, other.split(".")[1:], values[0])
-    return train
+            yield other, values
+
+
+def _may_exist(
+    key: str, known: Mapping[str, Scalar], space: Mapping[str, Distribution | None]
+) -> bool:
+    """Say whether a parameter exists in any trial that has these values."""
+    return all(
+        other not in known or known[other] in values
+        for other, values in _conditions(space[key], space)
+    )
 
 
 def _train_errors(train: dict[str, Any]) -> list[tuple[tuple[str | int, ...], Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -57,18 +58,41 @@ def search_faults(
     if wrong or len(sound) < len(space):
         return
     search = _search_of(data.get("search", {}))
-    try:
-        train = TrainConfig.model_validate(data.get("train", {}))
-        task = data.get("task", "")
-        named = {"name": task} if isinstance(task, str) else task
-        whole = search_space(sound, search, train, TaskConfig.model_validate(named))
-    except ValidationError:
+    if (whole := _whole(data, sound, search)) is None:
         return
     trials = data.get("trials")
     yield from _warm_start_faults(search, data)
     wrong = list(_constraint_faults(whole, search))
     yield from wrong or _grid_faults(whole, search, trials)
     yield from _point_faults(whole, search, trials, show, allowed=not wrong)
+
+
+def sound_constraints(
+    data: Mapping[str, Any], space: Mapping[str, Distribution | None]
+) -> SearchSpace:
+    """Return a space that allows what those constraints do that are in order.
+
+    Args:
+        data: As for `search_faults`.
+        space: Likewise.
+    """
+    sound = {key: one for key, one in space.items() if one is not None}
+    whole = _whole(data, sound, _search_of(data.get("search", {}))) or SearchSpace(sound)
+    kept = [one for one in whole.constraints if not any(_key_faults(one, whole))]
+    return replace(whole, constraints=kept)
+
+
+def _whole(
+    data: Mapping[str, Any], sound: Mapping[str, Distribution], search: SearchConfig
+) -> SearchSpace | None:
+    """Return the search space, or None where another part of the spec is wrong."""
+    task = data.get("task", "")
+    named = {"name": task} if isinstance(task, str) else task
+    try:
+        train = TrainConfig.model_validate(data.get("train", {}))
+        return search_space(sound, search, train, TaskConfig.model_validate(named))
+    except ValidationError:
+        return None
 
 
 def _search_of(data: object) -> SearchConfig:

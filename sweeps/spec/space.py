@@ -28,7 +28,7 @@ Scalar = None | bool | int | float | str
 
 WHEN = "when"
 """The key beside a distribution that says under which other values the parameter exists."""
-_MOST_VALUES = 100  # whole numbers of a range that are tried one by one when a spec is checked
+_MOST_VALUES = 100  # whole numbers inside a range that are tried when a spec is checked
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,8 @@ class Int(Distribution):
         return [self.low, self.high]
 
     def probes(self) -> list[tuple[int | None, Any]]:
-        inner = range(self.low + 1, self.high) if self.high - self.low <= _MOST_VALUES else ()
+        # Neighbours, so that a rule which only some whole numbers keep is met.
+        inner = range(self.low + 1, min(self.high, self.low + 1 + _MOST_VALUES))
         return [(0, self.low), (1, self.high), *((None, value) for value in inner)]
 
     def to_optuna(self) -> BaseDistribution:

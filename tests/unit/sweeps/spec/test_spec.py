@@ -220,6 +220,18 @@ def test_two_searched_fields_may_need_each_other() -> None:
     )
 
 
+@pytest.mark.parametrize("sizes", ["{logint: [16, 256]}", "{int: [16, 64]}"])
+def test_a_constraint_may_leave_out_what_does_not_fit(sizes: str) -> None:
+    spec = _parse(
+        f"train: {{accumulation: 4}}\nspace: {{train.batch_size: {sizes}}}\n"
+        "search: {constraints: ['train.batch_size % train.accumulation == 0']}\n"
+    )
+    for seed in range(20):
+        point = spec.search_space().drawn(seed)
+        assert point is not None
+        spec.trial_config(seed, point)
+
+
 def test_to_yaml_is_stable_and_readable() -> None:
     spec = _parse("space: {train.optimizer.lr: {loguniform: [1e-4, 0.1]}}\nresources: {cpu: 2}\n")
     text = spec.to_yaml()

@@ -248,6 +248,30 @@ CASES = [
     ),
     pytest.param(
         HEAD
+        + "train: {accumulation: 4}\nspace:\n  train.batch_size: {logint: [16, 256]}\n",
+        [
+            "s.yaml:8:30: space.train.batch_size.logint: batch_size 17 / accumulation 4 = 4.25 samples per micro-batch; it must be whole; choose a batch_size that is a multiple of accumulation",
+        ],
+        id="29 within a long range",
+    ),
+    pytest.param(
+        HEAD
+        + "train: {optimizer: {name: sgd, nesterov: true}}\nspace:\n  train.optimizer.name: {choice: [sgd, adamw]}\n  train.optimizer.momentum: {uniform: [0.8, 0.9], when: {train.optimizer.name: sgd}}\n",
+        [
+            "s.yaml:8:40: space.train.optimizer.name.choice[1]: nesterov needs momentum above 0; set momentum: 0.9",
+        ],
+        id="31 option that needs a key which does not exist beside it",
+    ),
+    pytest.param(
+        HEAD
+        + "space:\n  train.schedule.warmup: {choice: [0.1, 1.5]}\n  task.steps: {int: [1, 5]}\n",
+        [
+            "s.yaml:7:41: space.train.schedule.warmup.choice[1]: warmup is 1.5; it is a fraction of all steps in [0, 1), or a whole number of steps; write 0.1 for a tenth of the run or 100 for a hundred steps",
+        ],
+        id="25 warmup beside a word of its rule",
+    ),
+    pytest.param(
+        HEAD
         + "space:\n  train.optimizer.lr: {uniform: [0.1, 1]}\n  train.optimizer.lr: {uniform: [0.1, 2]}\n",
         [
             "s.yaml:8:3: space.train.optimizer.lr: the key 'train.optimizer.lr' is on line 7 and again on line 8; a key appears once; remove one of them",
