@@ -24,7 +24,7 @@ from trainable.model import fit_model
 from trainable.optim import Clipper, build_optimizer, check_groups
 from trainable.own_loop import OwnLoop
 from trainable.precision import Precision, resolve_precision
-from trainable.schedule import Schedule
+from trainable.schedule import Schedule, warmup_steps
 from trainable.seeding import set_determinism, set_seed
 from trainable.state import TrainState
 from trainable.step import Step, known_errors
@@ -205,6 +205,17 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
     )
 
 
+def check_steps(config: TrialConfig, samples: int) -> None:
+    """Refuse a configuration that has no steps for so many training samples, or fewer than its
+    warmup.
+
+    Raises:
+        ConfigError: That is so.
+    """
+    windows = _train_plan(config.train, samples, config.seed).windows
+    warmup_steps(config.train.schedule.warmup, config.budget.epochs * windows)
+
+
 def build_step(parts: Parts, config: TrainConfig) -> Step:
     """Build the optimizer and what takes its steps; the learning rate is that of the first one."""
     optimizer = build_optimizer(config.optimizer, parts.groups)
@@ -265,17 +276,21 @@ def _cautions(model: nn.Module, config: TrainConfig) -> list[str]:
     ]
 
 
+def _train_plan(config: TrainConfig, samples: int, seed: int) -> Plan:
+    return Plan(
+        samples=samples,
+        batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
+        seed=seed,
+        drop_last=config.loader.drop_last,
+    )
+
+
 def _open_sources(
     data: Data, config: TrainConfig, *, seed: int, device: torch.device
 ) -> tuple[Source, Source]:
     micro = config.micro_batch_size
-    train_plan = Plan(
-        samples=sample_count(data.train),
-        batch_size=config.batch_size,
-        micro_batch_size=micro,
-        seed=seed,
-        drop_last=config.loader.drop_last,
-    )
+    train_plan = _train_plan(config, sample_count(data.train), seed)
     # Evaluation takes batches of a size that is known to fit, in the data's own order.
     val_plan = Plan(
         samples=sample_count(data.val),

@@ -3,9 +3,9 @@
     python -m trainable.preflight < configs.json
 
 reads trial configurations, one to a line. Of the first it prints a line `{"num_parameters": ...}`,
-or `{"refused": "why", "key": "train.precision"}` and no more. The second, if there is one, is
-rehearsed, and a second line says what of the GPU that took (`trainable.rehearsal`). What must not
-live here: training.
+or `{"refused": "why", "key": "train.precision"}` and no more; refused is also what the second, of
+the same task, has no steps for. The third, if there is one, is rehearsed, and a second line says
+what of the GPU that took (`trainable.rehearsal`). What must not live here: training.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from trainable.precision import Precision
 
 
-def examine(config: TrialConfig) -> dict[str, Any]:
+def examine(config: TrialConfig, far: TrialConfig | None = None) -> dict[str, Any]:
     """Build the run that `config` describes, as a trial would, and say what it is in numbers.
 
+    Args:
+        config: Its configuration.
+        far: Another one of the same task, whose steps are counted without building it.
+
     Raises:
-        TrainingError: It cannot be built; the message says why.
+        TrainingError: One of them cannot be built; the message says why.
     """
-    from trainable.build import build_parts, find_device
+    from trainable.build import build_parts, check_steps, find_device
     from trainable.fingerprint import code_digests
     from trainable.task import load_loop
 
@@ -42,6 +46,8 @@ def examine(config: TrialConfig) -> dict[str, Any]:
     parts.train.close()
     parts.val.close()
     plans = parts.train.plan, parts.val.plan
+    if far is not None:
+        check_steps(far, plans[0].samples)
     return {
         "code": code_digests(config.task.name),
         "data": parts.task.fingerprint(parts.data),
@@ -88,8 +94,8 @@ def _main() -> None:
         os.dup2(2, 1)
         with without_collection():
             import trainable.build  # noqa: F401  torch comes with it
-        first, *others = sys.stdin
-        answer = _answer(first)
+        first, far, *others = sys.stdin
+        answer = _answer(first, far)
         # at once: whatever happens in a rehearsal, this much is known
         print(json.dumps(answer), file=answers, flush=True)
         if not answer.keys() & {"refused", "own_loop"}:
@@ -97,10 +103,10 @@ def _main() -> None:
                 print(json.dumps(_rehearse(other)), file=answers, flush=True)
 
 
-def _answer(config: str) -> dict[str, Any]:
-    wanted = TrialConfig.model_validate_json(config)
+def _answer(first: str, second: str) -> dict[str, Any]:
+    wanted, far = map(TrialConfig.model_validate_json, (first, second))
     try:
-        return examine(wanted)
+        return examine(wanted, far)
     except ConfigError as error:
         return {"refused": mask(error.message), "key": error.key or "task"}
     except TrainingError as error:

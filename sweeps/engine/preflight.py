@@ -15,10 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from typing import Any
 
 from sweeps.engine.resources import Plan, StepMemory
 from sweeps.formats import format_bytes
 from sweeps.spec.problems import Fault, Refused, key_path
+from sweeps.spec.space import Distribution
 from sweeps.spec.spec import SpecError, SweepSpec
 from tracking.address import credentials
 from trainable.config import TrialConfig
@@ -113,7 +115,7 @@ class Inspection:
             text=True,
             env={**os.environ, **environment, "PYTHONPATH": path},
         )
-        configs = [spec.trial_config(0, spec.example_params())]
+        configs = [spec.trial_config(0, spec.example_params()), far_config(spec)]
         if spec.resources.gpu == "auto" and 0 < plan.gpu < 1:
             configs.append(largest_config(spec))
         self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
@@ -144,10 +146,32 @@ class Inspection:
         if "refused" in answer:
             raise TaskRefused(self._spec, answer["key"], answer["refused"])
         facts = Facts(**answer)
-        if facts.own_loop or self._configs.count("\n") == 1:
+        if facts.own_loop or self._configs.count("\n") == 2:
             return facts
         memory = measured[0] if measured else {"failed": "ended its process"}
         return replace(facts, step_memory=StepMemory(**memory))
+
+
+def far_config(spec: SweepSpec) -> TrialConfig:
+    """Return the trial with the largest numbers of all that is searched below `train`.
+
+    The task's arguments are those of `example_params`, and so is all where these numbers do not
+    fit together.
+    """
+    space = spec.search_space()
+
+    def value(key: str, distribution: Distribution) -> Any:
+        probes = [probe for _, probe in distribution.probes()]
+        numbers = [one for one in probes if isinstance(one, int | float)]
+        return max(numbers) if numbers and key.startswith("train.") else probes[0]
+
+    point = space.point(value)
+    try:
+        if space.allows(point):
+            return spec.trial_config(0, point)
+    except SpecError:
+        pass
+    return spec.trial_config(0, spec.example_params())
 
 
 def largest_config(spec: SweepSpec) -> TrialConfig:

@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.engine.preflight import Inspection, TaskRefused
+from sweeps.engine.preflight import Inspection, TaskRefused, far_config
 from sweeps.engine.resources import Machine, Plan
 from sweeps.spec.origin import Origin, OriginChanged, check_origin
 from sweeps.spec.revisions import write_spec
@@ -394,11 +394,17 @@ def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
             "s.yaml:4:26: space.train.schedule.warmup: 90 steps of 10 steps in all; it must be shorter than the run; lower train.schedule.warmup or raise budget.epochs",
             id="26 a warmup that is searched",
         ),
+        pytest.param(
+            "task: {name: spiral, samples: 8}\nspace:\n  train.schedule.warmup: {int: [0, 100]}\n",
+            "s.yaml:4:26: space.train.schedule.warmup: 100 steps of 10 steps in all; it must be shorter than the run; lower train.schedule.warmup or raise budget.epochs",
+            id="26 the end of a warmup that is searched",
+        ),
     ],
 )
 def test_what_a_child_refuses_has_the_place_of_its_key(lines: str, message: str) -> None:
     spec, document = parse_placed(SPEC.replace("task: digits\n", lines), "s.yaml")
-    answer = _answer(spec.trial_config(0, spec.example_params()).model_dump_json())
+    configs = spec.trial_config(0, spec.example_params()), far_config(spec)
+    answer = _answer(*(config.model_dump_json() for config in configs))
     with pytest.raises(SpecError) as refused, document.placing():
         raise TaskRefused(spec, answer["key"], answer["refused"])
     assert str(refused.value) == message

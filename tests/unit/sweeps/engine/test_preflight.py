@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.engine.preflight import Inspection, largest_config
+from sweeps.engine.preflight import Inspection, far_config, largest_config
 from sweeps.engine.resources import Plan, StepMemory
 from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.specs import with_overrides
@@ -69,6 +69,22 @@ def test_values_that_do_not_fit_together_make_room_for_the_usual_example() -> No
     assert spec.trial_config(0, spec.example_params()) == largest_config(spec)
 
 
+def test_the_far_end_is_the_trainings_largest_numbers_that_may_stand_together() -> None:
+    spec = _spec(
+        "train.schedule.warmup: {choice: [0, 9, 3]}",
+        "train.batch_size: {int: [8, 32]}",
+        "train.optimizer.name: {choice: [sgd, adamw]}",
+        "train.optimizer.momentum: {uniform: [0.5, 0.9], when: {train.optimizer.name: adamw}}",
+        "task.hidden: {choice: [16, 64, 32]}",
+    )
+    far = far_config(spec)
+    assert (far.train.schedule.warmup, far.train.batch_size) == (9, 32)
+    assert far.train.optimizer.name == "sgd"
+    assert far.task.arguments["hidden"] == 16
+    forbidden = with_overrides(spec, ["search.constraints=['train.batch_size < 30']"])
+    assert far_config(forbidden).train.batch_size == 8
+
+
 LOUD = """
 import os
 from trainable.tasks.spiral import Spiral
@@ -98,4 +114,4 @@ def test_what_a_step_takes_is_asked_where_a_shared_gpus_part_is_open(
 def test_nothing_is_measured_where_it_would_decide_nothing(more: str, gpu: float) -> None:
     inspection = Inspection(_spec(more=more), Plan(1, gpu, 4))
     inspection.give_up()
-    assert len(inspection._configs.splitlines()) == 1
+    assert len(inspection._configs.splitlines()) == 2

@@ -247,8 +247,7 @@ CASES = [
         id="31 option that needs another key",
     ),
     pytest.param(
-        HEAD
-        + "train: {accumulation: 4}\nspace:\n  train.batch_size: {logint: [16, 256]}\n",
+        HEAD + "train: {accumulation: 4}\nspace:\n  train.batch_size: {logint: [16, 256]}\n",
         [
             "s.yaml:8:30: space.train.batch_size.logint: batch_size 17 / accumulation 4 = 4.25 samples per micro-batch; it must be whole; choose a batch_size that is a multiple of accumulation",
         ],
