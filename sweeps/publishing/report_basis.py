@@ -54,7 +54,7 @@ def basis(
     values = {
         number: best(value for at, value in curve.items() if at <= epoch)
         for number, curve in finite.items()
-        if curve and max(curve) >= epoch
+        if curve and min(curve) <= epoch <= max(curve)
     }
     return Basis(epoch, values, *_words(spec, epoch, len(values), ends))
 

@@ -138,6 +138,12 @@ def test_few_trials_are_compared_where_the_first_of_them_ended() -> None:
     assert basis(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
 
 
+def test_a_trial_without_a_value_up_to_the_epoch_is_left_out() -> None:
+    curves = {0: {1: math.nan, 2: 0.3}, 1: {1: 0.4}}
+    found = basis(_spec(EARLY), {0: "complete", 1: "pruned"}, curves)
+    assert (found.epoch, found.values) == (1, {1: 0.4})
+
+
 def test_where_ten_trials_reached_the_end_their_values_are_those_of_the_ledger() -> None:
     curves = {n: dict.fromkeys(range(1, 21), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
     states = dict.fromkeys(range(10), "complete") | {10: "pruned"}
