@@ -6,6 +6,7 @@ What must not live here: any command.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -115,9 +116,18 @@ def show_found(found: Any, as_json: bool, render: Callable[[], RenderableType]) 
     """Print what was found: as JSON and nothing else, or for people."""
     with input_errors():
         if as_json:
-            print(json.dumps(found, indent=2), flush=True)
+            print(json.dumps(_finite(found), indent=2, allow_nan=False), flush=True)
         else:
             out.print(render())
+
+
+def _finite(found: Any) -> Any:
+    """Return data with null for the numbers that JSON does not have."""
+    if isinstance(found, dict):
+        return {key: _finite(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def fail(message: str, *, code: int) -> NoReturn:

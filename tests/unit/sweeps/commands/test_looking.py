@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sweeps.cli import app
 from tests.unit.sweeps.made_sweep import MadeSweep
 
 COMMANDS = [
@@ -44,3 +47,18 @@ def test_looking_loads_nothing_heavy(tmp_path: Path, *, as_json: bool) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "small" in done.stdout
+
+
+def test_what_is_not_finite_is_null_in_json(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    sweep.add("complete", math.nan, -math.inf, 0.3)
+    sweep.add("pruned", math.inf)
+
+    def shown(*command: str) -> dict[str, object]:
+        line = [*command, "small", *["0"] * (command == ("show",)), "--json"]
+        text = CliRunner().invoke(app, [*line, "--root", str(tmp_path)]).stdout
+        return json.loads(text, parse_constant=pytest.fail)  # type: ignore[no-any-return]
+
+    assert shown("show")["reports"] == {"1": None, "2": None, "3": 0.3}
+    for command in ("trials", "compare", "status"):
+        shown(command)
