@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,8 +85,8 @@ def init(
         written = write_starter(directory)
     for path in written:
         out.print(f"wrote {path}")
-    where = "" if directory == Path() else f"cd {directory} && "
-    out.print(f"run it with: {where}sweep run sweep.yaml")
+    where = "" if directory == Path() else f"cd {shlex.quote(str(directory))} && "
+    out.print(f"run it with: {where}sweep run sweep.yaml", soft_wrap=True)
 
 
 @app.command()
@@ -143,7 +144,7 @@ def run(
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
         if paths.exists():
-            raise SweepExists(paths.name)
+            raise SweepExists(paths)
         check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
             raise SweepHeld(paths.name, read_holder(paths.lock))

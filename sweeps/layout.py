@@ -15,6 +15,7 @@ What must not live here: reading or writing any of these files.
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,19 @@ TRIAL_CONFIG = "config.yaml"
 def resolve_root(root: Path | None) -> Path:
     """Return the absolute root: the given one, or `SWEEP_ROOT`, or `./runs`."""
     return (root or Path(os.environ.get(ROOT_VARIABLE) or "runs")).expanduser().absolute()
+
+
+def command_line(root: Path, *words: str, program: str = "sweep") -> str:
+    """Return a command as a shell takes it; where its sweeps live is left out where it would look
+    there anyway.
+
+    Args:
+        root: Where they live.
+        words: The command, its arguments and options.
+        program: How it is called.
+    """
+    where = () if root == resolve_root(None) else ("--root", str(root))
+    return shlex.join((program, *words, *where))
 
 
 def tracking_uri(root: Path) -> str:
@@ -111,6 +125,10 @@ class SweepPaths:
     def trial(self, number: int) -> Path:
         return self.directory / "trials" / f"{number:04d}"
 
+    def command(self, command: str, *more: str, program: str = "sweep") -> str:
+        """Return a command on this sweep as a shell takes it. See `command_line`."""
+        return command_line(self.root, command, self.name, *more, program=program)
+
     def exists(self) -> bool:
         """Whether a sweep of this name was ever created here."""
         return self.spec.exists()
@@ -119,10 +137,10 @@ class SweepPaths:
 class SweepExists(ValueError):
     """A new sweep was asked for under a name that is taken."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, paths: SweepPaths) -> None:
         super().__init__(
-            f"sweep '{name}' exists already; a name is given once; "
-            f"continue it with: sweep resume {name}, or choose another with --name"
+            f"sweep '{paths.name}' exists already; a name is given once; "
+            f"continue it with: {paths.command('resume')}, or choose another with --name"
         )
 
 

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import socket
 import time
 import uuid
@@ -73,7 +74,7 @@ class LockLost(BaseException):
     def __init__(self, what: str, name: str) -> None:
         super().__init__(
             f"{what}; only its holder may write to a sweep; this driver left without writing; see "
-            f"who runs it with: sweep status {name}"
+            f"who runs it with: sweep status {shlex.quote(name)}"
         )
 
 
@@ -85,7 +86,7 @@ class SweepHeld(Exception):
         since = f", this one since {holder.since}" if holder else ""
         super().__init__(
             f"sweep '{name}' is already being run by {who}; only one driver may run a "
-            f"sweep{since}; watch it with: sweep status {name} --watch"
+            f"sweep{since}; watch it with: sweep status {shlex.quote(name)} --watch"
         )
         self.holder = holder
 

@@ -118,7 +118,7 @@ def show_found(found: Any, as_json: bool, render: Callable[[], RenderableType]) 
         if as_json:
             print(json.dumps(_finite(found), indent=2, allow_nan=False), flush=True)
         else:
-            out.print(render())
+            out.print(render(), crop=False)
 
 
 def _finite(found: Any) -> Any:

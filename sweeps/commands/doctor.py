@@ -125,7 +125,7 @@ def sweeps_off(root: Path) -> list[Finding]:
                     "warn",
                     paths.name,
                     "; ".join(off[:_SHOWN]) + more,
-                    f"continuing the sweep puts right what can be: sweep resume {paths.name}",
+                    f"continuing the sweep puts right what can be: {paths.command('resume')}",
                 )
             )
     return found

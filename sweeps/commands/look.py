@@ -76,7 +76,7 @@ def status(
     with input_errors():
         view = view_of(name, root)
         found = view.status()
-    show_found(found, as_json, lambda: tables.status(found, view.spec))
+    show_found(found, as_json, lambda: tables.status(found, view.spec, view.paths))
 
 
 def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
@@ -173,7 +173,7 @@ def best(
         try:
             if view.several and trial is None and export is None and register is None:
                 best = [view.trial(record) for record in view.front()]
-                show_found(best, as_json, lambda: front.table(best, view.spec))
+                show_found(best, as_json, lambda: front.table(best, view.spec, view.paths))
                 return
             found = view.best(trial)
             written = export_best(view, export, trial) if export is not None else []

@@ -120,7 +120,7 @@ def stop_sweep(
     later = (
         f"end it there with: kill -9 {holder.pid}"
         if now
-        else f"wait longer with --timeout, or leave at once with: sweep stop {paths.name} --now"
+        else f"wait longer with --timeout, or leave at once with: {paths.command('stop', '--now')}"
     )
     limit = _NOW_SECONDS if now else seconds
     return Stopped(
@@ -147,7 +147,7 @@ def stop_trial(
     if record.finished:
         raise NothingToStop(
             f"trial {number} of sweep '{paths.name}' is {record.state} already; only a trial that "
-            f"has not ended can be stopped; look with: sweep trials {paths.name}"
+            f"has not ended can be stopped; look with: {paths.command('trials')}"
         )
     holder = _holder(paths)
     _ask(paths, holder, f"{_STOP}{number}")
@@ -172,12 +172,12 @@ def stop_trial(
     elif gone:
         message = (
             f"the sweep ended before trial {number} did; "
-            f"it goes on with: sweep resume {paths.name}"
+            f"it goes on with: {paths.command('resume')}"
         )
     else:
         message = (
             f"trial {number} has not ended after {seconds:g} s; it will at its next step; "
-            f"look with: sweep show {paths.name} {number}"
+            f"look with: {paths.command('show', str(number))}"
         )
     return Stopped(paths.name, number, record.finished, record.state, message)
 
@@ -193,7 +193,7 @@ def _holder(paths: SweepPaths) -> Holder:
                 "that host"
             )
         state = view.state
-        after = f"; continue it with: sweep resume {paths.name}" if state == "interrupted" else ""
+        after = f"; continue it with: {paths.command('resume')}" * (state == "interrupted")
         raise NothingToStop(
             f"sweep '{paths.name}' is {state} and nobody is running it; only a running sweep can "
             f"be stopped{after}"

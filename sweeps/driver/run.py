@@ -85,7 +85,7 @@ def run_sweep(
         wishes = Wishes(paths, token)
         with listen(paths, lock, token, wishes, grace=grace) as interruption:
             if new and paths.exists():
-                raise SweepExists(paths.name)
+                raise SweepExists(paths)
             clean_up_after_the_dead(*([lock.previous.token] if lock.previous else []))
             if isinstance(machine, Cluster):
                 mark_children(token)

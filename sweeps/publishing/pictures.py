@@ -188,7 +188,7 @@ class Gallery:
 
     def _leave(self, number: int) -> None:
         self._left += 1
-        later = f"sweep sync {self._paths.name} draws them"
+        later = f"{self._paths.command('sync')} draws them"
         self._tell(number, f"missing: the sweep did not wait for them; {later}")
 
 

@@ -47,7 +47,7 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
     if run_id is None:
         raise NotRegistered(
             f"the run of sweep '{view.paths.name}' is not at the tracking store yet, and a model "
-            f"belongs to a run; deliver it with: sweep sync {view.paths.name}"
+            f"belongs to a run; deliver it with: {view.paths.command('sync')}"
         )
     config = view.spec.trial_config(record.number, record.best_params)
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints

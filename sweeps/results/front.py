@@ -13,7 +13,9 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from sweeps.formats import format_best, format_number
+from sweeps.layout import SweepPaths
 from sweeps.results.grid import plain_table
+from sweeps.results.plain_console import line
 from sweeps.spec.spec import SweepSpec
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Re
     return found
 
 
-def table(front: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
+def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
     """The table of `sweep best` without a choice."""
     short = [key.rsplit(".", 1)[-1] for key in spec.space]
     numbers = (*spec.metrics, "epoch", *short)
@@ -54,8 +56,8 @@ def table(front: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
             str(one["epoch"]),
             *(format_number(one["params"].get(key)) for key in spec.space),
         )
-    choose = f"take one of them: sweep best {spec.name} --trial K --export DIR"
-    return Group(Text(_head(len(front)), style="bold"), found, Text(choose))
+    choose = paths.command("best", "--trial", "K", "--export", "DIR")
+    return Group(Text(_head(len(front)), style="bold"), found, line(f"take one of them: {choose}"))
 
 
 def outcome(out: Console, result: Outcome) -> None:

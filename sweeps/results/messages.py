@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
-from rich.text import Text
 
 from sweeps.exits import NO_SUCCESS
 from sweeps.formats import format_number
 from sweeps.layout import SweepPaths
 from sweeps.results import front
-from sweeps.results.plain_console import PlainConsole
+from sweeps.results.plain_console import PlainConsole, line
 
 if TYPE_CHECKING:
     from sweeps.driver.control import Stopped
@@ -33,7 +32,10 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
     """How a sweep ended, and the command that comes next; on an abnormal end that is the last
     line.
     """
-    name = paths.name
+
+    def sweep(command: str, *more: str) -> str:
+        return paths.command(command, *more, program=_command())
+
     several = len(result.metrics) > 1
     if several:
         front.outcome(out, result)
@@ -47,11 +49,9 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         )
     if result.pending:
         err.print(
-            f"{result.pending} records wait in the outbox; "
-            f"deliver them with: {_command()} sync {name}{_where(paths)}",
+            f"{result.pending} records wait in the outbox; deliver them with: {sweep('sync')}",
             soft_wrap=True,
         )
-    sweep, where = _command(), _where(paths)
     if result.unpublished:
         said = f"the best weights are not published: {result.unpublished}; publish them with:"
         sentence(err, said, style="yellow")
@@ -61,26 +61,23 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         more = result.stop.go_on
         sentence(out, f"{result.stop.key} ended the sweep: {result.stop.why}", style="")
     if result.exit_code == 0:
+        choose = ("--trial", "K") if several else ()
         for what, command in (
-            ("compare in MLflow", f"ui {name}{where}"),
-            ("all trials", f"trials {name}{where}"),
-            ("take the best weights", f"best {name}{' --trial K' * several} --export DIR{where}"),
-            *(
-                [(f"draw {result.undrawn} more trials", f"sync {name}{where}")]
-                if result.undrawn
-                else []
-            ),
-            *([("try more", f"resume {name} -s {more}{where}")] if result.grows else []),
+            ("compare in MLflow", sweep("ui")),
+            ("all trials", sweep("trials")),
+            ("take the best weights", sweep("best", *choose, "--export", "DIR")),
+            *([(f"draw {result.undrawn} more trials", sweep("sync"))] if result.undrawn else []),
+            *([("try more", sweep("resume", "-s", more))] if result.grows else []),
         ):
-            out.print(f"{what}: {sweep} {command}", soft_wrap=True)
+            out.print(f"{what}: {command}", soft_wrap=True)
         return
     if result.exit_code == NO_SUCCESS:
         cause = result.cause or "no trial succeeded"
         err.print(f"stopped: {cause}", style="red", soft_wrap=True)
-        look = f"trials {name}" if result.failed is None else f"show {name} {result.failed}"
-        err.print(f"read more: {sweep} {look}{where}", soft_wrap=True)
+        look = sweep("trials") if result.failed is None else sweep("show", str(result.failed))
+        err.print(f"read more: {look}", soft_wrap=True)
         err.print("correct it, then continue with:")
-        resume(err, paths, more="" if result.num_left else f" -s {more}")
+        resume(err, paths, *(() if result.num_left else ("-s", more)))
     else:
         err.print("interrupted; every trial continues from its last checkpoint with:")
         resume(err, paths)
@@ -93,16 +90,16 @@ def sentence(err: Console, message: str, *, style: str) -> None:
 
 def task_facts(console: Console, facts: Facts) -> None:
     """What a run would be, in numbers, and what of it is probably not meant."""
-    for line in facts.lines():
-        sentence(console, f"  {line}", style="")
+    for fact in facts.lines():
+        sentence(console, f"  {fact}", style="")
     for caution in facts.cautions:
         sentence(console, caution, style="yellow")
 
 
-def resume(err: Console, paths: SweepPaths, more: str = "") -> None:
+def resume(err: Console, paths: SweepPaths, *more: str) -> None:
     """The command that continues a sweep; the last line of an abnormal end."""
-    line = f"{_command()} resume {paths.name}{more}{_where(paths)}{_cluster()}"
-    err.print(line, soft_wrap=True)
+    command = paths.command("resume", *more, program=_command())
+    err.print(command + _cluster(), soft_wrap=True)
 
 
 def left_at_once(paths: SweepPaths) -> None:
@@ -128,9 +125,10 @@ def cluster_lost(paths: SweepPaths, cause: str) -> None:
 
 def stopped(result: Stopped, paths: SweepPaths) -> RenderableType:
     """The lines of `sweep stop`."""
-    lines: list[RenderableType] = [Text(result.message)]
+    lines: list[RenderableType] = [line(result.message)]
     if result.trial is None and result.state == "interrupted":
-        lines.append(Text(f"continue with: {_command()} resume {paths.name}{_where(paths)}"))
+        command = paths.command("resume", program=_command())
+        lines.append(line(f"continue with: {command}"))
     return Group(*lines)
 
 
@@ -143,20 +141,16 @@ def interrupted(err: Console, paths: SweepPaths) -> None:
 def nothing_started(err: Console) -> None:
     """The last lines when a signal came before the sweep was taken up."""
     err.print("interrupted before anything was started; start again with:")
-    err.print(f"{_command()} {shlex.join(sys.argv[1:])}", soft_wrap=True)
-
-
-def _where(paths: SweepPaths) -> str:
-    return "" if paths.root == Path("runs").absolute() else f" --root {paths.root}"
+    err.print(shlex.join((_command(), *sys.argv[1:])), soft_wrap=True)
 
 
 def _cluster() -> str:
     """The cluster's address, if this command was given one; who has it in RAY_ADDRESS keeps it."""
     for option, value in pairwise([*sys.argv, ""]):
         if option == "--address":
-            return f" --address {value}"
+            return f" --address {shlex.quote(value)}"
         if option.startswith("--address="):
-            return f" {option}"
+            return f" {shlex.quote(option)}"
     return ""
 
 

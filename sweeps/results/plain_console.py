@@ -10,8 +10,16 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from sweeps.spec.problems import printable
+
+
+def line(text: str, style: str = "") -> Text:
+    """Return what stays one line however narrow the terminal is, such as a command to be copied;
+    to be printed with `crop=False`.
+    """
+    return Text(text, style=style, no_wrap=True, overflow="ignore")
 
 
 class PlainConsole(Console):

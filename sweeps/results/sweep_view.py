@@ -207,7 +207,7 @@ class SweepView:
             NoBest: No trial has completed.
             NoChoice: There are several and no number is given, or it is not one of theirs.
         """
-        name, best = self.paths.name, self.front()
+        name, best, see = self.paths.name, self.front(), self.paths.command("best")
         numbers = ", ".join(str(record.number) for record in best)
         among = "on the Pareto front" if self.several else "the best"
         if number is None:
@@ -215,14 +215,14 @@ class SweepView:
                 return best[0]
             raise NoChoice(
                 f"{len(best)} trials of sweep '{name}' are {among}: {numbers}; none of them is "
-                f"the best in all metrics; see: sweep best {name}, and choose one with --trial K"
+                f"the best in all metrics; see: {see}, and choose one with --trial K"
             )
         for record in best:
             if record.number == number:
                 return record
         raise NoChoice(
             f"trial {number} of sweep '{name}' is not {among}; a choice is one of: {numbers}; "
-            f"see: sweep best {name}"
+            f"see: {see}"
         )
 
     def front(self) -> list[TrialSummary]:
@@ -235,7 +235,7 @@ class SweepView:
         if not front:
             raise NoBest(
                 f"no trial of sweep '{self.paths.name}' has completed; "
-                f"see: sweep trials {self.paths.name}"
+                f"see: {self.paths.command('trials')}"
             )
         return front
 

@@ -16,9 +16,11 @@ from rich.live import Live
 from rich.text import Text
 
 from sweeps.formats import format_best, format_number
+from sweeps.layout import SweepPaths, command_line
 from sweeps.results import front
 from sweeps.results.front import cells, joined
 from sweeps.results.grid import Grid, plain_table
+from sweeps.results.plain_console import line
 from sweeps.results.sweep_view import STATES, SweepView
 from sweeps.spec.spec import SweepSpec
 
@@ -43,7 +45,8 @@ def _state(state: str) -> Text:
 def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
     """The table of `sweep list`."""
     if not found:
-        return Text(f"there are no sweeps below {root} yet; start one with: sweep run FILE")
+        start = command_line(root, "run", "FILE")
+        return line(f"there are no sweeps below {root} yet; start one with: {start}")
     table = plain_table(
         "sweep", "state", "done", "trials", "best", right=("done", "trials", "best")
     )
@@ -62,7 +65,7 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
     return table
 
 
-def status(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
+def status(found: dict[str, Any], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
     """The lines of `sweep status`."""
     counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
     lines: list[RenderableType] = [
@@ -88,14 +91,14 @@ def status(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     if found["outbox_pending"]:
         waiting = f"{found['outbox_pending']} records are not delivered to the tracking store yet"
         if found["state"] != "running":
-            waiting += f"; deliver them with: sweep sync {found['name']}"
-        lines.append(Text(waiting))
+            waiting += f"; deliver them with: {paths.command('sync')}"
+        lines.append(line(waiting))
     if found["outbox_held"]:
         lines.append(Text(found["outbox_held"], style="yellow"))
     if found["outbox_refused"]:
         lines.append(Text(refused(found["outbox_refused"]), style="yellow"))
     if found["state"] == "interrupted":
-        lines.append(Text(f"continue with: sweep resume {found['name']}"))
+        lines.append(line(f"continue with: {paths.command('resume')}"))
     return Group(*lines)
 
 
@@ -261,7 +264,11 @@ def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0
         while True:
             view = look()
             live.update(
-                Group(status(view.status(), view.spec), Text(), trials(view.rows(), view.spec))
+                Group(
+                    status(view.status(), view.spec, view.paths),
+                    Text(),
+                    trials(view.rows(), view.spec),
+                )
             )
             if not view.running:
                 return

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
-from sweeps.layout import tracking_place
+from sweeps.layout import ROOT_VARIABLE, SweepPaths, tracking_place
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,23 @@ def test_only_a_server_keeps_artifacts_itself(
     uri: str | None, place: tuple[str, Path | None]
 ) -> None:
     assert tracking_place(uri, Path("/r")) == place
+
+
+def test_a_command_is_one_that_a_shell_takes(tmp_path: Path) -> None:
+    root = tmp_path / "my runs"
+    told = SweepPaths(root, "x; touch y").command("resume", "-s", "trials=4")
+    words = ["sweep", "resume", "x; touch y", "-s", "trials=4", "--root", str(root)]
+    assert shlex.split(told) == words
+
+
+def test_the_root_is_left_out_where_it_is_the_one_that_the_command_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    here, elsewhere = SweepPaths(tmp_path / "runs", "a"), SweepPaths(tmp_path / "other", "a")
+    monkeypatch.delenv(ROOT_VARIABLE, raising=False)
+    assert here.command("status") == "sweep status a"
+    assert elsewhere.command("status") == f"sweep status a --root {tmp_path}/other"
+    monkeypatch.setenv(ROOT_VARIABLE, "other")
+    assert here.command("status") == f"sweep status a --root {tmp_path}/runs"
+    assert elsewhere.command("status") == "sweep status a"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,32 @@ def test_what_is_not_finite_is_null_in_json(tmp_path: Path) -> None:
     assert shown("show")["reports"] == {"1": None, "2": None, "3": 0.3}
     for command in ("trials", "compare", "status"):
         shown(command)
+
+
+TOLD = [
+    (["status", "a b"], "resume"),
+    (["best", "a b"], "trials"),
+    (["best", "both"], "best"),
+    (["best", "both", "--export", "there"], "best"),
+    (["best", "both", "--trial", "2"], "best"),
+    (["stop", "a b"], "resume"),
+    (["stop", "both", "--trial", "0"], "trials"),
+    (["run", "both.yaml", "--name", "a b"], "resume"),
+]
+
+
+@pytest.mark.parametrize(("line", "told"), TOLD)
+def test_a_command_that_is_told_names_the_sweep_and_its_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / ("my runs, at a place with a name that fits on no line " + "x" * 60)
+    MadeSweep(root, "a b").add(None)
+    both = MadeSweep(root, "both", metric="[val/loss, val/accuracy]", mode="[min, max]")
+    for values in ((0.5, 0.9), (0.4, 0.8), (0.6, 0.1)):
+        both.add("complete", values)
+    (tmp_path / "both.yaml").write_text(both.spec.to_yaml())
+    name = "a b" if "a b" in line else "both"
+    said = CliRunner().invoke(app, [*line, "--root", str(root)]).output
+    (words,) = (one for one in said.splitlines() if f"{told} {shlex.quote(name)}" in one)
+    assert f" --root {shlex.quote(str(root))}" in words

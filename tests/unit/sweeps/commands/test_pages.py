@@ -29,7 +29,7 @@ def test_refused_records_are_told(tmp_path: Path) -> None:
     found = sweep.view.status()
     assert (found["outbox_pending"], found["outbox_refused"]) == (0, 1)
     text = io.StringIO()
-    Console(file=text, width=200).print(tables.status(found, sweep.spec))
+    Console(file=text, width=200).print(tables.status(found, sweep.spec, sweep.paths))
     assert "1 records were refused by the tracking store" in text.getvalue()
 
 

@@ -6,7 +6,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sweeps.cli import app
 from sweeps.commands.starter import write_starter
 from sweeps.spec.problems import Refused
 from sweeps.spec.spec import load_spec
@@ -51,3 +53,11 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         f"{tmp_path / 'file'} cannot be written (File exists); "
         "a starter is two files in a directory; choose another directory: sweep init DIR"
     )
+
+
+def test_the_command_that_runs_it_is_one_that_a_shell_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(app, ["init", "my dir"]).output
+    assert said.splitlines()[-1] == "run it with: cd 'my dir' && sweep run sweep.yaml"

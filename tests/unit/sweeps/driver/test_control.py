@@ -95,7 +95,7 @@ def test_a_driver_that_does_not_answer_is_named(paths: SweepPaths, driver: Drive
     del driver
     stopped = control.stop_sweep(paths, now=False, seconds=0.1, say=_silent)
     assert not stopped.done
-    assert stopped.message.endswith("leave at once with: sweep stop small --now")
+    assert stopped.message.endswith("leave at once with: " + paths.command("stop", "--now"))
     assert "has not left after 0.1 s" in stopped.message
 
 
@@ -128,7 +128,7 @@ def test_a_driver_that_dies_meanwhile_is_noticed(paths: SweepPaths, driver: Driv
     stopped = control.stop_trial(paths, 1, seconds=10, say=_silent)
     assert not stopped.done
     assert stopped.message == (
-        "the sweep ended before trial 1 did; it goes on with: sweep resume small"
+        f"the sweep ended before trial 1 did; it goes on with: {paths.command('resume')}"
     )
 
 

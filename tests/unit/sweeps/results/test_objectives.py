@@ -151,7 +151,7 @@ def test_a_sweep_without_a_complete_trial_has_no_front(sweep: MadeSweep) -> None
     assert found["best"] == []
     console = Console(file=io.StringIO(), width=200)
     console.print(tables.sweeps([found], sweep.paths.root))
-    console.print(tables.status(found, sweep.spec))
+    console.print(tables.status(found, sweep.spec, sweep.paths))
     told = console.file.getvalue()  # type: ignore[attr-defined]
     assert told.splitlines()[1].split()[-1] == "-"
     assert "best:" not in told
