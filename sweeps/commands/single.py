@@ -6,6 +6,7 @@ The spec's `train` section is used as it stands; the search space is not sampled
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from trainable.loop import Trainer
     from trainable.own_loop import OwnLoop
 
+_OURS = re.compile("epoch|memory/.*|best/.*")
+"""What is reported beside what a loop of the user's own yields."""
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
 
 
@@ -64,7 +67,8 @@ def train_once(
         stack.callback(trainer.close)
         for sentence in trainer.store.set_aside:
             console.print(sentence, style="yellow", soft_wrap=True)
-        messages.task_facts(err, _facts(config, trainer))
+        facts = _facts(config, trainer)
+        messages.task_facts(err, facts)
         progress = stack.enter_context(
             Progress(
                 TextColumn("{task.description}"),
@@ -80,8 +84,10 @@ def train_once(
         metrics: dict[str, float] = {}
         for report in trainer.events():
             metrics = report.metrics
+            yielded = [key for key in metrics if not _OURS.fullmatch(key)]
+            keys = dict.fromkeys((*spec.metrics, *(yielded if facts.own_loop else _SHOWN)))
             shown = ", ".join(
-                f"{key} {format_number(metrics[key])}" for key in _SHOWN if key in metrics
+                f"{key} {format_number(metrics[key])}" for key in keys if key in metrics
             )
             console.print(f"epoch {report.epoch} step {report.step}: {shown}", soft_wrap=True)
             for sentence in report.signals:
