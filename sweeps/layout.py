@@ -14,13 +14,14 @@ What must not live here: reading or writing any of these files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sweeps.spec.spec import check_name
+from sweeps.spec.sections import InvalidName, check_name
 from tracking.address import is_database
 
 FORMAT = 1
@@ -163,7 +164,9 @@ class LedgerBusy(LedgerError):
 
 
 def list_sweeps(root: Path) -> list[SweepPaths]:
-    """The sweeps below `root`, by name."""
-    if not root.is_dir():
-        return []
-    return [SweepPaths(root, spec.parent.name) for spec in sorted(root.glob("*/sweep.yaml"))]
+    """The sweeps below `root`, by name; a directory that none could have made is none."""
+    found = []
+    for spec in sorted(root.glob("*/sweep.yaml")) if root.is_dir() else ():
+        with contextlib.suppress(InvalidName):
+            found.append(SweepPaths(root, spec.parent.name))
+    return found

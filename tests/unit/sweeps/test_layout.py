@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.layout import ROOT_VARIABLE, SweepPaths, tracking_place
+from sweeps.layout import ROOT_VARIABLE, SweepPaths, list_sweeps, tracking_place
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,10 @@ def test_the_root_is_left_out_where_it_is_the_one_that_the_command_takes(
     monkeypatch.setenv(ROOT_VARIABLE, "other")
     assert here.command("status") == f"sweep status a --root {tmp_path}/runs"
     assert elsewhere.command("status") == "sweep status a"
+
+
+def test_a_directory_whose_name_no_sweep_has_is_none(tmp_path: Path) -> None:
+    for name in (".trash", "a", "mlartifacts", "odd\x07name"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sweep.yaml").touch()
+    assert [paths.name for paths in list_sweeps(tmp_path)] == ["a"]
