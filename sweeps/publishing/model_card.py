@@ -6,19 +6,31 @@ What must not live here: anything that is guessed; what is not recorded is not w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from sweeps.formats import format_best, format_number
 from sweeps.layout import TRIAL_CONFIG
 from sweeps.ledger.view import TrialSummary
+from sweeps.spec.parameters import flatten
 from sweeps.spec.spec import SweepSpec
+from trainable.config import TaskConfig
 from trainable.manifest import Generation
 
 FILE_NAME = "model_card.md"
+_TOLD = (
+    "train.batch_size",
+    "train.precision",
+    "train.optimizer.name",
+    "train.schedule.name",
+    "budget.epochs",
+)
+"""What is told also where it was not searched."""
 
 
 def model_card(
     spec: SweepSpec,
     record: TrialSummary,
+    config: Mapping[str, Any],
     generation: Generation,
     provenance: Mapping[str, str],
 ) -> str:
@@ -27,26 +39,19 @@ def model_card(
     Args:
         spec: The sweep.
         record: The trial.
+        config: What it was trained with.
         generation: The checkpoint that the weights are from.
         provenance: From where and with what the sweep was run, as tags.
     """
-    arguments = {k: v for k, v in spec.task.model_dump(mode="json").items() if k != "name"}
+    task = TaskConfig.model_validate(config["task"])
+    arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())
+    whole = dict(flatten(config))
     searched = [
         f"| `{k}` | {format_number(v)} | searched: {_range(spec, k)} |"
         for k, v in record.best_params.items()
     ]
-    train = spec.train
-    fixed = {
-        "train.batch_size": train.batch_size,
-        "train.precision": train.precision,
-        "train.optimizer.name": train.optimizer.name,
-        "train.schedule.name": train.schedule.name,
-        "budget.epochs": spec.budget.epochs,
-    }
     told = [
-        f"| `{key}` | {value} | fixed |"
-        for key, value in fixed.items()
-        if key not in record.best_params
+        f"| `{key}` | {whole[key]} | fixed |" for key in _TOLD if key not in record.best_params
     ]
     lines = [
         f"# {spec.name}, trial {record.number}",
@@ -55,8 +60,8 @@ def model_card(
         "",
         "## Data",
         "",
-        f"Task `{spec.task.name}`"
-        + (f" with {', '.join(f'{k}={v!r}' for k, v in arguments.items())}" if arguments else "")
+        f"Task `{task.name}`"
+        + (f" with {arguments}" if arguments else "")
         + "; its `build_data()` makes the samples that were trained on and evaluated on.",
         "",
         "## Metric",

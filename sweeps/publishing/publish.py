@@ -16,6 +16,7 @@ from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.view import TrialSummary
 from sweeps.publishing.model_card import FILE_NAME, model_card
 from sweeps.recording.tags import attempt_tags
+from sweeps.results.configuration import trained_with
 from sweeps.results.sweep_view import NoBest, SweepView
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import trial_files, trial_store
@@ -100,7 +101,7 @@ def export_trial(
         raise StorageError(reason) if child.returncode == AWAY else NoBest(reason)
     config.write_bytes(resolved)
     card = directory / FILE_NAME
-    text = model_card(spec, record, generation, provenance)
+    text = model_card(spec, record, trained_with(paths, spec, record), generation, provenance)
     card.write_text(text, encoding="utf-8")
     return [weights, config, card]
 

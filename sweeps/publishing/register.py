@@ -13,9 +13,11 @@ import sys
 from pathlib import Path
 
 from sweeps.layout import SweepPaths, tracking_uri
+from sweeps.results.configuration import trained_with
 from sweeps.results.sweep_view import NoBest, SweepView
 from sweeps.stores import trial_store
 from tracking.registry import NotRegistered, register_model
+from trainable.config import TrialConfig
 from trainable.errors import TrainingError
 from trainable.export import load_model
 
@@ -49,7 +51,7 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
             f"the run of sweep '{view.paths.name}' is not at the tracking store yet, and a model "
             f"belongs to a run; deliver it with: {view.paths.command('sync')}"
         )
-    config = view.spec.trial_config(record.number, record.best_params)
+    config = TrialConfig.model_validate(trained_with(view.paths, view.spec, record))
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints
         built, inputs = load_model(config, generation.address)
         return register_model(

@@ -13,6 +13,7 @@ from typing import Any
 from sweeps.layout import tracking_uri
 from sweeps.ledger.view import TrialSummary, front, ranking
 from sweeps.recording.tags import leaders_view
+from sweeps.results.configuration import trained_with
 from sweeps.results.sweep_view import SweepView
 from sweeps.spec.parameters import flatten
 from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
@@ -98,10 +99,9 @@ def clip_fraction(directory: Path) -> float | None:
 
 
 def resolved(view: SweepView, record: TrialSummary) -> dict[str, Any]:
-    """Return a trial's parameters: the spec's, and over them what was drawn for it."""
-    # Not the validated configuration: a spec that was changed since need not fit old trials.
-    whole = dict(flatten(view.spec.model_dump(mode="json")))
-    return {k: v for k, v in whole.items() if k.startswith(_CONFIGURATION)} | record.best_params
+    """Return a trial's parameters: what it was trained with, by dotted key."""
+    whole = flatten(trained_with(view.paths, view.spec, record))
+    return {key: value for key, value in whole if key.startswith(_CONFIGURATION)}
 
 
 def _order(view: SweepView, record: TrialSummary) -> tuple[bool, float]:

@@ -11,12 +11,19 @@ import pytest
 from rich.console import Console
 
 from sweeps.formats import format_number
+from sweeps.layout import TRIAL_CONFIG
+from sweeps.publishing.model_card import model_card
 from sweeps.recording.tags import leaders_view
 from sweeps.results import tables
 from sweeps.results.compare import Incomparable, compare
+from sweeps.results.configuration import trained_with
+from sweeps.spec.revisions import write_spec
+from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox import SWEEP, Outbox
+from trainable.config import TrialConfig
 from trainable.history import Row
+from trainable.manifest import Generation
 
 
 def _shown(found: dict[str, object]) -> list[list[str]]:
@@ -63,6 +70,28 @@ def test_several_sweeps_share_one_order_and_show_what_only_one_searched(tmp_path
     assert _shown(found)[0] == [
         "sweep", "trial", "state", "val/loss", "epoch", "attempts", "clipped", "batch_size", "lr",
     ]  # fmt: skip
+
+
+def test_each_trial_has_the_configuration_that_it_was_trained_with(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    for size in (64, 128):
+        spec = with_overrides(sweep.spec, [f"train.batch_size={size}"])
+        sweep.paths.spec.unlink()
+        write_spec(sweep.paths.spec, spec)
+        number = sweep.add("complete", 0.3 + size)
+        sweep.paths.trial(number).mkdir(parents=True)
+        text = spec.trial_yaml(number, sweep.view.records[number].best_params)
+        (sweep.paths.trial(number) / TRIAL_CONFIG).write_text(text)
+    found = compare([sweep.view], top=5)
+    assert [one["params"]["train.batch_size"] for one in found["leaders"]] == [64, 128]
+    assert found["differing"] == ["train.batch_size", "train.optimizer.lr"]
+    first = sweep.view.records[0]
+    config = trained_with(sweep.paths, sweep.view.spec, first)
+    assert TrialConfig.model_validate(config) == sweep.spec.trial_config(0, first.best_params)
+    generation = Generation("", 0, 1, 1, "val/loss", "min", 0.3, 1, "ab")
+    assert "| `train.batch_size` | 64 | fixed |" in model_card(
+        sweep.view.spec, first, config, generation, {}
+    )
 
 
 def test_what_all_leaders_share_is_said_once(tmp_path: Path) -> None:

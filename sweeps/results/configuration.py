@@ -1,0 +1,32 @@
+"""What a trial was trained with, from its own directory: the spec may have been changed since.
+
+What must not live here: writing that file (the driver), and the parameters that were drawn alone
+(`ledger.view`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sweeps.layout import TRIAL_CONFIG, SweepPaths
+from sweeps.ledger.view import TrialSummary
+from sweeps.spec.checks import set_path
+from sweeps.spec.problems import key_path
+from sweeps.spec.source import parse
+from sweeps.spec.spec import SweepSpec
+from trainable.config import TrialConfig
+
+
+def trained_with(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> dict[str, Any]:
+    """Return a trial's resolved configuration as plain data, with the parameters that came to its
+    best value; the spec's, which need not fit them, where the trial has none that can be read.
+    """
+    file = paths.trial(record.number) / TRIAL_CONFIG
+    try:
+        written = parse(file.read_text(encoding="utf-8"), str(file), {}).data
+        found = TrialConfig.model_validate(written).model_dump(mode="json")
+    except (OSError, ValueError):
+        found = spec.model_dump(mode="json", include=set(TrialConfig.model_fields))
+    for key, value in record.best_params.items():
+        set_path(found, key_path(key), value)
+    return found
