@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LATE = 1
-"""What was asked for has not happened in time."""
+"""What was asked for has not happened, or not in time."""
 WRONG_INPUT = 2
 """The user can put it right; nothing was half-created."""
 NO_SUCCESS = 3
