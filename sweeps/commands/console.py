@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sweeps.results.sweep_view import SweepView
 
 # A pipe has no width: tables are then as wide as what they hold.
-out = PlainConsole(width=None if os.isatty(1) else 500)
+out = PlainConsole(width=None if os.isatty(1) else 10**6)
 err = PlainConsole(stderr=True)
 
 

@@ -72,8 +72,8 @@ def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
         "differing": [n for n in names if any(v != values[n][0] for v in values[n])],
         "same": {
             n: values[n][0]
-            for n in searched & set(names)
-            if all(v == values[n][0] for v in values[n])
+            for n in names
+            if n in searched and all(v == values[n][0] for v in values[n])
         },
         **_pages(views, rows, first.metrics),
     }

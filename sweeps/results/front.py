@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sweeps.formats import format_best, format_number
 from sweeps.layout import SweepPaths
-from sweeps.results.grid import plain_table
+from sweeps.results.grid import plain_table, titles
 from sweeps.results.plain_console import line
 from sweeps.spec.spec import SweepSpec
 
@@ -46,9 +46,9 @@ def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Re
 
 def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
     """The table of `sweep best` without a choice."""
-    short = [key.rsplit(".", 1)[-1] for key in spec.space]
-    numbers = (*spec.metrics, "epoch", *short)
-    found = plain_table("trial", *numbers, right=numbers)
+    first = ("trial", *spec.metrics, "epoch")
+    columns = (*first, *titles(list(spec.space), first))
+    found = plain_table(*columns, right=columns[1:])
     for one in front:
         found.add_row(
             str(one["number"]),

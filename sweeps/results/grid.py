@@ -5,6 +5,7 @@ What must not live here: what stands in them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Sequence
 
 from rich.cells import cell_len
@@ -17,6 +18,27 @@ _GAP = 2
 """Spaces between two columns."""
 
 
+def titles(keys: Sequence[str], beside: Sequence[str]) -> list[str]:
+    """Return the last parts of dotted keys, as many of each as tell it from all other columns.
+
+    Args:
+        keys: Of parameters, each one once.
+        beside: The titles of the other columns.
+    """
+    parts = dict.fromkeys(keys, 1)
+
+    def title(key: str) -> str:
+        return ".".join(key.split(".")[-parts[key] :])
+
+    while True:
+        count = Counter([*map(title, keys), *beside])
+        alike = [key for key in keys if count[title(key)] > 1 and title(key) != key]
+        if not alike:
+            return list(map(title, keys))
+        for key in alike:
+            parts[key] += 1
+
+
 def plain_table(*columns: str, right: Container[str] = ()) -> Table:
     """Return an empty table without lines; the columns of `right` are aligned there."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -27,7 +49,8 @@ def plain_table(*columns: str, right: Container[str] = ()) -> Table:
 
 class Grid:
     """A table of many rows. Rich measures and wraps every cell of its own tables, a second for a
-    thousand trials; where all fits on the lines as it is, there is nothing to decide.
+    thousand trials; where all fits on the lines as it is, there is nothing to decide. Breaks
+    within a cell become blanks: a row is one line.
     """
 
     def __init__(self, columns: Sequence[str], *, right: Container[str]) -> None:
@@ -35,13 +58,14 @@ class Grid:
         self.rows: list[Sequence[str | Text]] = []
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [[Text(name, style="bold") for name in self.columns], *self.rows]
+        rows = [[_unbroken(cell) for cell in row] for row in self.rows]
+        lines = [[Text(name, style="bold") for name in self.columns], *rows]
         widths = [
             max(cell_len(str(cell)) for cell in column) for column in zip(*lines, strict=True)
         ]
         if sum(widths) + _GAP * (len(widths) - 1) > options.max_width:
             table = plain_table(*self.columns, right=self.right)
-            for row in self.rows:
+            for row in rows:
                 table.add_row(*row)
             yield table
             return
@@ -55,3 +79,7 @@ class Grid:
                 if index < len(widths) - 1:
                     yield Segment(" " * _GAP)
             yield Segment.line()
+
+
+def _unbroken(cell: str | Text) -> str | Text:
+    return cell if isinstance(cell, Text) else " ".join(cell.splitlines())

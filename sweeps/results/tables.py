@@ -19,7 +19,7 @@ from sweeps.formats import format_best, format_number
 from sweeps.layout import SweepPaths, command_line
 from sweeps.results import front
 from sweeps.results.front import cells, joined
-from sweeps.results.grid import Grid, plain_table
+from sweeps.results.grid import Grid, plain_table, titles
 from sweeps.results.plain_console import line
 from sweeps.results.sweep_view import STATES, SweepView
 from sweeps.spec.spec import SweepSpec
@@ -113,15 +113,14 @@ def refused(count: int) -> str:
 def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     """The table of `sweep trials`."""
     keys = list(spec.space)
-    short = [key.rsplit(".", 1)[-1] for key in keys]
     # What is the same for all is left out: most sweeps need no second attempt.
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
+    first = ["trial", "state", *spec.metrics, "epoch", "step"]
+    last = ["attempts"] * attempts + ["reason"] * reasons
+    short = titles(keys, [*first, *last])
     grid = Grid(
-        ["trial", "state", *spec.metrics, "epoch", "step", *short]
-        + ["attempts"] * attempts
-        + ["reason"] * reasons,
-        right={*spec.metrics, "epoch", "step", "attempts", *short},
+        [*first, *short, *last], right={*spec.metrics, "epoch", "step", "attempts", *short}
     )
     for one in found:
         grid.rows.append(
@@ -201,15 +200,10 @@ def comparison(found: dict[str, Any]) -> RenderableType:
     if not leaders:
         return Text("no trial has a value yet")
     several = len({one["sweep"] for one in leaders}) > 1
-    short = [name.rsplit(".", 1)[-1] for name in found["differing"]]
-    titles = [
-        name if short.count(last) > 1 else last
-        for name, last in zip(found["differing"], short, strict=True)
-    ]
     numbers = (*metrics, "epoch", "attempts", "clipped")
-    table = plain_table(
-        *["sweep"] * several, "trial", "state", *numbers, *titles, right=(*numbers, *titles)
-    )
+    first = [*["sweep"] * several, "trial", "state", *numbers]
+    short = titles(found["differing"], first)
+    table = plain_table(*first, *short, right=(*numbers, *short))
     best = leaders[0]
     for one in leaders:
         clipped = one["clip_fraction"]

@@ -92,3 +92,39 @@ def test_a_command_that_is_told_names_the_sweep_and_its_root(
     said = CliRunner().invoke(app, [*line, "--root", str(root)]).output
     (words,) = (one for one in said.splitlines() if f"{told} {shlex.quote(name)}" in one)
     assert f" --root {shlex.quote(str(root))}" in words
+
+
+SAME = (
+    "{train.optimizer.name: {choice: [sgd]}, train.schedule.name: {choice: [cosine]}, "
+    "task.epoch: {int: [1, 9]}, task.state: {choice: [x, y]}}"
+)
+
+
+def test_no_two_columns_have_one_title(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, space=SAME)
+    for number in range(6):
+        sweep.add("complete", 0.5 + number)
+    both = MadeSweep(
+        tmp_path, "both", space=SAME, metric="[val/loss, val/accuracy]", mode="[min, max]"
+    )
+    both.add("complete", (0.5, 0.9))
+    both.add("complete", (0.4, 0.8))
+    for line in (["trials", "small"], ["compare", "small"], ["best", "both"]):
+        said = CliRunner().invoke(app, [*line, "--root", str(tmp_path)]).output
+        (head,) = (one.split() for one in said.splitlines() if one.startswith("trial "))
+        assert len(set(head)) == len(head), head
+        assert "task.epoch" in head
+
+
+def test_a_pipe_gets_tables_as_wide_as_what_they_hold(tmp_path: Path) -> None:
+    names = [f"a_parameter_with_a_long_name_{number}" for number in range(30)]
+    space = ", ".join(f"task.{name}: {{uniform: [0, 1]}}" for name in names)
+    MadeSweep(tmp_path, space=f"{{{space}}}").add("complete", 0.5)
+    code = "import sys\nfrom sweeps.cli import app\napp(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "trials", "small", "--root", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[0].split()[5:] == names

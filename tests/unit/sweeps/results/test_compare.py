@@ -103,6 +103,15 @@ def test_what_all_leaders_share_is_said_once(tmp_path: Path) -> None:
     assert " ".join(_shown(found)[-1]) == "the same for all: train.batch_size 32"
 
 
+def test_what_all_share_stands_in_the_order_of_the_configuration(tmp_path: Path) -> None:
+    keys = [f"task.{letter}" for letter in "hgfedcba"]
+    space = ", ".join(f"{key}: {{choice: [1]}}" for key in keys)
+    sweep = MadeSweep(tmp_path, space=f"{{{space}}}")
+    sweep.add("complete", 0.3)
+    found = compare([sweep.view], top=5)
+    assert list(found["same"]) == [key for key in found["leaders"][0]["params"] if key in keys]
+
+
 def test_clip_fraction_is_that_of_the_whole_run(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     sweep.add("complete", 0.3, 0.2)

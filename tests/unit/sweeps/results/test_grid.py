@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.results.grid import Grid, plain_table
+from sweeps.results.grid import Grid, plain_table, titles
 
 COLUMNS = ("trial", "state", "val/loss", "reason")
 ROWS = [
@@ -34,3 +34,23 @@ def test_the_table_of_many_rows_looks_like_any_other(width: int) -> None:
     plain = [Text.from_ansi(_render(one, width)).plain for one in (grid, table)]
     assert plain[0] == plain[1]
     assert "\x1b[32mcomplete" in _render(grid, width)
+
+
+def test_a_row_is_one_line_whatever_its_cells_hold() -> None:
+    grid = Grid(("trial", "reason", "epoch"), right=())
+    grid.rows.append(("0", "CUDA error: assert\nCUDA kernel errors", "3"))
+    lines = Text.from_ansi(_render(grid, 120)).plain.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["0", "CUDA", "error:", "assert", "CUDA", "kernel", "errors", "3"]
+    ]
+
+
+def test_titles_are_as_short_as_tells_them_apart() -> None:
+    keys = ["train.optimizer.name", "train.schedule.name", "train.optimizer.lr", "task.epoch"]
+    assert titles(keys, beside=("trial", "epoch")) == [
+        "optimizer.name",
+        "schedule.name",
+        "lr",
+        "task.epoch",
+    ]
+    assert titles(["task.a.b", "train.a.b"], beside=("a.b",)) == ["task.a.b", "train.a.b"]
