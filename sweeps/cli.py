@@ -111,6 +111,7 @@ def check(file: File, settings: Overrides = None) -> None:
     out.print(f"{file} is valid", style="green")
     out.print(f"  {ways.describe()}")
     messages.task_facts(out, facts)
+    messages.left_to_the_run(out, spec)
 
 
 @app.command()

@@ -59,7 +59,8 @@ class Grid:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = [[_unbroken(cell) for cell in row] for row in self.rows]
-        lines = [[Text(name, style="bold") for name in self.columns], *rows]
+        head: list[str | Text] = [Text(name, style="bold") for name in self.columns]
+        lines = [head, *rows]
         widths = [
             max(cell_len(str(cell)) for cell in column) for column in zip(*lines, strict=True)
         ]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sweeps.driver.control import Stopped
     from sweeps.engine.preflight import Facts
     from sweeps.results.sweep_view import Outcome
+    from sweeps.spec.spec import SweepSpec
 
 
 def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> None:
@@ -94,6 +95,18 @@ def task_facts(console: Console, facts: Facts) -> None:
         sentence(console, f"  {fact}", style="")
     for caution in facts.cautions:
         sentence(console, caution, style="yellow")
+
+
+def left_to_the_run(console: Console, spec: SweepSpec) -> None:
+    """What a check cannot look at, as it knows no root and asks nobody."""
+    outside = {
+        "search.warm_start": spec.search.warm_start,
+        "tracking.uri": spec.tracking.uri,
+        "storage.ledger": spec.storage.ledger,
+        "storage.checkpoints": spec.storage.checkpoints,
+    }
+    if keys := ", ".join(key for key, value in outside.items() if value):
+        sentence(console, f"  not looked at before a run: {keys}", style="")
 
 
 def resume(err: Console, paths: SweepPaths, *more: str) -> None:
