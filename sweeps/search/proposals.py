@@ -88,11 +88,20 @@ class Proposer:
         trials = self._ledger.frozen_trials()
         return [self._show(trial) for trial in trials if trial.number != number]
 
+    def _tried(self, number: int) -> list[dict[str, Any]]:
+        """Return what a grid has had. Points to try first are trials beside it."""
+        if self._spec.search.sampler != "grid":
+            return []
+        beside = len(self._spec.search.try_first)
+        trials = self._ledger.frozen_trials()
+        others = [self._point(t) for t in trials if t.number >= beside and t.number != number]
+        return [point for point in others if point is not None]
+
     def _draft(
         self, number: int, attempt: int, shown: list[FrozenTrial], known: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a point as the sampler suggests it, and the notes that it made."""
-        sampler = self._samplers.of(number, attempt)
+        sampler = self._samplers.of(number, attempt, self._tried(number))
         desk = _Desk(self._as_they_compare(sampler, shown), len(self._warm) + number)
         study = optuna.create_study(
             storage=desk, directions=self._ledger.directions, sampler=sampler
@@ -155,14 +164,18 @@ class Proposer:
         space = self._space.distributions
         return {k: v for k, v in params.items() if k in space and space[k].contains(v)}
 
+    def _point(self, trial: FrozenTrial) -> dict[str, Any] | None:
+        """Return a trial as a point of this search space; None where it is none."""
+        if trial.number not in self._points:
+            self._points[trial.number] = self._space.restated(self._values(trial))
+        return self._points[trial.number]
+
     def _show(self, trial: FrozenTrial) -> FrozenTrial:
         """Return a trial as a point of this search space; as one that failed where it is none."""
         if trial.number in self._shown:
             return self._shown[trial.number]
         shown = trial
-        if trial.number not in self._points:
-            self._points[trial.number] = self._space.restated(self._values(trial))
-        params = self._points[trial.number]
+        params = self._point(trial)
         distributions = {key: self._distributions[key] for key in params or ()}
         digest = trial.system_attrs.get(SPACE, self._digest)
         if (trial.params, trial.distributions, digest) != (params, distributions, self._digest):

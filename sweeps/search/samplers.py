@@ -14,7 +14,7 @@ import itertools
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.scalars import write_flow
+from sweeps.spec.search_space import Place
 from sweeps.spec.space import Choice
 from sweeps.spec.spec import SweepSpec
 from trainable.seeding import derive_seed
@@ -81,12 +82,15 @@ class Samplers:
         self._trials = spec.trials
         self._space = spec.search_space()
 
-    def of(self, number: int, attempt: int = 0) -> BaseSampler:
+    def of(
+        self, number: int, attempt: int = 0, tried: Iterable[Mapping[str, Any]] = ()
+    ) -> BaseSampler:
         """Build the sampler of a trial.
 
         Args:
             number: The trial's.
             attempt: How many of its points were thrown away before.
+            tried: Points that a grid has had, besides those to try first.
         """
         # Without the attempt in the first one, which most trials end with.
         parts = ("sampler", number, attempt) if attempt else ("sampler", number)
@@ -95,14 +99,17 @@ class Samplers:
             # Their interface may change, which the pinned version bounds.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if self._sampler == "grid":
-                return self._of_grid(number - len(self._search.try_first), seed)
+                return self._of_grid(number, seed, tried)
             return self._build(number, seed)
 
-    def _of_grid(self, place: int, seed: int) -> BaseSampler:
+    def _of_grid(self, number: int, seed: int, tried: Iterable[Mapping[str, Any]]) -> BaseSampler:
         _checked(_GridPoint, self._search.arguments, "point")
-        if place < 0:
-            return optuna.samplers.RandomSampler(seed=seed)  # what try_first leaves out
-        return _GridPoint(self._grid[place])
+        had = {self._space.place(point) for point in tried}
+        left = (point for place, point in self._grid.items() if place not in had)
+        point = next(left, None) if number >= len(self._search.try_first) else None
+        if point is None:  # what try_first leaves out, or one more than an edited spec asks for
+            return optuna.samplers.RandomSampler(seed=seed)
+        return _GridPoint(point)
 
     def _sources(self) -> list[FrozenTrial]:
         """Return complete earlier trials with the parameters that CMA-ES models."""
@@ -119,8 +126,10 @@ class Samplers:
         ]
 
     @cached_property
-    def _grid(self) -> Sequence[Mapping[str, Any]]:
-        return list(itertools.islice(self._space.grid(), self._trials))
+    def _grid(self) -> Mapping[Place, Mapping[str, Any]]:
+        # As many as there are trials: among them is one that the trials so far have not had.
+        points = itertools.islice(self._space.grid(), self._trials)
+        return {self._space.place(point): point for point in points}
 
     def _build(self, number: int, seed: int) -> BaseSampler:
         search = self._search

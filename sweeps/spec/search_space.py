@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sweeps.spec.constraints import Constraint
-from sweeps.spec.space import Distribution
+from sweeps.spec.space import Choice, Distribution
 
 MOST_DRAWS = 10_000
 """Random points among which one must satisfy the constraints."""
 _MOST_GRID_POINTS = 1_000_000
+Place = frozenset[tuple[str, Any]]
+"""Where a point lies in a grid."""
 UNFIT = ("train.batch_size", "train.loader.drop_last")
 """What members of a population must have in common: a step of one would not be a step of the
 other."""
@@ -116,6 +118,15 @@ class SearchSpace:
         """
         points = itertools.islice(self._nested(self.ordered(), {}), _MOST_GRID_POINTS)
         return filter(self.allows, points)
+
+    def place(self, point: Mapping[str, Any]) -> Place:
+        """Return what two points have in common when a grid has them once."""
+        return frozenset(
+            # What a sampler has drawn of steps may lie a rounding error beside the grid's value.
+            (key, one if isinstance(kind, Choice) else kind.nearest(one))
+            for key, one in point.items()
+            for kind in (self.distributions[key],)
+        )
 
     def digest(self) -> str:
         """Return what two spaces have in common when they draw from the same distributions."""

@@ -84,6 +84,52 @@ def test_a_grid_larger_than_the_sweep_is_begun_and_extended(tmp_path: Path) -> N
     assert whole == search(tmp_path / "once.db", spec_of(*GRID, "trials=12"))
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(
+            "task.a: {choice: [1, 2]}, task.b: {choice: [x, y]}",
+            "task.a: {choice: [1, 2]}, task.b: {choice: [x, y, z]}",
+            id="a value more",
+        ),
+        pytest.param(
+            "task.a: {choice: [1, 2]}, train.accumulation: {choice: [1, 2]}",
+            "task.a: {choice: [1, 2]}, train.accumulation: {choice: [1, 2]}, "
+            "train.compile: {choice: [false, true]}",
+            id="a key more",
+        ),
+        pytest.param(
+            "task.a: {choice: [1, 2]}, task.b: {choice: [x, y]}",
+            "task.b: {choice: [x, y]}, task.a: {choice: [2, 1, 3]}",
+            id="another order",
+        ),
+    ],
+)
+def test_a_grid_that_was_edited_is_tried_as_far_as_it_was_not_yet(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    grid = ("search.sampler=grid", "trials=4")
+    search(tmp_path / "l.db", spec_of(*grid, f"space={{{before}}}"))
+    edited = spec_of("search.sampler=grid", f"space={{{after}}}", "trials=4")
+    points = list(edited.search_space().grid())
+    whole = spec_of("search.sampler=grid", f"space={{{after}}}", f"trials={len(points)}")
+    found = search(tmp_path / "l.db", whole, deaths=[4, 5])
+    fixed = {"train.compile": False} if "train.compile" in after else {}
+    found = [{**fixed, **params} for params in found]
+    assert found[4:] == [point for point in points if point not in found[:4]]
+
+
+def test_a_grid_leaves_out_what_chance_has_tried(tmp_path: Path) -> None:
+    space = "space={task.a: {quniform: [0.1, 0.7, 0.1]}, task.b: {int: [1, 2]}}"
+    before = search(tmp_path / "l.db", spec_of("search.sampler=random", space, "trials=8"))
+    tried = {(round(one["task.a"], 3), one["task.b"]) for one in before}
+    after = search(tmp_path / "l.db", spec_of("search.sampler=grid", space, "trials=14"))
+    wanted = itertools.product([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], [1, 2])
+    assert [tuple(one.values()) for one in after[8:]] == [
+        point for point in wanted if point not in tried
+    ][:6]
+
+
 def test_a_grid_leaves_out_what_does_not_exist_and_what_is_forbidden(tmp_path: Path) -> None:
     spec = spec_of(
         "search.sampler=grid",
