@@ -68,9 +68,9 @@ def apply(
                 ledger.complete(number, Proposer(spec, ledger).propose(number, stored))
             case LeftOpen(number):
                 close_store(trial_files(paths, spec, number))
-            case Ended(number, ending, reason):
+            case Ended(number, ending, reason, untold):
                 record = replace(ledger.trial(number), state=ending, reason=reason)
-                if reason:  # one that nobody had begun with has no run yet
+                if untold:  # a run that there is has the parameters it was trained with
                     recorder.start(number, _parameters(spec, record), {})
                 recorder.finish(number, STATUSES[ending], end_tags(record, spec))
                 ledger.finish(number, ending, reason=reason)

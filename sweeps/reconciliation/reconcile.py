@@ -115,6 +115,8 @@ class Ended:
     number: int
     ending: Ending
     reason: str | None = None
+    untold: bool = False
+    """Tracking was never told of the trial."""
 
     def __str__(self) -> str:
         return f"trial {self.number}: it ended ({self.ending}), which the ledger does not know"
@@ -226,7 +228,7 @@ def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
     if ending or reason:
         if trial.left_open:
             yield LeftOpen(number)
-        yield Ended(number, ending or "pruned", reason)
+        yield Ended(number, ending or "pruned", reason, untold=trial.told is None)
     elif trial.told == "RUNNING" or (trial.told is None and trial.unlogged):
         yield Interrupted(number)
 

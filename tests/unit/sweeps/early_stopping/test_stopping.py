@@ -222,13 +222,13 @@ def test_a_stopped_sweep_is_finished_until_its_spec_lets_it_go_on(tmp_path: Path
 @pytest.mark.parametrize(
     ("trial", "expected"),
     [
-        (TrialFacts(OPEN), [Ended(0, "pruned", "why")]),
-        (TrialFacts(OPEN, left_open=True), [LeftOpen(0), Ended(0, "pruned", "why")]),
-        (TrialFacts(OPEN, trained=True), [Ended(0, "complete")]),
-        (TrialFacts(OPEN, stopped=True), [Ended(0, "pruned")]),
+        (TrialFacts(OPEN), [Ended(0, "pruned", "why", untold=True)]),
+        (TrialFacts(OPEN, left_open=True), [LeftOpen(0), Ended(0, "pruned", "why", untold=True)]),
+        (TrialFacts(OPEN, trained=True), [Ended(0, "complete", untold=True)]),
+        (TrialFacts(OPEN, stopped=True), [Ended(0, "pruned", untold=True)]),
         (
             TrialFacts(replace(OPEN, params={}, reports={})),  # killed while they were stored
-            [Suggested(0), Ended(0, "pruned", "why")],
+            [Suggested(0), Ended(0, "pruned", "why", untold=True)],
         ),
     ],
 )

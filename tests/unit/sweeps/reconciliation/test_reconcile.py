@@ -118,6 +118,11 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
             id="killed before it closed its checkpoints, and stopped for good",
         ),
         pytest.param(
+            TrialFacts(OPEN, CURVE[:1], trained=True, rows=ROWS, unlogged=True),
+            [Logged(0, ROWS), Ended(0, "complete", untold=True)],
+            id="trained to its end, and the outbox is lost",
+        ),
+        pytest.param(
             TrialFacts(OPEN, CURVE[:1], stopped=True, told="RUNNING"),
             [Ended(0, "pruned")],
             id="killed between a report and the verdict on it",
@@ -243,9 +248,25 @@ def test_a_trial_that_trained_to_its_end_is_finished_without_a_worker(sweep: Swe
     assert (record.state, record.reports) == ("complete", {1: 0.4, 2: 0.3, 3: 0.2, 4: 0.1})
     run = sweep.recorder.runs[number]
     assert run.status == "FINISHED"
+    assert float(run.params["space.train.optimizer.lr"]) == record.params["train.optimizer.lr"]
     assert {step: v for (key, step), v in run.points.items() if key == "val/loss"} == {
         2: 0.4, 4: 0.3, 6: 0.2, 8: 0.1,
     }  # fmt: skip
+
+
+def test_the_run_of_a_trial_that_ended_keeps_the_parameters_it_was_trained_with(
+    sweep: Sweep,
+) -> None:
+    number = sweep.ask()
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.append(number, "start", {"params": {}, "tags": {}, "time": 0})
+    outbox.close()
+    sweep.recorder.start(number, {"train.optimizer.weight_decay": 0.5}, {})
+    sweep.train(number, [0.4, 0.3, 0.2, 0.1])
+    sweep.apply()
+    run = sweep.recorder.runs[number]
+    assert (run.status, run.params) == ("FINISHED", {"train.optimizer.weight_decay": "0.5"})
+    assert not [tag for tag in run.tags if "weight_decay" in tag]
 
 
 def test_a_last_epoch_without_a_sound_checkpoint_is_trained_again(sweep: Sweep) -> None:
