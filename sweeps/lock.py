@@ -24,6 +24,8 @@ from typing import IO, Protocol
 
 from trainable.files import make_directory
 
+_LOOKING_SECONDS = 1.0
+"""For how long those who only look are waited for."""
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -136,11 +138,9 @@ class SweepLock:
         while True:
             # For as long as the file is open, the lock is held; nobody else writes to it.
             file = open(self._path, "a+", encoding="utf-8", opener=_for_its_owner)  # noqa: SIM115
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _take(file, self._path):
                 file.close()
-                raise SweepHeld(self._path.parent.name, _read_live_holder(self._path)) from None
+                raise SweepHeld(self._path.parent.name, _read_live_holder(self._path))
             self._file = file
             if self.is_ours():
                 return file
@@ -188,6 +188,20 @@ class SweepLock:
             self._file.truncate(0)
             self._file.close()
             self._file = None
+
+
+def _take(file: IO[str], path: Path) -> bool:
+    """Lock a file, unless a driver has it. Whoever looks has it, too, and for a moment only."""
+    deadline = time.monotonic() + _LOOKING_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if is_held(path) or time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        else:
+            return True
 
 
 def _for_its_owner(path: str, flags: int) -> int:

@@ -58,6 +58,33 @@ def test_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
             child.kill()
 
 
+_LOOK = """
+import sys
+from pathlib import Path
+from sweeps.lock import is_held
+print("looking", flush=True)
+while True:
+    is_held(Path(sys.argv[1]))
+"""
+
+
+def test_who_looks_at_a_lock_keeps_nobody_from_taking_it(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", _LOOK, str(path)], stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "looking\n"
+            for _ in range(300):
+                lock = SweepLock(path)
+                lock.acquire()
+                lock.release()
+        finally:
+            child.kill()
+
+
 def test_a_killed_holders_lock_is_free_and_its_token_is_known(path: Path) -> None:
     with _holder_process(path) as child:
         token = json.loads(path.read_text())["token"]
