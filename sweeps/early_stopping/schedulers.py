@@ -8,12 +8,13 @@ must not live here: the ledger itself; a scheduler only sees intermediate values
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
-from sweeps.early_stopping.halving import Judge, Mode, Reports, bracket_graces, bracket_of
+from sweeps.early_stopping.halving import Judge, Mode, Reports, bracket_graces, bracket_of, rungs
 from sweeps.early_stopping.median import stops_at_the_median
 from sweeps.early_stopping.pauses import make_pauses
 from sweeps.spec.spec import EarlyStoppingConfig, SweepSpec
@@ -31,7 +32,7 @@ def make_scheduler(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> T
     """
     match config.scheduler:
         case "asha":
-            return _asha(config.grace_epochs, config.reduction, epochs, mode)
+            return Asha(config.grace_epochs, config.reduction, epochs=epochs, mode=mode)
         case "hyperband":
             graces = bracket_graces(config.grace_epochs, config.reduction, epochs)
             return Brackets(graces, config.reduction, epochs=epochs, mode=mode)
@@ -41,17 +42,36 @@ def make_scheduler(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> T
             return FIFOScheduler()  # type: ignore[no-untyped-call]
 
 
-def _asha(grace: int, reduction: int, epochs: int, mode: Mode) -> TrialScheduler:
-    return ASHAScheduler(
-        time_attr=TIME,
-        metric=OBJECTIVE,
-        mode=mode,
-        max_t=epochs,
-        grace_period=grace,
-        reduction_factor=reduction,
-        # a run ends by its own budget; only the scheduler's choice counts as pruned
-        stop_last_trials=False,
-    )
+class Asha(ASHAScheduler):
+    """Ray's ASHA, but that what is not finite goes no further than its rung.
+
+    To Ray nothing is less than NaN, and an infinite value makes its percentile one: neither is
+    told to it.
+    """
+
+    def __init__(self, grace: int, reduction: int, *, epochs: int, mode: Mode) -> None:
+        super().__init__(
+            time_attr=TIME,
+            metric=OBJECTIVE,
+            mode=mode,
+            max_t=epochs,
+            grace_period=grace,
+            reduction_factor=reduction,
+            # a run ends by its own budget; only the scheduler's choice counts as pruned
+            stop_last_trials=False,
+        )
+        self._at = rungs(grace, reduction, epochs)
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        if OBJECTIVE in result and not math.isfinite(result[OBJECTIVE]):
+            return TrialScheduler.STOP if result[TIME] in self._at else TrialScheduler.CONTINUE
+        return str(super().on_trial_result(tune_controller, trial, result))
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        if OBJECTIVE in result and not math.isfinite(result[OBJECTIVE]):
+            self.on_trial_remove(tune_controller, trial)
+        else:
+            super().on_trial_complete(tune_controller, trial, result)
 
 
 class Brackets(FIFOScheduler):
@@ -64,7 +84,7 @@ class Brackets(FIFOScheduler):
     def __init__(self, graces: Sequence[int], reduction: int, *, epochs: int, mode: Mode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._graces, self._reduction = graces, reduction
-        self.brackets = [_asha(grace, reduction, epochs, mode) for grace in graces]
+        self.brackets = [Asha(grace, reduction, epochs=epochs, mode=mode) for grace in graces]
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         self._of(trial).on_trial_add(tune_controller, trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -115,7 +116,8 @@ class Serial:
                 result = {"epoch": epoch, "objective": past[epoch]}
                 if scheduler.on_trial_result(None, trial, result) == TrialScheduler.STOP:
                     break
-            scheduler.on_trial_complete(None, trial, {"epoch": max(past), "objective": 0.0})
+            last = {"epoch": max(past), "objective": past[max(past)]}
+            scheduler.on_trial_complete(None, trial, last)
             self.unfinished.remove(number)
 
     def _fresh(self) -> Any:
@@ -139,6 +141,53 @@ def test_verdicts_after_a_death_at_any_report_are_those_of_one_driver(
         killed.run(dies_after=point)
         killed.run(dies_after=-1)
         assert killed.reports == once.reports, f"died after report {point}"
+
+
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("value", NOT_FINITE)
+@pytest.mark.parametrize("config", EACH, ids=lambda config: config.scheduler)
+def test_what_is_not_finite_stops_at_its_rung_and_nobody_is_compared_with_it(
+    config: EarlyStoppingConfig, value: float, mode: Any
+) -> None:
+    sound = [[0.1 * (n + 1)] * EPOCHS for n in range(6)]
+    without = Serial(config, mode, sound)
+    without.run(dies_after=-1)
+    # Each comes after the sound ones of its bracket, but for ASHA's very first.
+    late = config.scheduler != "asha"
+    curves = [*sound, *[[value] * EPOCHS] * 4] if late else [[value] * EPOCHS, *sound]
+    beside = Serial(config, mode, curves)
+    beside.run(dies_after=-1)
+    bad = range(6, 10) if late else range(1)
+    graces = bracket_graces(1, 2, EPOCHS)
+    for number in bad:
+        of_bracket = graces[bracket_of(number, graces, 2)]
+        rung = {"asha": 1, "hyperband": of_bracket, "median": 2}[config.scheduler]
+        assert max(beside.reports[number]) == rung
+    found = [max(beside.reports[n]) for n in range(len(curves)) if n not in bad]
+    assert found == [max(reports) for reports in without.reports.values()]
+
+
+@pytest.mark.parametrize("config", EACH[:2], ids=lambda config: config.scheduler)
+def test_a_rung_of_nothing_finite_stops_them_all_and_then_begins(
+    config: EarlyStoppingConfig,
+) -> None:
+    curves = [[NOT_FINITE[n % 3]] * EPOCHS for n in range(9)] + [[0.5] * EPOCHS] * 4
+    once = Serial(config, "min", curves)
+    once.run(dies_after=-1)
+    for point in range(0, sum(map(len, once.reports.values())), 3):
+        killed = Serial(config, "min", curves)
+        killed.run(dies_after=point)
+        killed.run(dies_after=-1)
+        assert killed.reports == once.reports
+    lengths = [max(reports) for reports in once.reports.values()]
+    assert lengths[9:] == [EPOCHS] * 4
+    last = len(bracket_graces(1, 2, EPOCHS)) - 1
+    of = [bracket_of(n, bracket_graces(1, 2, EPOCHS), 2) for n in range(9)]
+    full = [config.scheduler == "hyperband" and bracket == last for bracket in of]
+    assert [length == EPOCHS for length in lengths[:9]] == full
 
 
 @pytest.mark.parametrize("scheduler", ["asha", "asha_promote", "hyperband"])
