@@ -26,6 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.scalars import write_flow
 from sweeps.spec.search_space import Place
+from sweeps.spec.sections import SearchConfig
 from sweeps.spec.space import Choice
 from sweeps.spec.spec import SweepSpec
 from trainable.seeding import derive_seed
@@ -103,7 +104,7 @@ class Samplers:
             return self._build(number, seed)
 
     def _of_grid(self, number: int, seed: int, tried: Iterable[Mapping[str, Any]]) -> BaseSampler:
-        _checked(_GridPoint, self._search.arguments, "point")
+        _checked(_GridPoint, self._search, "point")
         had = {self._space.place(point) for point in tried}
         left = (point for place, point in self._grid.items() if place not in had)
         point = next(left, None) if number >= len(self._search.try_first) else None
@@ -153,8 +154,9 @@ class Samplers:
         kind = _CLASSES.get(self._sampler) or _load(self._sampler)
         taken = inspect.signature(kind).parameters
         given = {key: value for key, value in given.items() if key in taken}
+        arguments = _checked(kind, search, *own)
         try:
-            built = kind(**given | _checked(kind, search.arguments, *own) | own)
+            built = kind(**given | arguments | own)
         except (TypeError, ValueError) as error:
             written = write_flow(given | search.arguments)
             raise SamplerRefused(
@@ -289,22 +291,22 @@ def _load(name: str) -> type[BaseSampler]:
     return kind
 
 
-def _checked(kind: type[BaseSampler], arguments: dict[str, Any], *hidden: str) -> dict[str, Any]:
+def _checked(kind: type[BaseSampler], search: SearchConfig, *hidden: str) -> dict[str, Any]:
     """Return a user's arguments when the class takes them."""
     parameters = inspect.signature(kind).parameters.values()
     anything = any(one.kind is one.VAR_KEYWORD for one in parameters)
     named = [one.name for one in parameters if one.kind in _BY_NAME]
     taken = [name for name in named if name not in (*hidden, *_OWN_ARGUMENTS)]
-    for key in arguments:
+    for key in search.arguments:
         if key in _OWN_ARGUMENTS:
             raise SamplerRefused(
                 f"it has a key of its own; set {_OWN_ARGUMENTS[key]}", "arguments", key
             )
         if key not in taken and not anything:
             raise SamplerRefused(
-                f"{kind.__name__.strip('_')} takes no such argument; valid: "
+                f"{search.sampler.rpartition(':')[2]} takes no such argument; valid: "
                 f"{', '.join(taken) or 'none'}; remove it",
                 "arguments",
                 key,
             )
-    return arguments
+    return search.arguments
