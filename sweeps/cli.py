@@ -196,7 +196,7 @@ def resume(
         if view.running:  # known before anything is loaded; taking the lock decides
             raise SweepHeld(name, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
-        spec, document = parse_placed(written, file, settings or [])
+        spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.spec, spec)
         if view.concluded and spec == view.spec:
             outcome = view.outcome()

@@ -68,7 +68,7 @@ class Proposer:
         """
         points = self._spec.search.try_first
         known = points[number] if number < len(points) else {}
-        known = {**known, **self._inside(stored or {})}
+        known = {**self._inside(known), **self._inside(stored or {})}
         shown = [*self._warm, *self._others(number)]
         for attempt in range(_ATTEMPTS if self._space.constraints else 1):
             params, notes = self._draft(number, attempt, shown, known)

@@ -52,6 +52,7 @@ def cross_faults(
     data: Mapping[str, Any],
     space: Mapping[str, Distribution | None],
     show: Show = lambda _path, value: written(value),
+    drawn: int = 0,
 ) -> Iterator[Fault]:
     """Check what no single field can know.
 
@@ -60,6 +61,7 @@ def cross_faults(
         data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
         space: The distributions; None for one that is wrong in itself.
         show: Gives a value as the user wrote it.
+        drawn: Trials that there are already.
     """
     yield from _objective_faults(data)
     yield from _early_stopping_faults(data, space)
@@ -78,7 +80,7 @@ def cross_faults(
         yield from _space_faults(
             root, key, distribution, space, train if isinstance(train, dict) else {}, allows, show
         )
-    yield from search_faults(data, space, show)
+    yield from search_faults(data, space, show, drawn)
 
 
 def _objective_faults(data: Mapping[str, Any]) -> Iterator[Fault]:

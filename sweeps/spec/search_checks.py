@@ -43,7 +43,10 @@ def search_space(
 
 
 def search_faults(
-    data: Mapping[str, Any], space: Mapping[str, Distribution | None], show: Show
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    show: Show,
+    drawn: int = 0,
 ) -> Iterator[Fault]:
     """Check what `space` and `search` say about each other.
 
@@ -51,6 +54,7 @@ def search_faults(
         data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
         space: The distributions; None for one that is wrong in itself.
         show: Gives a value as the user wrote it.
+        drawn: Trials that there are; points of theirs are past, whatever the space is now.
     """
     sound = {key: one for key, one in space.items() if one is not None}
     wrong = [fault for key in sound for fault in _condition_faults(key, space, show)]
@@ -64,7 +68,7 @@ def search_faults(
     yield from _warm_start_faults(search, data)
     wrong = list(_constraint_faults(whole, search))
     yield from wrong or _grid_faults(whole, search, trials)
-    yield from _point_faults(whole, search, trials, show, allowed=not wrong)
+    yield from _point_faults(whole, search, trials, show, drawn, allowed=not wrong)
 
 
 def sound_constraints(
@@ -234,7 +238,13 @@ def _warm_start_faults(search: SearchConfig, data: Mapping[str, Any]) -> Iterato
 
 
 def _point_faults(
-    whole: SearchSpace, search: SearchConfig, trials: object, show: Show, *, allowed: bool
+    whole: SearchSpace,
+    search: SearchConfig,
+    trials: object,
+    show: Show,
+    drawn: int,
+    *,
+    allowed: bool,
 ) -> Iterator[Fault]:
     points = search.try_first
     if isinstance(trials, int) and not isinstance(trials, bool) and 0 < trials < len(points):
@@ -243,7 +253,7 @@ def _point_faults(
             f"there are {len(points)} points and {trials} trials; each point is a trial; write "
             f"trials: {len(points)} or more",
         )
-    for number, point in enumerate(points):
+    for number, point in enumerate(points[drawn:], drawn):
         path: KeyPath = ("search", "try_first", number)
         wrong = [fault for key in point for fault in _value_faults(path, key, point, whole, show)]
         yield from wrong

@@ -265,9 +265,10 @@ def parse_spec(
     overrides: Sequence[str] = (),
     *,
     environ: Mapping[str, str] | None = None,
+    drawn: int = 0,
 ) -> SweepSpec:
     """Read a spec from text. See `parse_placed`."""
-    return parse_placed(text, label, overrides, environ=environ)[0]
+    return parse_placed(text, label, overrides, environ=environ, drawn=drawn)[0]
 
 
 def load_placed(
@@ -301,10 +302,15 @@ def parse_placed(
     overrides: Sequence[str] = (),
     *,
     environ: Mapping[str, str] | None = None,
+    drawn: int = 0,
 ) -> tuple[SweepSpec, Document]:
-    """Read a spec from text; `label` stands for the file in messages. See `load_placed`."""
+    """Read a spec from text; `label` stands for the file in messages. See `load_placed`.
+
+    Args:
+        drawn: How many trials its sweep has, whose points to try first are past.
+    """
     environ = os.environ if environ is None else environ
-    return _validate(source.parse(text, label, environ), overrides, {}, environ)
+    return _validate(source.parse(text, label, environ), overrides, {}, environ, drawn)
 
 
 _LOADING = object()
@@ -323,6 +329,7 @@ def _validate(
     overrides: Sequence[str],
     options: Mapping[str, str | None],
     environ: Mapping[str, str],
+    drawn: int = 0,
 ) -> tuple[SweepSpec, Document]:
     for override in overrides:
         _override(doc, override, environ)
@@ -343,7 +350,9 @@ def _validate(
             space[key] = parse_distribution(value)
         except Refused:
             space[key] = None  # reported above
-    faults += cross_faults(SweepSpec, doc.data, space, lambda path, _value: doc.place(path).shown)
+    faults += cross_faults(
+        SweepSpec, doc.data, space, lambda path, _value: doc.place(path).shown, drawn
+    )
     # A key that should not be there, or a value known to be wrong, explains what follows from it.
     wrong_keys = {fault.path for fault in faults if fault.at_key}
     for fault in faults:

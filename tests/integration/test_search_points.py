@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from sweeps.cli import app
 from sweeps.ledger.ledger import Ledger
 from sweeps.publishing.report import write_report
 from sweeps.search.proposals import Proposer
-from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import SweepSpec
+from sweeps.spec.revisions import read_revisions, read_spec, write_spec
+from sweeps.spec.search_changes import check_search_changes
+from sweeps.spec.spec import SpecError, SweepSpec, parse_spec
 from tests.integration.proposing import Params, end, ledger_at, search, spec_of
 from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
@@ -202,6 +205,48 @@ def test_old_trials_count_where_they_lie_inside_the_new_space(tmp_path: Path) ->
     assert _shown(ledger, other) == [None, None, None]
     less = spec_of("space={train.optimizer.lr: {loguniform: [1e-4, 1e-1]}}")
     assert _shown(ledger, less) == [{RATE: params[RATE]} for params in old]
+
+
+@pytest.mark.parametrize(
+    "narrower",
+    [
+        "space.train.optimizer.lr={loguniform: [1e-4, 1e-2]}",
+        "space={train.clip.max_norm: {uniform: [0.1, 10]}}",
+        "search.constraints=['train.optimizer.lr < 0.01']",
+    ],
+)
+def test_a_point_that_was_tried_keeps_no_space_from_being_narrowed(
+    tmp_path: Path, narrower: str
+) -> None:
+    before = spec_of("search.try_first=[{train.optimizer.lr: 0.05}]", "trials=2")
+    old = search(tmp_path / "l.db", before)
+    write_spec(tmp_path / "sweep.yaml", before)
+    text = read_spec(tmp_path / "sweep.yaml").text
+    with pytest.raises(SpecError, match=r"search\.try_first\[0\]"):
+        parse_spec(text, "sweep.yaml", [narrower], drawn=0)
+    after = parse_spec(text, "sweep.yaml", [narrower, "trials=6"], drawn=1)
+    check_search_changes(before, after, 1)
+    write_spec(tmp_path / "sweep.yaml", after)
+    assert read_spec(tmp_path / "sweep.yaml").spec == after
+    assert read_revisions(tmp_path / "sweep.yaml") == [before, after]
+    found = search(tmp_path / "l.db", after)
+    assert found[:2] == old
+    assert all(params.get(RATE, 0) <= 0.01 for params in found[2:])
+    # Nobody had begun with it when the space was narrowed.
+    again = Proposer(after, ledger_at(tmp_path / "l.db")).propose(0, old[0])
+    assert again.params.get(RATE, 0) <= 0.01
+
+
+def test_a_resume_knows_which_points_were_tried(tmp_path: Path) -> None:
+    points = "[{train.optimizer.lr: 0.05}, {train.optimizer.lr: 0.02}]"
+    made = MadeSweep(tmp_path, more=f"search: {{try_first: {points}}}")
+    made.add("complete", 0.5)
+    for high, told in (("0.03", "no module 'nowhere'"), ("0.01", "search.try_first[1]")):
+        narrower = f"space.train.optimizer.lr={{uniform: [0.001, {high}]}}"
+        options = ["--root", str(tmp_path), "-s", "search.sampler=nowhere:X", "-s", narrower]
+        done = CliRunner().invoke(app, ["resume", "small", *options])
+        assert (done.exit_code, told in done.output) == (2, True), done.output
+        assert "try_first[0]" not in done.output
 
 
 def test_a_sampler_s_own_notes_are_hidden_in_another_space(tmp_path: Path) -> None:
