@@ -96,12 +96,12 @@ def check(file: File, settings: Overrides = None) -> None:
     from sweeps.engine.preflight import Inspection
     from sweeps.engine.resources import Machine, plan
     from sweeps.results import messages
-    from sweeps.search.samplers import check_sampler
+    from sweeps.search.rehearsal import rehearse
 
     with _loaded(file, settings) as spec:
         for module in spec.modules:  # said before it happens
             messages.sentence(out, f"imports {module}, whose code runs", style="")
-        check_sampler(spec)
+        rehearse(spec)
         check_tracking(spec)
         machine = Machine.probe()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
@@ -139,7 +139,7 @@ def run(
     from sweeps.ledger.warm_start import take_along
     from sweeps.lock import SweepHeld, is_held, read_holder
     from sweeps.places import check_place
-    from sweeps.search.samplers import check_sampler
+    from sweeps.search.rehearsal import rehearse
     from sweeps.spec.durations import parse_duration
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri) as spec:
@@ -150,7 +150,7 @@ def run(
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
             raise SweepHeld(paths.name, read_holder(paths.lock))
         place_of(paths, spec).refuse_new()
-        check_sampler(spec)
+        rehearse(spec)
         take_along(paths.root, spec)
         seconds = parse_duration(grace, "--grace")
         code = attempt(
@@ -187,7 +187,7 @@ def resume(
     from sweeps.ledger.place import check_kept
     from sweeps.lock import SweepHeld
     from sweeps.results import messages
-    from sweeps.search.samplers import check_sampler
+    from sweeps.search.rehearsal import rehearse
     from sweeps.spec.durations import parse_duration
     from sweeps.spec.spec import parse_placed
 
@@ -203,7 +203,7 @@ def resume(
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
         with document.placing():
-            check_sampler(spec)
+            rehearse(spec)
             seconds = parse_duration(grace, "--grace")
             code = attempt(
                 view.paths,

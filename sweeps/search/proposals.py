@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.early_stopping.pauses import make_pauses
-from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.proposal import Proposal
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.search.rung_view import at_one_rung, compared_at
@@ -38,6 +38,25 @@ _DRAFT = 0  # a desk's only trial of its own
 _ATTEMPTS = 8  # drafts of the sampler before chance has to find one that is allowed
 
 
+class Past(Protocol):
+    """What a proposal depends on beside the spec; a ledger has it."""
+
+    @property
+    def warm_start(self) -> WarmStart:
+        """What the sweep was given of earlier ones."""
+
+    @property
+    def directions(self) -> list[StudyDirection]:
+        """Whether less or more is better, of each metric."""
+
+    @property
+    def minimize(self) -> bool:
+        """Whether less is better, of the first metric."""
+
+    def frozen_trials(self) -> list[FrozenTrial]:
+        """All trials as Optuna has them."""
+
+
 class Proposer:
     """Makes a sweep's proposals. What it makes depends on the spec and the ledger's trials alone.
 
@@ -46,7 +65,7 @@ class Proposer:
         ledger: Its trials.
     """
 
-    def __init__(self, spec: SweepSpec, ledger: Ledger) -> None:
+    def __init__(self, spec: SweepSpec, ledger: Past) -> None:
         self._spec = spec
         self._ledger = ledger
         self._space = spec.search_space()

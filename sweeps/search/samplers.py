@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import itertools
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,8 @@ _SEEDS = 2**32  # NumPy's legacy generator takes 32 bits
 _OWN_ARGUMENTS = {"seed": "seed", "n_startup_trials": "search.startup_trials"}
 """Arguments that have a key of their own."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PLAIN = {"Any", "Literal", "Mapping", "None", "Optional", "Sequence", "Union"}
+"""Names of types in annotations of what YAML can express, beside those in small letters."""
 _FEWEST_SOURCES = 10  # of which CMA-ES takes the best tenth
 _PACKAGES = {"cmaes": "cmaes", "gp": "torch", "qmc": "scipy"}
 """What a sampler needs beside Optuna."""
@@ -99,6 +102,7 @@ class Samplers:
         with warnings.catch_warnings():
             # Their interface may change, which the pinned version bounds.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            warnings.simplefilter("ignore", FutureWarning)
             if self._sampler == "grid":
                 return self._of_grid(number, seed, tried)
             return self._build(number, seed)
@@ -295,8 +299,12 @@ def _checked(kind: type[BaseSampler], search: SearchConfig, *hidden: str) -> dic
     """Return a user's arguments when the class takes them."""
     parameters = inspect.signature(kind).parameters.values()
     anything = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    named = [one.name for one in parameters if one.kind in _BY_NAME]
-    taken = [name for name in named if name not in (*hidden, *_OWN_ARGUMENTS)]
+    taken = {
+        one.name: one
+        for one in parameters
+        if one.kind in _BY_NAME and one.name not in (*hidden, *_OWN_ARGUMENTS)
+    }
+    written = [name for name, one in taken.items() if _is_plain(one)]
     for key in search.arguments:
         if key in _OWN_ARGUMENTS:
             raise SamplerRefused(
@@ -305,8 +313,15 @@ def _checked(kind: type[BaseSampler], search: SearchConfig, *hidden: str) -> dic
         if key not in taken and not anything:
             raise SamplerRefused(
                 f"{search.sampler.rpartition(':')[2]} takes no such argument; valid: "
-                f"{', '.join(taken) or 'none'}; remove it",
+                f"{', '.join(written) or 'none'}; remove it",
                 "arguments",
                 key,
             )
     return search.arguments
+
+
+def _is_plain(parameter: inspect.Parameter) -> bool:
+    """Whether a spec can hold such an argument: no function and no object, by its annotation."""
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return set(re.findall(r"\b[A-Z]\w*", text)) <= _PLAIN

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sweeps.search.proposals import Proposer
-from sweeps.search.samplers import SamplerRefused, check_sampler
+from sweeps.search.rehearsal import rehearse
+from sweeps.search.samplers import SamplerRefused, Samplers, check_sampler
 from tests.integration.proposing import end, ledger_at, loss, search, spec_of
 
 GRID = (
@@ -191,7 +192,7 @@ def test_any_sampler_of_optuna_can_be_named(tmp_path: Path, name: str) -> None:
     if name == "BruteForceSampler":
         more.append("space={train.accumulation: {choice: [1, 2, 4]}, task.x: {choice: [32, 64]}}")
     spec = spec_of(f"search.sampler=optuna.samplers:{name}", "trials=6", *more)
-    check_sampler(spec)
+    rehearse(spec)
     once = search(tmp_path / "once.db", spec)
     assert search(tmp_path / "died.db", spec, deaths=[2, 5]) == once
     assert len({str(params) for params in once}) == 6
@@ -276,8 +277,92 @@ def test_a_sampler_that_cannot_be_made_is_refused(
         f"search.sampler={name}", f"search.arguments={arguments}",
     )  # fmt: skip
     with pytest.raises(SamplerRefused) as refused:
-        check_sampler(spec)
+        rehearse(spec)
     assert re.fullmatch(rf"search\.{message}", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "arguments", "message"),
+    [
+        ("tpe", "{gamma: 0.1}", r"\(TypeError: 'float' object is not callable\)"),
+        ("tpe", "{weights: [1, 2]}", r"\(TypeError: .*\)"),
+        ("tpe", "{n_ei_candidates: many}", r"\(ValueError: .*'many'.*\)"),
+        ("tpe", "{n_ei_candidates: 0}", r"\(ValueError: .*must be positive.*\)"),
+        ("cmaes", "{x0: {train.optimizer.lr: 0.01}}", r"\(AssertionError: .*\)"),
+        ("cmaes", "{popsize: 1}", r"\(AssertionError: .*\)"),
+        ("cmaes", "{sigma0: .nan}", r"\(AssertionError: .*\)"),
+        ("cmaes", "{independent_sampler: random}", r"\(AttributeError: .*\)"),
+        ("nsgaii", "{child_generation_strategy: x}", r"\(TypeError: .*\)"),
+    ],
+)
+def test_an_argument_that_breaks_after_the_first_trials_is_refused_before_them(
+    sampler: str, arguments: str, message: str
+) -> None:
+    spec = spec_of(f"search.sampler={sampler}", f"search.arguments={arguments}")
+    check_sampler(spec)  # it can be built
+    with pytest.raises(SamplerRefused) as refused:
+        rehearse(spec)
+    given = re.escape(arguments)
+    assert re.fullmatch(
+        rf"search\.arguments: {sampler} with {given} fails at trial \d of a rehearsal {message}; "
+        r"a sampler suggests a point whatever has ended; change search\.arguments, or choose "
+        "another sampler",
+        str(refused.value),
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ("search.sampler=optuna.samplers:CmaEsSampler", "metric=[a, b]", "mode=[min, max]"),
+            "CmaEsSampler cannot be used",
+        ),
+        (("search.sampler=optuna.samplers:BruteForceSampler",), "step must be given"),
+    ],
+)
+def test_a_sampler_that_cannot_search_this_is_refused(more: tuple[str, ...], message: str) -> None:
+    with pytest.raises(
+        SamplerRefused, match=rf"^search\.sampler: .*{message}.*; change the space"
+    ):
+        rehearse(spec_of(*more))
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid"])
+def test_a_rehearsal_passes_what_works(sampler: str) -> None:
+    spaces = [
+        "{}",
+        "{task.a: {choice: [1]}}",
+        "{task.a: {choice: [x, y]}, task.n: {int: [1, 3], when: {task.a: y}}, "
+        "task.m: {quniform: [0, 1, 0.5]}}",
+    ]
+    for space in spaces if sampler != "grid" else spaces[1:]:
+        for startup in (2, 30):
+            wanted = (f"search.startup_trials={startup}", f"space={space}", "trials=1")
+            rehearse(spec_of(f"search.sampler={sampler}", *wanted))
+            if sampler != "grid":
+                rehearse(spec_of(f"search.sampler={sampler}", *wanted, "trials=40"))
+    constrained = "search.constraints=['train.optimizer.lr * train.clip.max_norm < 0.1']"
+    if sampler != "grid":
+        rehearse(spec_of(f"search.sampler={sampler}", constrained))
+
+
+def test_what_no_spec_can_express_is_not_named_as_valid() -> None:
+    for sampler, never in (
+        ("tpe", {"gamma", "weights", "constraints_func"}),
+        ("cmaes", {"independent_sampler", "source_trials"}),
+        ("nsgaii", {"mutation", "crossover", "child_generation_strategy"}),
+    ):
+        with pytest.raises(SamplerRefused, match="takes no such argument") as refused:
+            check_sampler(spec_of(f"search.sampler={sampler}", "search.arguments={nothing: 1}"))
+        valid = re.findall(r"\w+", str(refused.value).partition("valid: ")[2])
+        assert len(valid) > 3
+        assert not never & set(valid)
+
+
+def test_an_argument_that_is_to_go_from_optuna_is_taken_without_a_word() -> None:
+    spec = spec_of("search.arguments={consider_prior: true}")
+    Samplers(spec).of(0)  # warnings are errors
 
 
 def test_a_sampler_whose_package_is_missing_says_what_to_install(

@@ -1,0 +1,106 @@
+"""The rehearsal of a search before there is a sweep: a few trials without training.
+
+Many an argument of a sampler is looked at only when trials have ended, and would stop a sweep by
+an error after its first ones. What must not live here: what a proposal is (`proposals`), and how
+samplers are built (`samplers`).
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
+
+from sweeps.ledger.warm_start import WarmStart
+from sweeps.search.proposals import Proposer
+from sweeps.search.samplers import SamplerRefused, check_sampler
+from sweeps.spec.scalars import write_flow
+from sweeps.spec.search_values import SAMPLERS
+from sweeps.spec.spec import SweepSpec
+
+_FIRST_GENERATION = {"NSGAIISampler:generation": 0}  # where chance's points belong
+_STARTUP = 3  # trials before a sampler of ours learns, where a spec has more
+_LEARNT = 3  # proposals after them
+
+
+def rehearse(spec: SweepSpec) -> None:
+    """Build a sweep's sampler, and let it propose before and after trials have ended.
+
+    Raises:
+        SamplerRefused: It cannot be built, or fails: with what is wrong, the rule and the remedy.
+    """
+    check_sampler(spec)
+    search = spec.search
+    if search.sampler in SAMPLERS:  # for one of somebody else's the number may matter
+        few = min(search.startup_trials, _STARTUP)
+        search = search.model_copy(update={"startup_trials": few})
+    search = search.model_copy(update={"try_first": []})
+    made_up = _MadeUp(spec)
+    proposer = Proposer(spec.model_copy(update={"search": search}), made_up)
+    space = spec.search_space()
+    distributions = {key: one.to_optuna() for key, one in space.distributions.items()}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of each study
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is only tried
+            for number in range(min(max(search.startup_trials, 1) + _LEARNT, spec.trials)):
+                if 0 < number < search.startup_trials:
+                    made_up.end(space.drawn(number) or {}, distributions, _FIRST_GENERATION)
+                else:
+                    proposal = proposer.propose(number)
+                    made_up.end(proposal.params, proposal.distributions, proposal.notes)
+    except SamplerRefused:
+        raise
+    except Exception as error:  # whatever a sampler does with what it was given
+        given = f" with {write_flow(search.arguments)}" if search.arguments else ""
+        raise SamplerRefused(
+            f"{search.sampler}{given} fails at trial {number} of a rehearsal "
+            f"({type(error).__name__}: {error}); a sampler suggests a point whatever has ended; "
+            f"change {'search.arguments' if given else 'the space'}, or choose another sampler",
+            *(("arguments",) if given else ()),
+        ) from error
+
+
+class _MadeUp:
+    """Trials that nobody trained, as a ledger has them."""
+
+    warm_start = WarmStart()
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self._epochs = spec.budget.epochs
+        self._random = random.Random(0)
+        self._trials: list[FrozenTrial] = []
+        self.directions = [
+            StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE
+            for mode in spec.modes
+        ]
+        self.minimize = spec.modes[0] == "min"
+
+    def frozen_trials(self) -> list[FrozenTrial]:
+        """All of them."""
+        return self._trials
+
+    def end(
+        self,
+        params: Mapping[str, Any],
+        distributions: Mapping[str, BaseDistribution],
+        notes: Mapping[str, Any],
+    ) -> None:
+        """Add a trial that came to its end."""
+        values = [self._random.random() for _ in self.directions]
+        trial = optuna.trial.create_trial(
+            values=values,
+            params=dict(params),
+            distributions={key: distributions[key] for key in params},
+            intermediate_values={self._epochs: values[0]},
+            system_attrs=dict(notes),
+        )
+        trial.number = len(self._trials)
+        trial._trial_id = trial.number + 1
+        self._trials.append(trial)
