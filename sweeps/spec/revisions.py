@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,7 +80,7 @@ def read_spec(path: Path) -> Revision:
                     f"short or edited; revision {number} holds; give later changes again with "
                     "-s KEY=VALUE"
                 )
-            return Revision(_stored(text, path), number, damage, format, text)
+            return Revision(parse_spec(text, str(path), drawn=None), number, damage, format, text)
     raise RevisionError(
         f"{path} holds no revision of the spec that is whole: damaged, cut short or edited; "
         "each carries its sha256, and changes are given with `sweep resume NAME -s KEY=VALUE`; "
@@ -97,13 +96,7 @@ def read_revisions(path: Path) -> list[SweepSpec]:
         OSError: The file cannot be read.
     """
     texts = [_unsealed(document)[0] for document in _BREAK.split(path.read_bytes())]
-    return [_stored(text, path) for text in texts if text is not None]
-
-
-def _stored(text: str, path: Path) -> SweepSpec:
-    """Return a spec whose points were checked when it was written, before or after they were
-    drawn."""
-    return parse_spec(text, str(path), drawn=sys.maxsize)
+    return [parse_spec(text, str(path), drawn=None) for text in texts if text is not None]
 
 
 def write_spec(path: Path, spec: SweepSpec) -> None:

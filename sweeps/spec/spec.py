@@ -265,7 +265,7 @@ def parse_spec(
     overrides: Sequence[str] = (),
     *,
     environ: Mapping[str, str] | None = None,
-    drawn: int = 0,
+    drawn: int | None = 0,
 ) -> SweepSpec:
     """Read a spec from text. See `parse_placed`."""
     return parse_placed(text, label, overrides, environ=environ, drawn=drawn)[0]
@@ -302,12 +302,13 @@ def parse_placed(
     overrides: Sequence[str] = (),
     *,
     environ: Mapping[str, str] | None = None,
-    drawn: int = 0,
+    drawn: int | None = 0,
 ) -> tuple[SweepSpec, Document]:
     """Read a spec from text; `label` stands for the file in messages. See `load_placed`.
 
     Args:
-        drawn: How many trials its sweep has, whose points to try first are past.
+        drawn: How many trials its sweep has, whose points to try first are past. None for one that
+            its sweep has: it was checked when it was written, by the rules of then.
     """
     environ = os.environ if environ is None else environ
     return _validate(source.parse(text, label, environ), overrides, {}, environ, drawn)
@@ -329,7 +330,7 @@ def _validate(
     overrides: Sequence[str],
     options: Mapping[str, str | None],
     environ: Mapping[str, str],
-    drawn: int = 0,
+    drawn: int | None = 0,
 ) -> tuple[SweepSpec, Document]:
     for override in overrides:
         _override(doc, override, environ)
@@ -343,16 +344,8 @@ def _validate(
         doc.add(Fault(("version",), message))
         raise doc.error() or AssertionError
     spec, faults = _all_faults(doc)
-    space: dict[str, Distribution | None] = {}
-    raw = doc.data.get("space")
-    for key, value in raw.items() if isinstance(raw, dict) else ():
-        try:
-            space[key] = parse_distribution(value)
-        except Refused:
-            space[key] = None  # reported above
-    faults += cross_faults(
-        SweepSpec, doc.data, space, lambda path, _value: doc.place(path).shown, drawn
-    )
+    if drawn is not None:
+        faults += _cross_faults(doc, drawn)
     # A key that should not be there, or a value known to be wrong, explains what follows from it.
     wrong_keys = {fault.path for fault in faults if fault.at_key}
     for fault in faults:
@@ -363,6 +356,19 @@ def _validate(
         raise error
     assert spec is not None
     return spec, doc
+
+
+def _cross_faults(doc: Document, drawn: int) -> Iterator[Fault]:
+    space: dict[str, Distribution | None] = {}
+    raw = doc.data.get("space")
+    for key, value in raw.items() if isinstance(raw, dict) else ():
+        try:
+            space[key] = parse_distribution(value)
+        except Refused:
+            space[key] = None  # reported where the section is
+    return cross_faults(
+        SweepSpec, doc.data, space, lambda path, _value: doc.place(path).shown, drawn
+    )
 
 
 def _all_faults(doc: Document) -> tuple[SweepSpec | None, list[Fault]]:

@@ -16,7 +16,7 @@ from sweeps.spec.revisions import (
     read_spec,
     write_spec,
 )
-from sweeps.spec.spec import SweepSpec, parse_placed, parse_spec
+from sweeps.spec.spec import SpecError, SweepSpec, parse_placed, parse_spec
 from tests.specs import with_overrides
 
 SPEC = """
@@ -148,6 +148,19 @@ def test_an_edit_by_hand_is_told_how_to_change_a_sweep(path: Path, first: SweepS
     path.write_text(path.read_text().replace("trials: 4", "trials: 5"))
     with pytest.raises(RevisionError, match=r"edited; .* `sweep resume NAME -s KEY=VALUE`"):
         read_spec(path)
+
+
+def test_a_sweep_that_would_be_refused_today_is_read_and_not_continued_as_it_is(
+    path: Path,
+) -> None:
+    sizes = "  train.batch_size: {logint: [16, 256]}\ntrain: {accumulation: 4}\n"
+    then = parse_spec(SPEC + sizes, "quad.yaml", drawn=None)
+    write_spec(path, then)
+    found = read_spec(path)
+    assert found.spec == then
+    assert read_revisions(path) == [then]
+    with pytest.raises(SpecError, match=r"batch_size"):
+        parse_placed(found.text, str(path), ["trials=8"], drawn=4)
 
 
 def test_what_changed_is_told_in_one_line(first: SweepSpec) -> None:
