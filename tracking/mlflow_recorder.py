@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tracking.address import store_of
+from tracking.batches import Kind
 from tracking.delivery import Server, logger
 from tracking.drain_process import DrainProcess
 from tracking.draining import Destination, DrainThread
 from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clip_text
-from tracking.outbox import SWEEP, Kind, Outbox
+from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.points import Row
 from tracking.probe import is_gone

@@ -15,26 +15,17 @@ import os
 import shutil
 import sqlite3
 import threading
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from tracking.limits import MAX_POINTS
+from tracking.batches import IN_FLIGHT, QUEUED, Batch, Kind, Record, together
 from tracking.outbox_file import FILE_NAME, OutboxError, move_aside, open_file, read_meta
 from tracking.points import Marks, Row, pack, parts, unpack
-from tracking.recorder import check_artifact_name
-
-Kind = Literal["start", "metrics", "tags", "experiment", "artifact", "finish"]
+from tracking.staging import Staging, sync_path
 
 SWEEP = -1
 """The sweep's own run, where a trial's number is expected."""
-
-_STAGED = "artifacts"
-_QUEUED, _IN_FLIGHT = 0, 1
-_Stored = tuple[int, Kind, int, int]
-"""A record's id, kind, state and number of points."""
 
 _MAX_RECORDS = 256
 _STORE = "store"
@@ -48,35 +39,11 @@ _HELD = "held"
 """Why artifacts wait that could not be stored."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """One queued call: the points of a metrics record, or what JSON made of another one."""
-
-    id: int
-    kind: Kind
-    payload: Any
-
-
 class _Prepared(NamedTuple):
     """What comes next of a trial, marked on the disk and not yet sent."""
 
     last_id: int
     uncertain: bool
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Records of one trial to deliver together, in their order.
-
-    Either one artifact, or the experiment's tags; or what a run is told in one request: it may
-    begin with the start and end with the finish, with metrics and tags in between. Artifacts hold
-    up nothing: what comes behind one may be delivered before it.
-    """
-
-    trial: int
-    records: list[Record]
-    uncertain: bool
-    """An earlier attempt had an unknown end: some points may already be at the server."""
 
 
 class Outbox:
@@ -95,6 +62,7 @@ class Outbox:
     def __init__(self, directory: Path, *, delivers: bool = False) -> None:
         self.directory = directory
         self._path = directory / FILE_NAME
+        self._staging = Staging(directory)
         self._lock = threading.Lock()
         self._marks: dict[int, Marks] = {}
         self._prepared: dict[int, _Prepared] = {}
@@ -124,7 +92,8 @@ class Outbox:
         self._left = 0
         self._corrections: str | None = None
         if not delivers:  # else what is being staged has no record yet, and may be taken for one
-            self._remove_orphans()
+            query = "SELECT payload FROM records WHERE kind = 'artifact'"
+            self._staging.keep_only(json.loads(text) for (text,) in self._db.execute(query))
 
     # -- the sweep's side -------------------------------------------------------------------------
 
@@ -157,7 +126,7 @@ class Outbox:
                 if not packed:
                     return 0
                 for part, num_points in packed:
-                    state = _QUEUED if marks.are_complete else _IN_FLIGHT
+                    state = QUEUED if marks.are_complete else IN_FLIGHT
                     _insert(db, trial, "metrics", num_points, pack(part), state)
                 _save_marks(db, trial, marks)
             self._marks[trial] = marks
@@ -170,24 +139,11 @@ class Outbox:
             ValueError: `name` is not a relative path.
             OutboxError: The file could not be copied or the record not be written.
         """
-        target = check_artifact_name(name)
-        # The copy keeps the artifact's own file name, because a server names what it stores after
-        # the file.
-        staged = self.directory / _STAGED / uuid.uuid4().hex / target.name
-        staged.parent.mkdir(parents=True)
+        payload = self._staging.copy(path, name)
         try:
-            with path.open("rb") as source, staged.open("xb") as copy:
-                shutil.copyfileobj(source, copy)
-            for each in (staged, staged.parent, self.directory / _STAGED, self.directory):
-                _sync_path(each)
-            folder = "" if str(target.parent) == "." else str(target.parent)
-            self.append(
-                trial,
-                "artifact",
-                {"staged": str(staged.relative_to(self.directory)), "folder": folder},
-            )
+            self.append(trial, "artifact", payload)
         except BaseException:  # also an interruption leaves no copy behind; raised again
-            shutil.rmtree(staged.parent, ignore_errors=True)
+            self._staging.remove(payload)
             raise
 
     def last_step(self, trial: int) -> int:
@@ -241,15 +197,15 @@ class Outbox:
             for trial in trials:
                 if trial in self._prepared and not single:
                     continue
-                taken = _together(self._db.execute(query, (trial, limit)).fetchall())
+                taken = together(self._db.execute(query, (trial, limit)).fetchall())
                 if not taken:
                     continue
                 last_id = taken[-1][0]
                 states = {state for _, kind, state, _ in taken if kind == "metrics"}
-                prepared[trial] = _Prepared(last_id, uncertain=_IN_FLIGHT in states)
+                prepared[trial] = _Prepared(last_id, uncertain=IN_FLIGHT in states)
                 any_metrics |= bool(states)
-                if _QUEUED in states:
-                    sent_next.append((_IN_FLIGHT, trial, last_id))
+                if QUEUED in states:
+                    sent_next.append((IN_FLIGHT, trial, last_id))
             if sent_next:  # and only then, for as short as can be: appends wait for it
                 with self._transaction() as db:
                     db.executemany(
@@ -322,7 +278,9 @@ class Outbox:
                 _remember(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
             if batch.records[0].kind == "artifact":
                 db.execute("DELETE FROM meta WHERE key = ?", (_HELD,))
-        self._unstage(batch)
+        for record in batch.records:
+            if record.kind == "artifact":
+                self._staging.remove(record.payload)
 
     def refuse(self, batch: Batch, reason: str) -> None:
         """Set records aside that the server will never take, so that they hold up nothing."""
@@ -463,7 +421,7 @@ class Outbox:
         pages. So syncing the log as it is now covers every commit so far. SQLite locks other files
         than the log, so closing it here drops no lock.
         """
-        _sync_path(Path(f"{self._path}-wal"))
+        sync_path(Path(f"{self._path}-wal"))
 
     def _load_marks(self, trial: int) -> Marks:
         """Return a trial's marks: who queues raises them, who delivers corrects them."""
@@ -482,29 +440,9 @@ class Outbox:
         _remember(db, _CORRECTIONS, str(int(read_meta(db, _CORRECTIONS) or 0) + 1))
         db.execute(
             "UPDATE records SET state = ? WHERE trial = ? AND kind = 'metrics'",
-            (_IN_FLIGHT, trial),
+            (IN_FLIGHT, trial),
         )
         self._prepared.pop(trial, None)
-
-    def _unstage(self, batch: Batch) -> None:
-        for record in batch.records:
-            if record.kind == "artifact":
-                shutil.rmtree(
-                    (self.directory / record.payload["staged"]).parent, ignore_errors=True
-                )
-
-    def _remove_orphans(self) -> None:
-        """Remove copies whose record was never committed, or whose removal was cut short."""
-        kept = {
-            Path(json.loads(payload)["staged"]).parts[1]
-            for (payload,) in self._db.execute(
-                "SELECT payload FROM records WHERE kind = 'artifact'"
-            )
-        }
-        staged = self.directory / _STAGED
-        for directory in staged.iterdir() if staged.is_dir() else ():
-            if directory.name not in kept:
-                shutil.rmtree(directory, ignore_errors=True)
 
     def _error(self, error: sqlite3.Error) -> OutboxError:
         free = shutil.disk_usage(self.directory).free
@@ -514,42 +452,13 @@ class Outbox:
         )
 
 
-def _sync_path(path: Path) -> None:
-    """Wait until a file's content, or what a directory lists, is on the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _together(rows: list[_Stored]) -> list[_Stored]:
-    """Return how many of a trial's oldest records make a batch."""
-    taken: list[_Stored] = []
-    num_points, of_metrics = 0, None
-    for row in rows:
-        _, kind, state, points = row
-        num_points += points
-        if taken and not (
-            taken[-1][1] in ("start", "metrics", "tags")
-            and kind in ("metrics", "tags", "finish")
-            and (kind != "metrics" or of_metrics in (None, state))
-            and num_points <= MAX_POINTS
-        ):
-            break
-        taken.append(row)
-        if kind == "metrics":
-            of_metrics = state
-    return taken
-
-
 def _insert(
     db: sqlite3.Connection,
     trial: int,
     kind: Kind,
     num_points: int,
     payload: str | bytes,
-    state: int = _QUEUED,
+    state: int = QUEUED,
 ) -> None:
     db.execute(
         "INSERT INTO records (trial, kind, state, points, payload) VALUES (?, ?, ?, ?, ?)",

@@ -1,0 +1,76 @@
+"""Staging: copies of files that wait for the tracking server, on the disk before they are queued.
+
+Each lies in a directory of its own, under its own name: a server names what it stores after the
+file. What must not live here: when a copy is taken or delivered (`outbox`, `delivery`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tracking.recorder import check_artifact_name
+
+_DIRECTORY = "artifacts"
+
+
+class Staging:
+    """The copies in an outbox.
+
+    Args:
+        outbox: The outbox's directory.
+    """
+
+    def __init__(self, outbox: Path) -> None:
+        self._outbox = outbox
+        self._directory = outbox / _DIRECTORY
+
+    def copy(self, path: Path, name: str) -> dict[str, str]:
+        """Copy a file, and wait until the disk has it.
+
+        Args:
+            name: What it is to be called at the server, with its folder.
+
+        Returns:
+            What a record says of it: where the copy lies, and its folder at the server.
+
+        Raises:
+            ValueError: `name` is not a relative path.
+            OSError: It could not be copied; nothing is left.
+        """
+        target = check_artifact_name(name)
+        copy = self._directory / uuid.uuid4().hex / target.name
+        copy.parent.mkdir(parents=True)
+        try:
+            with path.open("rb") as source, copy.open("xb") as file:
+                shutil.copyfileobj(source, file)
+            for each in (copy, copy.parent, self._directory, self._outbox):
+                sync_path(each)
+        except BaseException:  # also an interruption leaves nothing behind; raised again
+            shutil.rmtree(copy.parent, ignore_errors=True)
+            raise
+        folder = "" if str(target.parent) == "." else str(target.parent)
+        return {"staged": str(copy.relative_to(self._outbox)), "folder": folder}
+
+    def remove(self, payload: Mapping[str, str]) -> None:
+        """Remove a copy; one that is not there is no error."""
+        shutil.rmtree((self._outbox / payload["staged"]).parent, ignore_errors=True)
+
+    def keep_only(self, payloads: Iterable[Mapping[str, str]]) -> None:
+        """Remove copies whose record was never committed, or whose removal was cut short."""
+        kept = {Path(payload["staged"]).parts[1] for payload in payloads}
+        for directory in self._directory.iterdir() if self._directory.is_dir() else ():
+            if directory.name not in kept:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file's content, or what a directory lists, is on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
