@@ -65,6 +65,22 @@ _NOT_KEPT = (
 long as the sweep lasts, and statistics with two queues for each number in it."""
 
 
+class Release(Callback):
+    """Lets go of what Tune keeps of each trial that has ended for as long as the sweep lasts, and
+    nobody asks for again: its configuration, metrics and results.
+    """
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        del iteration, trials, info
+        bare = Trial(trial.trainable_name, config={"number": trial.config["number"]}, stub=True)
+        for kept in ("config", "_Trial__unresolved_config", "evaluated_params", "experiment_tag"):
+            setattr(trial, kept, getattr(bare, kept))
+        trial.run_metadata = bare.run_metadata
+        trial._default_result_or_future = None
+
+
 class Bookkeeper(Callback):
     """Writes down what happens to trials.
 
@@ -267,7 +283,6 @@ class Bookkeeper(Callback):
             case _:
                 self._end(number, "pruned")
                 self._failures.passed()
-        _let_go(trial)
 
     def on_trial_recover(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -363,12 +378,3 @@ class Bookkeeper(Callback):
     def _newest_generation(self, number: int) -> int:
         saved = trial_store(self._paths, self._spec, number).generations()
         return saved[-1].number if saved else 0
-
-
-def _let_go(trial: Trial) -> None:
-    """Leave of a trial that has ended what Tune still asks: it keeps each until the sweep ends."""
-    bare = Trial(trial.trainable_name, config={"number": trial.config["number"]}, stub=True)
-    for kept in ("config", "_Trial__unresolved_config", "evaluated_params", "experiment_tag"):
-        setattr(trial, kept, getattr(bare, kept))
-    trial.run_metadata = bare.run_metadata
-    trial._default_result_or_future = None

@@ -13,7 +13,7 @@ from ray.tune import TuneError
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 
 from sweeps.driver import control
-from sweeps.driver.callbacks import Bookkeeper
+from sweeps.driver.callbacks import Bookkeeper, Release
 from sweeps.driver.control import Wishes
 from sweeps.driver.opening import OpenSweep
 from sweeps.early_stopping.failures import Hopeless
@@ -125,7 +125,7 @@ def tune_trials(
         run_config=tune.RunConfig(
             storage_path=str(paths.ray),
             name=f"attempt-{_next_attempt(paths.ray):03d}",
-            callbacks=[bookkeeper],
+            callbacks=[bookkeeper, Release()],
             # Tune tries again without end; the bookkeeper knows when a trial comes no further.
             failure_config=tune.FailureConfig(max_failures=-1),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=1),

@@ -79,7 +79,8 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
     with sweep.open() as gallery:
         assert gallery.finish(timeout=0) == 2
     assert time.monotonic() - started < 5
-    told = "missing: the sweep did not wait for them; sweep sync small draws them"
+    command = f"sweep sync small --root {sweep.paths.root}"
+    told = f"missing: the sweep did not wait for them; {command} draws them"
     assert sweep.tag(before) == sweep.tag(broken) == told
     assert gallery.pictures(before) == []
     assert not list(sweep.paths.directory.rglob(".figures"))

@@ -43,7 +43,7 @@ def test_artifacts_that_cannot_be_stored_are_told(tmp_path: Path) -> None:
     found = sweep.view.status()
     assert (found["outbox_pending"], found["outbox_refused"]) == (1, 0)
     text = io.StringIO()
-    Console(file=text, width=200).print(tables.status(found, sweep.spec))
+    Console(file=text, width=200).print(tables.status(found, sweep.spec, sweep.paths))
     assert "1 artifacts wait: sweep.yaml of trial 0 cannot be stored" in text.getvalue()
 
 
