@@ -264,10 +264,15 @@ class Delivery:
             # or that has lost the run, this raises what says so.
             where = self._server.read_run(run_id).artifacts
             name = PurePosixPath(folder, path.name)
+            served = where.startswith(("mlflow-artifacts:", "http:", "https:"))
+            remedy = (
+                "look at the server's log, and how large a file it takes"
+                if served
+                else "let this machine write there, or have the server serve artifacts"
+            )
             reason = (
                 f"{name} of {_describe(trial)} cannot be stored at {redact(where)} "
-                f"({in_brief(error)}); let this machine write there, or have the server serve "
-                "artifacts"
+                f"({in_brief(error)}); {remedy}"
             )
             raise NotStored(self._outbox.hold(reason)) from error
 

@@ -166,6 +166,7 @@ class Drain:
                     delivery.search_again()
                     outbox.settled()
                 ready = outbox.run_id(SWEEP) is not None
+                still = outbox.unanswered
             except NotStored as error:
                 logger.log(logging.DEBUG if self._is_held else logging.WARNING, "%s", error)
                 self._is_held, not_stored = True, time.monotonic()
@@ -193,14 +194,15 @@ class Drain:
                 self._is_held, artifact_delay = False, _FIRST_DELAY_SECONDS
             delay = _FIRST_DELAY_SECONDS
             self._note(is_down=False, ready=ready)
-            if outbox.unanswered != unanswered:
-                unanswered, since = outbox.unanswered, time.monotonic()
+            if still != unanswered:
+                unanswered, since = still, time.monotonic()
             # Let more come together, unless somebody waits: a request costs more than a point.
             if self._hurried.wait(_LINGER_SECONDS):
-                time.sleep(_HURRIED_SECONDS)
-        if delivery is not None and outbox.unanswered and time.monotonic() < self._deadline:
-            # Whatever goes wrong, the next process looks again.
-            with contextlib.suppress(Exception):
+                time.sleep(_HURRIED_SECONDS if uploads else _FIRST_DELAY_SECONDS / 4)
+        # Whatever goes wrong here, the next process looks again.
+        with contextlib.suppress(Exception):
+            late = time.monotonic() >= self._deadline
+            if delivery is not None and not late and outbox.unanswered:
                 delivery.search_again()
 
     def _is_late(self) -> bool:

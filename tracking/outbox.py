@@ -251,12 +251,16 @@ class Outbox:
             after: Trials take turns: the next one after this trial comes first.
         """
         with self._lock:
-            row = self._db.execute(
-                "SELECT id, trial, payload FROM records WHERE kind = 'artifact' "
-                "AND id IN (SELECT MIN(id) FROM records GROUP BY trial) "
-                "ORDER BY trial <= ?, trial LIMIT 1",
-                (after,),
-            ).fetchone()
+            query = (
+                "SELECT id, trial, payload FROM records AS own WHERE kind = 'artifact' "
+                "AND trial > ? AND NOT EXISTS "
+                "(SELECT 1 FROM records WHERE trial = own.trial AND id < own.id) "
+                "ORDER BY trial LIMIT 1"
+            )
+            row = (
+                self._db.execute(query, (after,)).fetchone()
+                or self._db.execute(query, (SWEEP - 1,)).fetchone()
+            )
         if row is None:
             return None
         id_, trial, payload = row
@@ -277,7 +281,7 @@ class Outbox:
             if batch.records[0].kind == "experiment":
                 _remember(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
             if batch.records[0].kind == "artifact":
-                db.execute("DELETE FROM meta WHERE key = ?", (_HELD,))
+                _forget(db, _HELD)
         for record in batch.records:
             if record.kind == "artifact":
                 self._staging.remove(record.payload)
@@ -292,6 +296,8 @@ class Outbox:
                     (reason, record.id),
                 )
                 db.execute("DELETE FROM records WHERE id = ?", (record.id,))
+            if batch.records[0].kind == "artifact":
+                _forget(db, _HELD)
 
     def run_id(self, trial: int) -> str | None:
         """The id of the trial's run, or None while it is unknown."""
@@ -367,7 +373,7 @@ class Outbox:
                 return False
             for table in ("runs", "told", "marks"):
                 db.execute(f"DELETE FROM {table}")
-            db.execute("DELETE FROM meta WHERE key IN ('experiment_id', 'experiment_tags')")
+            _forget(db, "experiment_id", "experiment_tags", _HELD)
             # Of these the ledger and the trials' curves know all.
             db.execute("DELETE FROM records WHERE kind IN ('start', 'metrics', 'finish')")
         self._marks.clear()
@@ -470,11 +476,17 @@ def held(db: sqlite3.Connection) -> str | None:
     """How many artifacts wait, and why; None unless one of them could not be stored."""
     query = "SELECT COUNT(*) FROM records WHERE kind = 'artifact'"
     count, reason = db.execute(query).fetchone()[0], read_meta(db, _HELD)
-    return f"{count} artifacts wait: {reason}" if count and reason else None
+    if not (count and reason):
+        return None
+    return f"{count} {'artifact waits' if count == 1 else 'artifacts wait'}: {reason}"
 
 
 def _remember(db: sqlite3.Connection, key: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _forget(db: sqlite3.Connection, *keys: str) -> None:
+    db.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in keys])
 
 
 def _count_unanswered(db: sqlite3.Connection) -> int:

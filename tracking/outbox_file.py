@@ -26,6 +26,12 @@ CREATE TABLE marks (trial INTEGER PRIMARY KEY, marks TEXT NOT NULL) WITHOUT ROWI
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
+_INDEXES = """
+CREATE INDEX IF NOT EXISTS told_in_order ON records (trial, id) WHERE kind != 'artifact';
+CREATE INDEX IF NOT EXISTS artifacts_in_order ON records (trial, id) WHERE kind = 'artifact';
+"""
+"""Files of earlier releases get them, too: without, each artifact costs a look at all records."""
+
 
 class OutboxError(OSError):
     """The queue's file cannot be used."""
@@ -55,6 +61,7 @@ def open_file(path: Path) -> sqlite3.Connection:
             )
         elif (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(verdict)
+        db.executescript(_INDEXES)
     except BaseException:  # no connection stays open, whatever ended it; raised again
         db.close()
         raise

@@ -280,40 +280,45 @@ class _SeededWindows(Dataset[Any]):
         self._seed, self._size = plan.seed, plan.micro_batch_size
         self._split = split
         self._collate = collate
-        self._draws = False
+        self._draws = self._samples_draw = False
 
     def __getitems__(self, request: list[int]) -> list[Batch]:
         """Return the micro-batches of a window."""
+        epoch, window, *indices = request
         before = HostRandomness()
         if not self._draws:
-            window = self._fetch(_leave_alone, *request)
+            batches = self._collated([self._dataset[index] for index in indices])
             if not before.moved():
-                return window
+                return batches
             self._draws = True
+            before.restore()
         try:
-            return self._fetch(self._seed_host, *request)
+            samples = self._samples(epoch, indices, before)
+            self._seed_host(epoch, "collate", window)
+            return self._collated(samples)
         finally:
             # In the main process the same generators feed dropout; they go on as if nothing had
             # been fetched.
             before.restore()
 
-    def _fetch(
-        self, seed: Callable[..., None], epoch: int, window: int, *indices: int
-    ) -> list[Batch]:
+    def _samples(self, epoch: int, indices: list[int], before: HostRandomness) -> list[Any]:
+        if not self._samples_draw:  # perhaps only the collate function does
+            samples = [self._dataset[index] for index in indices]
+            self._samples_draw = before.moved()
+            if not self._samples_draw:
+                return samples
         samples = []
         for index in indices:
-            seed(epoch, index)
+            self._seed_host(epoch, index)
             samples.append(self._dataset[index])
-        seed(epoch, "collate", window)
+        return samples
+
+    def _collated(self, samples: list[Any]) -> list[Batch]:
         starts = range(0, len(samples), self._size)
         return [self._collate(samples[first : first + self._size]) for first in starts]
 
     def _seed_host(self, *parts: int | str) -> None:
         seed_host(derive_seed(self._seed, self._split, *parts))
-
-
-def _leave_alone(*_: int | str) -> None:
-    """Seed nothing."""
 
 
 def _fits(tensors: tuple[Tensor, ...], device: torch.device) -> bool:

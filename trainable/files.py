@@ -191,11 +191,11 @@ class LocalFiles:
         return sorted(quarantined(path.name) for path in room.glob("*"))
 
     def read(self, name: str, file: str) -> bytes:
-        with reading(self):
+        with reading(self, f"{name}/{file}"):
             return _ask_again(_content, f"{self._root}/{name}/{file}")
 
     def length(self, name: str, file: str) -> int:
-        with reading(self):
+        with reading(self, f"{name}/{file}"):
             return _ask_again(os.path.getsize, f"{self._root}/{name}/{file}")
 
     def open(self) -> None:
@@ -320,15 +320,19 @@ class LocalFiles:
 
 
 @contextlib.contextmanager
-def reading(files: Files) -> Iterator[None]:
-    """Only what the storage itself says is not there is missing; all else is a `StorageError`."""
+def reading(files: Files, what: str = "") -> Iterator[None]:
+    """Only what the storage itself says is not there is missing; all else is a `StorageError`.
+
+    Args:
+        what: Which part of the store is read.
+    """
     try:
         yield
     except _MISSING:
         raise
     except OSError as problem:
         raise StorageError(
-            f"the checkpoints at {files.address('')} cannot be read: {mask(str(problem))}; what "
+            f"the checkpoints at {files.address(what)} cannot be read: {mask(str(problem))}; what "
             f"was saved there is untouched; {files.remedy}, then resume"
         ) from problem
 

@@ -87,12 +87,12 @@ class ObjectFiles:
         return sorted(map(quarantined, self._list(self._root / quarantined())))
 
     def read(self, name: str, file: str) -> bytes:
-        with reading(self):
+        with reading(self, f"{name}/{file}"):
             content: bytes = self._system.cat_file(self._key(name, file))
         return content
 
     def length(self, name: str, file: str) -> int:
-        with reading(self):
+        with reading(self, f"{name}/{file}"):
             return int(self._system.size(self._key(name, file)))
 
     def open(self) -> None:

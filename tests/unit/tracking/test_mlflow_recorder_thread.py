@@ -153,7 +153,7 @@ def test_a_store_that_takes_no_artifacts_is_told_once_and_tried_again(
     assert path == "sweep.yaml"
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 2
-    assert texts[0].startswith("1 artifacts wait: sweep.yaml of the sweep cannot be stored at ")
+    assert texts[0].startswith("1 artifact waits: sweep.yaml of the sweep cannot be stored at ")
     assert texts[1] == "artifacts are stored again"
 
 

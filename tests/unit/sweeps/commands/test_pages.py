@@ -44,7 +44,7 @@ def test_artifacts_that_cannot_be_stored_are_told(tmp_path: Path) -> None:
     assert (found["outbox_pending"], found["outbox_refused"]) == (1, 0)
     text = io.StringIO()
     Console(file=text, width=200).print(tables.status(found, sweep.spec, sweep.paths))
-    assert "1 artifacts wait: sweep.yaml of trial 0 cannot be stored" in text.getvalue()
+    assert "1 artifact waits: sweep.yaml of trial 0 cannot be stored" in text.getvalue()
 
 
 def test_the_page_on_a_server_is_opened_and_none_is_started(
