@@ -115,7 +115,7 @@ class Inspection:
             text=True,
             env={**os.environ, **environment, "PYTHONPATH": path},
         )
-        configs = [spec.trial_config(0, spec.example_params()), far_config(spec)]
+        configs = [spec.trial_config(0, spec.example_params()), longest_warmup(spec)]
         if spec.resources.gpu == "auto" and 0 < plan.gpu < 1:
             configs.append(largest_config(spec))
         self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
@@ -152,18 +152,15 @@ class Inspection:
         return replace(facts, step_memory=StepMemory(**memory))
 
 
-def far_config(spec: SweepSpec) -> TrialConfig:
-    """Return the trial with the largest numbers of all that is searched below `train`.
-
-    The task's arguments are those of `example_params`, and so is all where these numbers do not
-    fit together.
+def longest_warmup(spec: SweepSpec) -> TrialConfig:
+    """Return the trial of `example_params` with the longest warmup of those that are searched,
+    where that fits the rest of it.
     """
     space = spec.search_space()
 
     def value(key: str, distribution: Distribution) -> Any:
         probes = [probe for _, probe in distribution.probes()]
-        numbers = [one for one in probes if isinstance(one, int | float)]
-        return max(numbers) if numbers and key.startswith("train.") else probes[0]
+        return max(probes) if key == "train.schedule.warmup" else probes[0]
 
     point = space.point(value)
     try:

@@ -254,16 +254,13 @@ def findings(found: Sequence[Finding]) -> RenderableType:
 
 def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0) -> None:
     """Show a sweep's status until it no longer runs."""
-    with Live(console=console, refresh_per_second=4) as live:
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
         while True:
             view = look()
-            live.update(
-                Group(
-                    status(view.status(), view.spec, view.paths),
-                    Text(),
-                    trials(view.rows(), view.spec),
-                )
-            )
+            found = status(view.status(), view.spec, view.paths)
+            shown = Group(found, Text(), trials(view.rows(), view.spec))
+            live.update(shown)
             if not view.running:
-                return
+                break
             time.sleep(every)
+    console.print(shown, crop=False)  # what is live is cut to the terminal, a command with it

@@ -27,6 +27,7 @@ from sweeps.ledger.warm_start import WarmStart
 from sweeps.search.rung_view import at_one_rung, compared_at
 from sweeps.search.samplers import Samplers
 from sweeps.spec.parameters import flatten
+from sweeps.spec.search_space import Place
 from sweeps.spec.search_values import LEARN_NOTHING
 from sweeps.spec.space import Distribution
 from sweeps.spec.spec import SpecError, SweepSpec
@@ -75,6 +76,7 @@ class Proposer:
         self._samplers = Samplers(spec, self._warm)
         self._pauses = make_pauses(spec)
         self._compared_at = compared_at(spec.early_stopping, spec.budget.epochs)
+        self._places: dict[int, Place | None] = {}  # nor does where they lie in a grid
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[int, FrozenTrial] = {}  # what has ended does not change any more
 
@@ -107,14 +109,16 @@ class Proposer:
         trials = self._ledger.frozen_trials()
         return [self._show(trial) for trial in trials if trial.number != number]
 
-    def _tried(self, number: int) -> list[dict[str, Any]]:
+    def _tried(self, number: int) -> set[Place]:
         """Return what a grid has had. Points to try first are trials beside it."""
         if self._spec.search.sampler != "grid":
-            return []
-        beside = len(self._spec.search.try_first)
-        trials = self._ledger.frozen_trials()
-        others = [self._point(t) for t in trials if t.number >= beside and t.number != number]
-        return [point for point in others if point is not None]
+            return set()
+        for trial in self._ledger.frozen_trials()[len(self._spec.search.try_first) :]:
+            if trial.number not in self._places and trial.number != number:
+                point = self._point(trial)
+                self._places[trial.number] = None if point is None else self._space.place(point)
+        had = (place for other, place in self._places.items() if other != number)
+        return {place for place in had if place is not None}
 
     def _draft(
         self, number: int, attempt: int, shown: list[FrozenTrial], known: Mapping[str, Any]

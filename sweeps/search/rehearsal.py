@@ -37,7 +37,8 @@ def rehearse(spec: SweepSpec) -> None:
     """
     check_sampler(spec)
     search = spec.search
-    if search.sampler in SAMPLERS:  # for one of somebody else's the number may matter
+    ours = search.sampler in SAMPLERS
+    if ours:  # for one of somebody else's the number may matter, and its notes of each trial
         few = min(search.startup_trials, _STARTUP)
         search = search.model_copy(update={"startup_trials": few})
     search = search.model_copy(update={"try_first": []})
@@ -50,7 +51,7 @@ def rehearse(spec: SweepSpec) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what is only tried
             for number in range(min(max(search.startup_trials, 1) + _LEARNT, spec.trials)):
-                if 0 < number < search.startup_trials:
+                if ours and 0 < number < search.startup_trials:
                     made_up.end(space.drawn(number) or {}, distributions, _FIRST_GENERATION)
                 else:
                     proposal = proposer.propose(number)

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -86,15 +86,13 @@ class Samplers:
         self._trials = spec.trials
         self._space = spec.search_space()
 
-    def of(
-        self, number: int, attempt: int = 0, tried: Iterable[Mapping[str, Any]] = ()
-    ) -> BaseSampler:
+    def of(self, number: int, attempt: int = 0, tried: Set[Place] = frozenset()) -> BaseSampler:
         """Build the sampler of a trial.
 
         Args:
             number: The trial's.
             attempt: How many of its points were thrown away before.
-            tried: Points that a grid has had, besides those to try first.
+            tried: Where a grid has been, besides at points to try first.
         """
         # Without the attempt in the first one, which most trials end with.
         parts = ("sampler", number, attempt) if attempt else ("sampler", number)
@@ -107,10 +105,9 @@ class Samplers:
                 return self._of_grid(number, seed, tried)
             return self._build(number, seed)
 
-    def _of_grid(self, number: int, seed: int, tried: Iterable[Mapping[str, Any]]) -> BaseSampler:
+    def _of_grid(self, number: int, seed: int, tried: Set[Place]) -> BaseSampler:
         _checked(_GridPoint, self._search, "point")
-        had = {self._space.place(point) for point in tried}
-        left = (point for place, point in self._grid.items() if place not in had)
+        left = (point for place, point in self._grid.items() if place not in tried)
         point = next(left, None) if number >= len(self._search.try_first) else None
         if point is None:  # what try_first leaves out, or one more than an edited spec asks for
             return optuna.samplers.RandomSampler(seed=seed)

@@ -75,10 +75,10 @@ def cross_faults(
     if isinstance(search, dict):
         yield from _secret_faults(search.get("arguments"), ("search", "arguments"))
     train = data.get("train")
-    allows = sound_constraints(data, space).allows
+    sound = sound_constraints(data, space)
     for key, distribution in space.items():
         yield from _space_faults(
-            root, key, distribution, space, train if isinstance(train, dict) else {}, allows, show
+            root, key, distribution, space, train if isinstance(train, dict) else {}, sound, show
         )
     yield from search_faults(data, space, show, drawn)
 
@@ -303,7 +303,7 @@ def _space_faults(
     distribution: Distribution | None,
     space: Mapping[str, Distribution | None],
     train: dict[str, Any],
-    allows: Callable[[Mapping[str, Any]], bool],
+    sound: SearchSpace,
     show: Show,
 ) -> Iterator[Fault]:
     path = ("space", key)
@@ -348,7 +348,10 @@ def _space_faults(
             yield Fault(at, describe(error, info, key, text))
             continue
         point = {**known, key: value}
-        if not allows(point):
+        open_ones = space.keys() - point.keys()  # which decide whether a trial may have the value
+        if not sound.allows(point) or any(
+            key in one.keys and open_ones & set(one.keys) for one in sound.constraints
+        ):
             continue
         # A check across fields counts where it held before and no other searched field mends it.
         for loc, error in errors:

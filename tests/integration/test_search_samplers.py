@@ -31,6 +31,12 @@ class Mine(RandomSampler):
         super().__init__(seed=seed + shift)
 
 
+class Noting(RandomSampler):
+    def before_trial(self, study, trial):
+        past = [one.system_attrs["mine"] for one in study.get_trials() if one.state.is_finished()]
+        study._storage.set_trial_system_attr(trial._trial_id, "mine", max(past, default=0) + 1)
+
+
 class Unseeded(RandomSampler):
     def __init__(self):
         super().__init__(seed=7)
@@ -326,6 +332,10 @@ def test_a_sampler_that_cannot_search_this_is_refused(more: tuple[str, ...], mes
         SamplerRefused, match=rf"^search\.sampler: .*{message}.*; change the space"
     ):
         rehearse(spec_of(*more))
+
+
+def test_a_rehearsal_knows_of_no_trial_but_what_its_sampler_noted(own_module: str) -> None:
+    rehearse(spec_of(f"search.sampler={own_module}:Noting", "trials=40"))
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid"])

@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.engine.preflight import Inspection, TaskRefused, far_config
+from sweeps.engine.preflight import Inspection, TaskRefused, longest_warmup
 from sweeps.engine.resources import Machine, Plan
 from sweeps.spec.origin import Origin, OriginChanged, check_origin
 from sweeps.spec.revisions import write_spec
@@ -403,7 +403,7 @@ def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
 )
 def test_what_a_child_refuses_has_the_place_of_its_key(lines: str, message: str) -> None:
     spec, document = parse_placed(SPEC.replace("task: digits\n", lines), "s.yaml")
-    configs = spec.trial_config(0, spec.example_params()), far_config(spec)
+    configs = spec.trial_config(0, spec.example_params()), longest_warmup(spec)
     answer = _answer(*(config.model_dump_json() for config in configs))
     with pytest.raises(SpecError) as refused, document.placing():
         raise TaskRefused(spec, answer["key"], answer["refused"])

@@ -403,6 +403,20 @@ def test_why_an_artifact_waits_is_told_until_one_is_stored(house: House) -> None
     assert read_outbox(house.directory / "outbox").held is None
 
 
+def test_why_an_artifact_waited_is_not_told_of_others_once_it_is_refused(house: House) -> None:
+    fill_with_artifacts(house)
+    house.server.upload = stores_all_but(house, {"0/a"})
+    house.delivery.connect()
+    with pytest.raises(NotStored):
+        house.delivery.drain(lambda: False)
+    refused = house.outbox.claim_artifact(SWEEP)
+    assert refused is not None
+    house.outbox.refuse(refused, "never")
+    found = read_outbox(house.directory / "outbox")
+    assert found.pending > 0
+    assert found.held is None
+
+
 def test_a_server_that_goes_away_while_a_file_is_stored_is_told_as_that(house: House) -> None:
     fill_with_artifacts(house)
 

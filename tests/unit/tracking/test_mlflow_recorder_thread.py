@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import sys
 import threading
 import time
@@ -155,6 +156,29 @@ def test_a_store_that_takes_no_artifacts_is_told_once_and_tried_again(
     assert len(texts) == 2
     assert texts[0].startswith("1 artifact waits: sweep.yaml of the sweep cannot be stored at ")
     assert texts[1] == "artifacts are stored again"
+
+
+def test_an_outbox_that_cannot_be_read_for_a_moment_ends_no_delivery(
+    tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, times = Outbox.unanswered.fget, 0
+    assert read is not None
+
+    def unanswered(outbox: Outbox) -> int:
+        nonlocal times
+        times += 1
+        if times == 1:
+            raise sqlite3.OperationalError("disk I/O error")
+        return read(outbox)
+
+    monkeypatch.setattr(Outbox, "unanswered", property(unanswered))
+    recorder = recorder_on(tmp_path / "outbox", lambda: server)
+    for first, last in ((1, 10), (11, disk_server.STEPS)):
+        recorder.log(0, disk_server.lines(0, first, last))
+        assert recorder.flush(10) == 0
+    assert recorder.close(10) == 0
+    assert times > 1
+    assert server.points(0) == disk_server.expected(0)
 
 
 class LateCreate:

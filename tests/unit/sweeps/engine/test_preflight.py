@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.engine.preflight import Inspection, far_config, largest_config
+from sweeps.engine.preflight import Inspection, largest_config, longest_warmup
 from sweeps.engine.resources import Plan, StepMemory
 from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.specs import with_overrides
@@ -69,20 +69,17 @@ def test_values_that_do_not_fit_together_make_room_for_the_usual_example() -> No
     assert spec.trial_config(0, spec.example_params()) == largest_config(spec)
 
 
-def test_the_far_end_is_the_trainings_largest_numbers_that_may_stand_together() -> None:
+def test_the_longest_warmup_is_tried_with_the_usual_example() -> None:
     spec = _spec(
         "train.schedule.warmup: {choice: [0, 9, 3]}",
         "train.batch_size: {int: [8, 32]}",
-        "train.optimizer.name: {choice: [sgd, adamw]}",
-        "train.optimizer.momentum: {uniform: [0.5, 0.9], when: {train.optimizer.name: adamw}}",
         "task.hidden: {choice: [16, 64, 32]}",
     )
-    far = far_config(spec)
-    assert (far.train.schedule.warmup, far.train.batch_size) == (9, 32)
-    assert far.train.optimizer.name == "sgd"
-    assert far.task.arguments["hidden"] == 16
-    forbidden = with_overrides(spec, ["search.constraints=['train.batch_size < 30']"])
-    assert far_config(forbidden).train.batch_size == 8
+    longest = longest_warmup(spec)
+    assert (longest.train.schedule.warmup, longest.train.batch_size) == (9, 8)
+    assert longest.task.arguments["hidden"] == 16
+    forbidden = with_overrides(spec, ["search.constraints=['train.schedule.warmup < 5']"])
+    assert longest_warmup(forbidden).train.schedule.warmup == 0
 
 
 LOUD = """

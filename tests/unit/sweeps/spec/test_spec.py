@@ -232,6 +232,17 @@ def test_a_constraint_may_leave_out_what_does_not_fit(sizes: str) -> None:
         spec.trial_config(seed, point)
 
 
+def test_a_constraint_on_two_searched_numbers_decides_which_of_them_occur() -> None:
+    spec = _parse(
+        "train: {accumulation: 4}\n"
+        "space: {train.batch_size: {int: [16, 4096]}, task.views: {int: [1, 4]}}\n"
+        "search: {constraints: ['train.batch_size % (4 * task.views) == 0']}\n"
+    )
+    point = spec.search_space().drawn(0)
+    assert point is not None
+    spec.trial_config(0, point)
+
+
 def test_to_yaml_is_stable_and_readable() -> None:
     spec = _parse("space: {train.optimizer.lr: {loguniform: [1e-4, 0.1]}}\nresources: {cpu: 2}\n")
     text = spec.to_yaml()
