@@ -403,7 +403,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
         outcome, run = ended()
     said = str(outcome.unpublished)
     where = f"{PREFIX}/small/trials/0000/checkpoints"
-    assert re.match(f"the checkpoints at {where} cannot be read: .*untouched; .*resume$", said)
+    assert re.match(rf"the checkpoints at {where}\S* cannot be read: .*untouched; .*resume$", said)
     assert (outcome.exit_code, outcome.cause, outcome.best[0].number) == (0, None, number)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", f"waiting: {said}")
     assert run.artifacts == {}
