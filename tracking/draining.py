@@ -21,6 +21,8 @@ from tracking.outbox import SWEEP, Outbox
 
 _LINGER_SECONDS = 0.5
 _HURRIED_SECONDS = 0.01
+_HELD_SECONDS = 0.1
+"""Between two looks while somebody waits and only artifacts that cannot be stored are left."""
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 30.0
 _LATE_SECONDS = 60.0
@@ -198,7 +200,7 @@ class Drain:
                 unanswered, since = still, time.monotonic()
             # Let more come together, unless somebody waits: a request costs more than a point.
             if self._hurried.wait(_LINGER_SECONDS):
-                time.sleep(_HURRIED_SECONDS if uploads else _FIRST_DELAY_SECONDS / 4)
+                time.sleep(_HURRIED_SECONDS if uploads else _HELD_SECONDS)
         # Whatever goes wrong here, the next process looks again.
         with contextlib.suppress(Exception):
             late = time.monotonic() >= self._deadline
