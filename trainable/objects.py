@@ -13,9 +13,10 @@ import uuid
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from trainable.errors import Fenced, StorageError
 from trainable.files import (
     MANIFEST,
     STATE,
@@ -40,16 +41,29 @@ class StoreUnusable(ValueError):
     """An object store that no checkpoint could be kept in: which, why, and what to do."""
 
 
+class _Writer(NamedTuple):
+    """Who may change the generations, as it has signed.
+
+    Attributes:
+        token: In the names of all that it adds.
+        found: What was whole when it came; None: it does not say, as earlier versions did not.
+    """
+
+    token: str
+    found: frozenset[str] | None
+
+    def knows(self, name: str) -> bool:
+        """Whether it has added a generation, or goes on from it."""
+        return self.found is None or name in self.found or f"-{self.token}" in name
+
+
 class ObjectFiles:
     """Generations below a prefix of an object store: nothing is renamed, and nothing is synced.
 
     An object is whole or not there, so the manifest, written last and removed first, is what
-    commits. A writer signs `writer` and looks again before each manifest. No two writers share
-    a name: one that is replaced between this look and its write gets one generation of its own
-    in, and changes nobody's. That one is whole, because the next writer leaves alone, until it
-    closes, what its predecessor has uploaded, and the newest at most until the next writer has
-    saved twice. If the next one has closed by then, its state is gone, and it is set aside as
-    damaged.
+    commits. A writer signs `writer`, with what was whole when it came, and looks again before each
+    manifest. No two writers share a name: one that is replaced between this look and its write
+    changes nobody's generation, and its own, which the signature does not name, is none.
 
     Only what the store itself says is not there counts as missing. A store that cannot be reached,
     or refuses, is a `StorageError`: nothing in it is damaged, and nothing is set aside for it.
@@ -67,8 +81,8 @@ class ObjectFiles:
     def __init__(self, system: Any, root: PurePosixPath | str) -> None:
         self._system, self._root = system, PurePosixPath(root)
         self._token = uuid.uuid4().hex[:12]
-        self._unfinished: set[str] = set()
-        """What the writer before has uploaded without a manifest, which may be on its way."""
+        self._writer: _Writer | None = None
+        """This one, once it is open."""
 
     def at(self, address: str) -> ObjectFiles:
         return ObjectFiles(self._system, address.removeprefix(SCHEME))
@@ -77,8 +91,9 @@ class ObjectFiles:
         return f"{SCHEME}{self._key(name)}"
 
     def names(self) -> list[str]:
-        found = filter(is_generation, self._list(self._root))
-        return sorted(name for name in found if not self._is_unfinished(name))
+        with reading(self):
+            writer = self._writer or self._signed()
+        return [name for name in self._listed() if writer is None or writer.knows(name)]
 
     def unused(self, step: int) -> str:
         return unused_name(f"step-{step:08d}-{self._token}", self.names())
@@ -96,15 +111,15 @@ class ObjectFiles:
             return int(self._system.size(self._key(name, file)))
 
     def open(self) -> None:
-        before = self._signature()
-        self._system.pipe_file(self._key("writer"), self._token.encode())
-        self._unfinished.clear()
-        for name in self.names():
-            if not self._system.exists(self._key(name, MANIFEST)):
-                if before is not None and f"-{before}" in name:
-                    self._unfinished.add(name)
-                else:
-                    self._system.rm(self._key(name), recursive=True)
+        before = self._signed()
+        found: frozenset[str] | None = None
+        while found != (now := self._whole(before)):
+            # What the one before commits until this signature shuts it out counts, too.
+            found = now
+            self._writer = _Writer(self._token, found)
+            signature = "".join(f"{line}\n" for line in [self._token, *sorted(found)])
+            self._system.pipe_file(self._key("writer"), signature.encode())
+        self._remove_strangers()
 
     def commit(self, name: str, write: Write) -> None:
         self._check_fence()
@@ -132,34 +147,44 @@ class ObjectFiles:
         self.remove(name)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # of a store that is away: the next one signs over it
-            if self._signature() == self._token:
-                for name in filter(self._is_unfinished, list(self._unfinished)):
-                    self._system.rm(self._key(name), recursive=True)
-                self._system.rm_file(self._key("writer"))
+        # Of a store that is away, the next one signs over it.
+        with contextlib.suppress(OSError, Fenced, StorageError):
+            self._remove_strangers()
+            self._system.rm_file(self._key("writer"))
 
-    def _is_unfinished(self, name: str) -> bool:
-        """Whether a name is no generation's yet: nothing is committed there, nothing damaged."""
-        if name not in self._unfinished:
-            return False
-        with reading(self):
-            if self._system.exists(self._key(name, MANIFEST)):
-                self._unfinished.remove(name)
-        return name in self._unfinished
+    def _whole(self, before: _Writer | None) -> frozenset[str]:
+        """The names that have a manifest, without what came late of who had been replaced."""
+        names = [name for name in self._listed() if before is None or before.knows(name)]
+        return frozenset(n for n in names if self._system.exists(self._key(n, MANIFEST)))
+
+    def _remove_strangers(self) -> None:
+        """Remove what was never committed, or by somebody who had been replaced."""
+        strangers = set(self._listed()) - set(self.names())
+        self._check_fence()  # who has replaced this one adds nothing before it signs
+        for name in strangers:
+            with contextlib.suppress(FileNotFoundError):
+                self._system.rm(self._key(name), recursive=True)
 
     def _check_fence(self) -> None:
-        if self._signature() != self._token:
+        signed = self._signed()
+        if signed is None or signed.token != self._token:
             raise fenced(self.address(""))
 
-    def _signature(self) -> str | None:
-        """The token of the last writer that has not closed."""
+    def _signed(self) -> _Writer | None:
+        """The last writer that has not closed."""
         try:
-            return bytes(self._system.cat_file(self._key("writer"))).decode()
+            signature = bytes(self._system.cat_file(self._key("writer")))
         except FileNotFoundError:
             return None
+        token, *names = signature.decode(errors="replace").splitlines()
+        says = signature.endswith(b"\n") and all(map(is_generation, names))
+        return _Writer(token, frozenset(names) if says else None)
 
     def _key(self, *names: str) -> str:
         return str(self._root.joinpath(*names))
+
+    def _listed(self) -> list[str]:
+        return sorted(filter(is_generation, self._list(self._root)))
 
     def _list(self, prefix: PurePosixPath) -> list[str]:
         self._system.invalidate_cache()

@@ -208,31 +208,54 @@ def test_upload_of_a_writer_that_was_replaced_changes_no_committed_generation(tm
     assert len(bucket.find(str(tmp_path))) == 5, "two generations and the writer's signature"
 
 
-def test_late_manifest_of_a_writer_that_was_replaced_belongs_to_its_own_state(tmp_path):
-    bucket, told = Bucket(), []
+@pytest.mark.parametrize("successors", [[0], [1], [2], [0, 0], [0, 1]])
+def test_late_manifest_of_a_writer_that_was_replaced_is_no_generation(tmp_path, successors):
+    bucket, steps = Bucket(), [1]
 
-    def replace() -> None:
-        successor = _store(bucket, tmp_path)
-        told.extend(_save(successor, step, whose=1.0) for step in (2, 3))
+    def replace() -> None:  # by writers that die after so many generations
+        for saves in successors:
+            successor = _store(bucket, tmp_path)
+            assert successor.resume()["step"] == steps[-1]
+            for step in range(2, 2 + saves):
+                _save(successor, step, whose=1.0)
+                steps.append(step)
 
     late = _save(_stale_writer(bucket, tmp_path, 1, replace), 2)
+    assert bucket.exists(f"{_key(late)}/{MANIFEST}")
+    assert _steps(bucket, tmp_path) == steps[-2:]
     again = _store(bucket, tmp_path)
-    assert [again.load(pointer)["whose"] for pointer in [late, *told]] == [0.0, 1.0, 1.0]
-    assert again.resume()["step"] == 3, "the newest is the successor's"
-    assert again.set_aside == []
+    assert again.resume()["step"] == steps[-1]
+    assert (again.set_aside, _steps(bucket, tmp_path)) == ([], steps[-2:])
+    assert not bucket.exists(_key(late))
 
 
-def test_late_manifest_of_a_writer_that_was_replaced_twice_is_set_aside(tmp_path):
-    bucket, told = Bucket(), []
-
-    def replace() -> None:
-        _store(bucket, tmp_path)
-        told.append(_save(_store(bucket, tmp_path), 2, whose=1.0))
-
-    _save(_stale_writer(bucket, tmp_path, 1, replace), 2)
+def test_late_manifest_after_its_successor_has_closed_is_set_aside(tmp_path):
+    bucket = Bucket()
+    _save(_stale_writer(bucket, tmp_path, 1, lambda: _store(bucket, tmp_path).close()), 2)
     again = _store(bucket, tmp_path)
-    assert again.load(told[0])["whose"] == again.resume()["whose"] == 1.0
+    assert again.resume()["step"] == 1
     assert len(again.set_aside) == 1
+
+
+def test_commit_just_before_the_signature_that_shuts_out_counts(tmp_path):
+    bucket = Bucket()
+    stale = _store(bucket, tmp_path)
+    _save(stale, 1)
+    bucket.num_requests, bucket.wait_at, bucket.meanwhile = 0, 0, lambda: _save(stale, 2)
+    successor = _store(bucket, tmp_path)
+    assert successor.resume()["step"] == 2
+    assert _steps(bucket, tmp_path) == [1, 2]
+
+
+def test_signature_of_an_earlier_version_leaves_every_generation(tmp_path):
+    bucket = Bucket()
+    store = _store(bucket, tmp_path)
+    for step in (1, 2):
+        _save(store, step)
+    bucket.pipe_file(str(tmp_path / "writer"), b"0f3a91c2d4e5")
+    again = _store(bucket, tmp_path)
+    assert again.resume()["step"] == 2
+    assert _steps(bucket, tmp_path) == [1, 2]
 
 
 def test_generation_that_a_replaced_writer_removed_may_be_removed_again(tmp_path):
