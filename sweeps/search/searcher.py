@@ -108,6 +108,7 @@ class LedgerSearcher(Searcher):
                 config = self._spec.trial_config(trial.number, trial.params)
             except SpecError as error:
                 self._refuse(trial.number, error)
+                self._may_promote = self._pauses is not None  # nobody waits for it any more
                 continue
             self._tell_past(trial, trial_id)
             self._live[trial_id] = trial.number

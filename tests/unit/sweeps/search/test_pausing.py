@@ -172,6 +172,38 @@ def test_a_member_that_goes_on_from_another_is_told_as_one_run_with_changed_para
     assert driver.seen.count(("promoted", 0)) == 3
 
 
+UNFIT = """
+  train.optimizer.nesterov: {choice: [false, true]}
+  train.optimizer.momentum: {quniform: [0.0, 0.9, 0.9]}
+search:
+  try_first:
+    - {train.optimizer.nesterov: false, train.optimizer.momentum: 0.0}
+    - {train.optimizer.nesterov: true, train.optimizer.momentum: 0.9}
+    - {train.optimizer.nesterov: false, train.optimizer.momentum: 0.9}
+    - {train.optimizer.nesterov: true, train.optimizer.momentum: 0.0}
+train: {optimizer: {name: sgd}}
+"""
+
+
+@pytest.fixture
+def unfit(tmp_path: Path, request: pytest.FixtureRequest) -> Driver:
+    """A population in whose space some points are no configuration: nesterov needs momentum."""
+    text = SPEC.replace("asha_promote, grace_epochs: 1, reduction: 2", request.param)
+    text = text.replace("\n  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}\n", UNFIT)
+    paths = SweepPaths(tmp_path, "s")
+    paths.directory.mkdir()
+    Ledger.create(paths.ledger, mode="min", sweep_id="s")
+    return Driver(paths, parse_spec(text, "s.yaml"), MemoryRecorder())
+
+
+@pytest.mark.parametrize("unfit", ["pbt"], indirect=True)
+def test_a_population_goes_on_when_its_last_member_is_no_configuration(unfit: Driver) -> None:
+    while unfit.run_one():
+        pass
+    assert unfit.states()[3] == "failed"
+    assert "running" not in unfit.states(), "those that came to the first rung before"
+
+
 def test_a_paused_trial_can_be_stopped_by_the_user(driver: Driver) -> None:
     driver.run_one()
     driver.book.stop(0, BY_THE_USER, live=driver.searcher.is_live(0))
