@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -60,9 +60,15 @@ class Bandit:
         for member in members.values():
             self._learn(member, members, -1.0 if minimize else 1.0)
 
-    def choose(self, params: dict[str, Any], *, seed: int) -> dict[str, Any]:
+    def choose(
+        self,
+        params: dict[str, Any],
+        *,
+        seed: int,
+        fits: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+    ) -> dict[str, Any]:
         """Return parameters with the numeric ones chosen by the model; `params` as they are while
-        there is too little to learn from.
+        there is too little to learn from, or where no choice is allowed or `fits`.
 
         The choice counts as tried from now on, with the gain that the model expects of it, so that
         the next one of the same rung looks elsewhere.
@@ -71,10 +77,15 @@ class Bandit:
             return params
         random = Random(seed)
         drawn = [self._drawn(params, random) for _ in range(_CANDIDATES)]
-        allowed = [point for point in drawn if self._space.allows(point)] or [params]
+        allowed = [point for point in drawn if self._space.allows(point)]
+        if not allowed:
+            return params
         rows = np.array([self._row(point, self._epoch) for point in allowed])
         mean, deviation = self._predict(rows)
-        best = int(np.argmax(mean + _CAUTION * deviation))
+        ranked = np.argsort(-(mean + _CAUTION * deviation), kind="stable")
+        best: int | None = next((index for index in ranked if fits(allowed[index])), None)
+        if best is None:
+            return params
         self._points.append(list(rows[best]))
         self._gains.append(float(mean[best]))
         return allowed[best]

@@ -10,7 +10,7 @@ ledger, checkpoints (`exploit`), and the model of `pb2` (`bandit`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -22,7 +22,7 @@ from trainable.seeding import derive_seed
 
 _FACTORS = (0.8, 1.2)
 """By which a number is changed; as in the paper."""
-_ATTEMPTS = 8  # changes of a point before it is taken as it is, if all violate a constraint
+_ATTEMPTS = 8  # changes of a point before it is taken as it is, if none is allowed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,12 @@ def heirs(
 
 
 def perturbed(
-    params: Mapping[str, Any], space: SearchSpace, *, resample: float, seed: int
+    params: Mapping[str, Any],
+    space: SearchSpace,
+    *,
+    resample: float,
+    seed: int,
+    fits: Callable[[Mapping[str, Any]], bool] = lambda _: True,
 ) -> dict[str, Any]:
     """Return parameters near those of the member that is inherited from.
 
@@ -84,6 +89,8 @@ def perturbed(
             `params`.
         resample: A probability.
         seed: Draws.
+        fits: Whether a trial can be configured so; one that cannot is returned no more than one
+            that the space does not allow.
     """
     random = Random(seed)
     for _ in range(_ATTEMPTS):
@@ -93,7 +100,7 @@ def perturbed(
                 anew = random.random() < resample
                 change = _drawn if anew else _nearby
                 found[key] = change(params[key], space.distributions[key], random)
-        if space.allows(found):
+        if space.allows(found) and fits(found):
             return found
     return dict(params)
 

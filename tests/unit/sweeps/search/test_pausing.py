@@ -204,6 +204,15 @@ def test_a_population_goes_on_when_its_last_member_is_no_configuration(unfit: Dr
     assert "running" not in unfit.states(), "those that came to the first rung before"
 
 
+@pytest.mark.parametrize("unfit", ["pbt, resample: 1", "pb2"], indirect=True)
+def test_no_member_is_changed_to_what_is_no_configuration(unfit: Driver) -> None:
+    while unfit.run_one():
+        pass
+    trials = unfit.ledger.trials()
+    assert any(trial.lineage for trial in trials)
+    assert [trial.state for trial in trials if trial.attempts] == ["complete"] * 3
+
+
 def test_a_paused_trial_can_be_stopped_by_the_user(driver: Driver) -> None:
     driver.run_one()
     driver.book.stop(0, BY_THE_USER, live=driver.searcher.is_live(0))
