@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from sweeps.ledger.view import TrialRecord
 from sweeps.spec.search_space import SearchSpace, mutable
-from sweeps.spec.space import Choice, Distribution, LogInt, LogUniform
+from sweeps.spec.space import Choice, Distribution, LogInt, LogUniform, is_number
 
 Matrix = npt.NDArray[np.float64]
 
@@ -100,7 +100,7 @@ class Bandit:
             began = owner.reports[before]
             gain = sign * (member.reports[after] - began)
             params = member.params_at(after)
-            if math.isfinite(gain) and all(key in params for key in self._keys):
+            if math.isfinite(gain) and all(is_number(params.get(key)) for key in self._keys):
                 self._points.append(self._row(params, before))
                 self._gains.append(gain)
 

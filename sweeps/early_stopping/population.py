@@ -17,7 +17,7 @@ from typing import Any
 
 from sweeps.early_stopping.halving import Pauses, Reports
 from sweeps.spec.search_space import SearchSpace, mutable
-from sweeps.spec.space import Choice, Distribution
+from sweeps.spec.space import Choice, Distribution, is_number
 from trainable.seeding import derive_seed
 
 _FACTORS = (0.8, 1.2)
@@ -111,9 +111,10 @@ def _drawn(value: Any, distribution: Distribution, random: Random) -> Any:
 
 
 def _nearby(value: Any, distribution: Distribution, random: Random) -> Any:
-    if not isinstance(distribution, Choice):
+    if isinstance(distribution, Choice):
+        if value in distribution.options:
+            index = distribution.options.index(value) + random.choice((-1, 1))
+            return distribution.options[min(max(index, 0), len(distribution.options) - 1)]
+    elif is_number(value):
         return distribution.nearest(value * random.choice(_FACTORS))
-    if value not in distribution.options:  # the space was edited since
-        return _drawn(value, distribution, random)
-    index = distribution.options.index(value) + random.choice((-1, 1))
-    return distribution.options[min(max(index, 0), len(distribution.options) - 1)]
+    return _drawn(value, distribution, random)  # the space was edited since

@@ -112,7 +112,7 @@ class _Range(Distribution):
         return min(self.high, self.low + share * (self.high - self.low))
 
     def contains(self, value: object) -> bool:
-        return _is_number(value) and self.low <= value <= self.high
+        return is_number(value) and self.low <= value <= self.high
 
     def own(self, value: Any) -> Any:
         return float(value)
@@ -172,7 +172,7 @@ class QUniform(_Range):
         return map(self._on_step, range(self._count()))
 
     def contains(self, value: object) -> bool:
-        if not _is_number(value) or not self.low <= value <= self.high:
+        if not is_number(value) or not self.low <= value <= self.high:
             return False
         steps = (value - self.low) / self.step
         return math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # as Optuna has it
@@ -219,7 +219,7 @@ class Int(Distribution):
         return range(self.low, self.high + 1)
 
     def contains(self, value: object) -> bool:
-        return _is_number(value) and self.low <= value <= self.high and value == int(value)
+        return is_number(value) and self.low <= value <= self.high and value == int(value)
 
     def own(self, value: Any) -> Any:
         return int(value)
@@ -285,5 +285,6 @@ KINDS: dict[str, type[Distribution]] = {
 }
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Say whether a value is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -171,6 +171,23 @@ early_stopping: {scheduler: pbt}
     assert sum(one != before for one in found) > 20
 
 
+@pytest.mark.parametrize("was", [None, "off", True])
+def test_what_was_a_choice_before_the_space_was_edited_is_drawn_anew(was: Any) -> None:
+    key = "train.clip.max_norm"
+    space = SearchSpace({key: Uniform(0.1, 10.0)})
+    for seed in range(20):
+        changed = perturbed({key: was}, space, resample=0, seed=seed)
+        assert space.restated(changed) == changed
+    members = {
+        number: TrialRecord(
+            number=number, state="running", params={key: value}, suggested={key: value},
+            value=None, reports={1: 1.0, 2: 0.5},
+        )
+        for number, value in enumerate([was, 1.0, 2.0])
+    }  # fmt: skip
+    assert len(Bandit(space, members, 2, minimize=True)._gains) == 2
+
+
 RATES = SearchSpace({"train.optimizer.lr": LogUniform(1e-4, 1e-1)})
 
 
