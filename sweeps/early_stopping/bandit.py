@@ -59,6 +59,9 @@ class Bandit:
         self._gains: list[float] = []
         for member in members.values():
             self._learn(member, members, -1.0 if minimize else 1.0)
+        # The square of what a diverged metric of 64 bits loses would be infinite.
+        largest = max(map(abs, self._gains), default=0.0) or 1.0
+        self._gains = [gain / largest for gain in self._gains]
 
     def choose(
         self,

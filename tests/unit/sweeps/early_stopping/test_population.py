@@ -223,6 +223,16 @@ def test_the_bandit_leaves_parameters_as_they_are_until_there_is_something_to_le
     assert bandit.choose({"train.optimizer.lr": 0.5}, seed=0) == {"train.optimizer.lr": 0.5}
 
 
+@pytest.mark.parametrize("loss", [1e30, 1e160, 1.7e308])
+def test_the_bandit_chooses_beside_one_that_diverged_beyond_measure(loss: float) -> None:
+    members = _members(8, epochs=2)
+    members[0].reports[2] = loss
+    bandit = Bandit(RATES, members, 2, minimize=True)
+    chosen = [bandit.choose({"train.optimizer.lr": 1e-4}, seed=s) for s in range(3)]
+    assert all(RATES.restated(one) == one for one in chosen)
+    assert all(map(math.isfinite, bandit._gains))
+
+
 def test_what_was_inherited_is_no_gain() -> None:
     """One that jumped to another's weights gained what it made of them."""
     members = _members(2, epochs=2)
