@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Literal
 
@@ -177,4 +178,12 @@ def brackets(graces: Sequence[int], reduction: int) -> Iterator[int]:
 
 def bracket_of(number: int, graces: Sequence[int], reduction: int) -> int:
     """Return the bracket of a trial, by index."""
-    return next(islice(brackets(graces, reduction), number, None))
+    known, further = _assigned(tuple(graces), reduction)
+    known += islice(further, max(0, number + 1 - len(known)))
+    return known[number]
+
+
+@cache  # asked at each report of each trial
+def _assigned(graces: tuple[int, ...], reduction: int) -> tuple[list[int], Iterator[int]]:
+    """Return the brackets that were asked for by now, and those of the trials after them."""
+    return [], brackets(graces, reduction)

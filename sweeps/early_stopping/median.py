@@ -1,4 +1,4 @@
-"""The median stopping rule, as a pure function of what trials reported.
+"""The median stopping rule, over what trials have reported so far.
 
 What must not live here: Ray, and anything that starts or ends a trial.
 """
@@ -6,50 +6,58 @@ What must not live here: Ray, and anything that starts or ends a trial.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from statistics import fmean, median
+from bisect import bisect_left, insort
+from statistics import median
 
-from sweeps.early_stopping.halving import Reports
+from sweeps.ledger.view import best_report
 
 
-def stops_at_the_median(
-    number: int,
-    reports: Reports,
-    *,
-    grace: int,
-    min_trials: int,
-    minimize: bool,
-) -> bool:
-    """Whether a trial is stopped at its last report.
-
-    It is when its best value so far is worse than the median of the others' mean values up to the
-    same epoch (Golovin et al., "Google Vizier", 2017, section 3.2.2).
+class Medians:
+    """Says who is worse than the median of the others, in a time that hardly grows with their
+    number.
 
     Args:
-        number: The trial, which has reported.
-        reports: What all trials have reported by now.
         grace: Epochs that every trial gets, and from which on means are taken.
-        min_trials: How many others must have come as far.
+        min_trials: How many others must have come as far before a trial is stopped.
+        minimize: Whether less is better.
     """
-    epoch = max(reports[number])
-    if epoch < grace:
-        return False
-    means = [
-        mean
-        for other, values in reports.items()
-        if other != number
-        and max(values, default=0) >= epoch
-        and math.isfinite(mean := _mean(values, grace, epoch))
-    ]
-    if len(means) < min_trials:
-        return False
-    sound = [value for value in reports[number].values() if math.isfinite(value)]
-    best: Callable[..., float] = min if minimize else max
-    value = best(sound, default=math.inf if minimize else -math.inf)
-    middle = median(means)
-    return value > middle if minimize else value < middle
 
+    def __init__(self, grace: int, min_trials: int, *, minimize: bool) -> None:
+        self._grace, self._min_trials, self._minimize = grace, min_trials, minimize
+        self._reports: dict[int, dict[int, float]] = {}
+        self._means: dict[tuple[int, int], float] = {}
+        """By trial and epoch, the mean of its values from the grace to it."""
+        self._ranked: dict[int, list[float]] = {}
+        """By epoch, the means of all trials, ascending."""
 
-def _mean(values: Mapping[int, float], first: int, last: int) -> float:
-    scoped = [value for epoch, value in values.items() if first <= epoch <= last]
-    return fmean(scoped) if scoped else math.nan
+    def note(self, number: int, epoch: int, value: float) -> None:
+        """A trial reported; an epoch that it reports again is left as it was first told."""
+        reports = self._reports.setdefault(number, {})
+        if epoch in reports:
+            return
+        reports[epoch] = value
+        if epoch >= self._grace and math.isfinite(mean := self._mean(number, epoch)):
+            self._means[number, epoch] = mean
+            insort(self._ranked.setdefault(epoch, []), mean)
+
+    def stops(self, number: int) -> bool:
+        """Whether a trial is stopped at its last report.
+
+        It is when its best value so far is worse than the median of the others' mean values up to
+        the same epoch (Golovin et al., "Google Vizier", 2017, section 3.2.2).
+        """
+        reports = self._reports[number]
+        epoch = max(reports)
+        others = list(self._ranked.get(epoch, ()))
+        if (own := self._means.get((number, epoch))) is not None:
+            del others[bisect_left(others, own)]
+        if len(others) < self._min_trials:
+            return False
+        value = best_report(reports.values(), minimize=self._minimize)
+        middle = median(others)
+        return value is None or (value > middle if self._minimize else value < middle)
+
+    def _mean(self, number: int, last: int) -> float:
+        reports = self._reports[number].items()
+        values = [value for epoch, value in reports if self._grace <= epoch <= last]
+        return sum(values) / len(values)  # fmean raises where these have no finite sum

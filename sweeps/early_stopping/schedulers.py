@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from sweeps.early_stopping.halving import Judge, Mode, Reports, bracket_graces, bracket_of, rungs
-from sweeps.early_stopping.median import stops_at_the_median
+from sweeps.early_stopping.median import Medians
 from sweeps.early_stopping.pauses import make_pauses
 from sweeps.spec.spec import EarlyStoppingConfig, SweepSpec
 from trainable.ray_adapter import OBJECTIVE
@@ -111,19 +111,12 @@ class MedianRule(FIFOScheduler):
 
     def __init__(self, grace: int, min_trials: int, *, mode: Mode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._grace, self._min_trials, self._minimize = grace, min_trials, mode == "min"
-        self._reports: dict[int, dict[int, float]] = {}
+        self._medians = Medians(grace, min_trials, minimize=mode == "min")
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         del tune_controller
         self._note(trial, result)
-        stops = stops_at_the_median(
-            trial.config["number"],
-            self._reports,
-            grace=self._grace,
-            min_trials=self._min_trials,
-            minimize=self._minimize,
-        )
+        stops = self._medians.stops(trial.config["number"])
         return TrialScheduler.STOP if stops else TrialScheduler.CONTINUE
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
@@ -132,8 +125,7 @@ class MedianRule(FIFOScheduler):
             self._note(trial, result)
 
     def _note(self, trial: Any, result: Mapping[str, Any]) -> None:
-        reports = self._reports.setdefault(trial.config["number"], {})
-        reports.setdefault(result[TIME], result[OBJECTIVE])
+        self._medians.note(trial.config["number"], result[TIME], result[OBJECTIVE])
 
 
 def make_judge(spec: SweepSpec) -> Judge:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
+from sweeps.early_stopping import halving
 from sweeps.early_stopping.halving import bracket_graces, bracket_of, rungs
-from sweeps.early_stopping.median import stops_at_the_median
+from sweeps.early_stopping.median import Medians
 from sweeps.early_stopping.pauses import make_pauses
 from sweeps.early_stopping.schedulers import make_scheduler, replay, stopped_trials
 from sweeps.spec.spec import EarlyStoppingConfig, parse_spec
@@ -233,14 +235,43 @@ def test_a_trial_is_compared_with_its_own_bracket_alone() -> None:
         ({1: 9.0}, False),  # within the grace
         ({1: 9.0, 2: 0.9, 3: 0.9}, False),  # only one came as far
         ({1: float("nan"), 2: float("nan")}, True),
+        ({2: float("inf"), 3: float("-inf")}, False),  # two that have no mean
+        ({2: 1.7e308, 3: 1.7e308}, False),
     ],
 )
 def test_the_median_rule(own: dict[int, float], expected: bool) -> None:
     others = {0: {1: 5.0, 2: 0.2}, 1: {1: 5.0, 2: 0.4, 3: 0.4}, 2: {1: 5.0, 2: 0.8}}
     for sign, minimize in ((1, True), (-1, False)):
-        reports = {
-            number: {epoch: sign * value for epoch, value in values.items()}
-            for number, values in {**others, 7: own}.items()
-        }
-        found = stops_at_the_median(7, reports, grace=2, min_trials=3, minimize=minimize)
-        assert found == expected
+        medians = Medians(2, 3, minimize=minimize)
+        for number, values in {**others, 7: own}.items():
+            for epoch, value in values.items():
+                medians.note(number, epoch, sign * value)
+        assert medians.stops(7) == expected
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "owner", "name"),
+    [("hyperband", halving, "brackets"), ("median", Medians, "_mean")],
+)
+def test_what_a_scheduler_does_for_a_trial_does_not_grow_with_their_number(
+    scheduler: Any, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, worked = getattr(owner, name), []
+
+    def work(done: Any) -> Any:
+        worked.append(done)
+        return done
+
+    def counted(*told: Any) -> Any:
+        found = real(*told)
+        return map(work, found) if isinstance(found, Iterator) else work(found)
+
+    monkeypatch.setattr(owner, name, counted)
+    counts = []
+    for trials, reduction in ((20, 7), (200, 8)):  # each with brackets that nobody asked for yet
+        worked.clear()
+        config = EarlyStoppingConfig(scheduler=scheduler, reduction=reduction)
+        reports = {number: {1: 0.5, 2: 0.4} for number in range(trials)}
+        stopped_trials(make_scheduler(config, epochs=9, mode="min"), reports, {0})
+        counts.append(len(worked))
+    assert counts[1] <= 12 * counts[0]
