@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,8 @@ class Fired:
     """What of the spec it is."""
     why: str
     """What has happened, for people."""
-    go_on: str
-    """The change to the spec, `KEY=VALUE`, with which the sweep goes on."""
+    go_on: tuple[str, ...]
+    """The changes to the spec, `KEY=VALUE` each, with which the sweep goes on."""
 
 
 def fired(spec: SweepSpec, trials: Sequence[TrialSummary], seconds: float) -> Fired | None:
@@ -50,7 +50,11 @@ def fired(spec: SweepSpec, trials: Sequence[TrialSummary], seconds: float) -> Fi
         return None
     if len(trials) >= spec.trials and all(t.finished and not _cut_short(t) for t in trials):
         return None
-    return _target(spec, trials) or _plateau(spec, trials) or _time(spec, seconds)
+    found = _target(spec, trials) or _plateau(spec, trials) or _time(spec, seconds)
+    if found is None or len(trials) < spec.trials:
+        return found
+    # All were begun, and who was stopped does not go on.
+    return replace(found, go_on=(*found.go_on, f"trials={2 * len(trials)}"))
 
 
 def _watches(spec: SweepSpec) -> bool:
@@ -68,7 +72,7 @@ def _target(spec: SweepSpec, trials: Sequence[TrialSummary]) -> Fired | None:
     if target is None or best is None or (best > target if minimize else best < target):
         return None
     return Fired(
-        "stop.value", f"{spec.metrics[0]} {best:g} has reached {target:g}", "stop.value=null"
+        "stop.value", f"{spec.metrics[0]} {best:g} has reached {target:g}", ("stop.value=null",)
     )
 
 
@@ -98,7 +102,7 @@ def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> Fired | None:
     return Fired(
         "stop.plateau",
         f"the last {count} trials did not improve {spec.metrics[0]} ({best:g}){delta}",
-        f"stop.plateau.trials={more}",
+        (f"stop.plateau.trials={more}",),
     )
 
 
@@ -107,7 +111,7 @@ def _time(spec: SweepSpec, seconds: float) -> Fired | None:
     if hours is None or seconds < hours * 3600:
         return None
     more = float(f"{2 * max(hours, seconds / 3600):.3g}")
-    return Fired("stop.hours", f"its {hours:g} hours are over", f"stop.hours={more:g}")
+    return Fired("stop.hours", f"its {hours:g} hours are over", (f"stop.hours={more:g}",))
 
 
 def _best(trials: Iterable[TrialSummary], *, minimize: bool) -> float | None:

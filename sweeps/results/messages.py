@@ -57,10 +57,11 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         said = f"the best weights are not published: {result.unpublished}; publish them with:"
         sentence(err, said, style="yellow")
         resume(err, paths)
-    more = f"trials={result.num_trials * 2}"
+    more: tuple[str, ...] = (f"trials={result.num_trials * 2}",)
     if result.stop is not None:
         more = result.stop.go_on
         sentence(out, f"{result.stop.key} ended the sweep: {result.stop.why}", style="")
+    changes = [word for change in more for word in ("-s", change)]
     if result.exit_code == 0:
         choose = ("--trial", "K") if several else ()
         for what, command in (
@@ -68,7 +69,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             ("all trials", sweep("trials")),
             ("take the best weights", sweep("best", *choose, "--export", "DIR")),
             *([(f"draw {result.undrawn} more trials", sweep("sync"))] if result.undrawn else []),
-            *([("try more", sweep("resume", "-s", more))] if result.grows else []),
+            *([("try more", sweep("resume", *changes))] if result.grows else []),
         ):
             out.print(f"{what}: {command}", soft_wrap=True)
         return
@@ -77,8 +78,12 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         err.print(f"stopped: {cause}", style="red", soft_wrap=True)
         look = sweep("trials") if result.failed is None else sweep("show", str(result.failed))
         err.print(f"read more: {look}", soft_wrap=True)
+        if not (result.num_left or result.grows):  # a population has the members that it has
+            err.print("correct it, then start a new sweep with:")
+            err.print(shlex.join((_command(), "run", "FILE", "--name", "NAME")), soft_wrap=True)
+            return
         err.print("correct it, then continue with:")
-        resume(err, paths, *(() if result.num_left else ("-s", more)))
+        resume(err, paths, *(() if result.num_left else changes))
     else:
         err.print("interrupted; every trial continues from its last checkpoint with:")
         resume(err, paths)

@@ -141,14 +141,22 @@ class SweepView:
 
     def outcome(self) -> Outcome:
         """How a concluded sweep ended."""
-        best, count = self.ledger.front(), len(self.records)
-        if best:
-            grows = not self.spec.early_stopping.is_population
-            return Outcome(
-                0, best, count, pending=0, metrics=self.spec.metrics, stop=self.stop, grows=grows
-            )
-        failed, cause = no_success(self.records)
-        return Outcome(NO_SUCCESS, [], count, pending=0, cause=cause, failed=failed)
+        best = self.ledger.front()
+        code, failed, cause = 0, None, None
+        if not best:
+            failed, cause = no_success(self.records)
+            code = NO_SUCCESS
+        return Outcome(
+            code,
+            best,
+            len(self.records),
+            pending=0,
+            cause=cause,
+            failed=failed,
+            metrics=self.spec.metrics,
+            stop=self.stop,
+            grows=not self.spec.early_stopping.is_population,
+        )
 
     def trial_state(self, record: TrialSummary) -> str:
         """A trial's state; one that nobody works on waits."""

@@ -123,7 +123,7 @@ def test_who_was_stopped_by_hand_or_with_the_sweep_was_not_tried() -> None:
 def test_time_is_that_of_all_attempts() -> None:
     assert _key(_spec("{hours: 0.5}"), [], seconds=1799.0) is None
     found = fired(_spec("{hours: 0.5}"), [], seconds=1800.0)
-    assert found == Fired("stop.hours", "its 0.5 hours are over", "stop.hours=1")
+    assert found == Fired("stop.hours", "its 0.5 hours are over", ("stop.hours=1",))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_sweep_whose_time_is_long_over_is_given_twice_of_what_it_took(
 ) -> None:
     found = fired(_spec(f"{{hours: {hours}}}"), [], seconds)
     assert found is not None
-    assert found.go_on == f"stop.hours={go_on}"
+    assert found.go_on == (f"stop.hours={go_on}",)
 
 
 def test_a_sweep_that_had_come_to_its_end_was_not_stopped() -> None:
@@ -152,8 +152,16 @@ def test_each_stop_says_with_what_the_sweep_goes_on() -> None:
         spec = _spec(stop)
         found = fired(spec, trials, 3600.0)
         assert found is not None
-        change = parse_spec(spec.to_yaml(), "s.yaml", [found.go_on])
+        change = parse_spec(spec.to_yaml(), "s.yaml", found.go_on)
         assert fired(change, trials, 3600.0) is None
+
+
+def test_a_stop_that_met_the_last_trials_says_that_the_sweep_needs_more() -> None:
+    spec = _spec("{hours: 1}").model_copy(update={"trials": 2})
+    cut = _trials(("complete", 1.0), ("pruned", 2.0), reason=BY_THE_SWEEP + "its time is over")
+    found = fired(spec, cut, 3600.0)
+    assert found is not None
+    assert found.go_on == ("stop.hours=2", "trials=4")
 
 
 def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Path) -> None:

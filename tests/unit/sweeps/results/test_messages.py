@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from sweeps.exits import NO_SUCCESS
+from sweeps.layout import SweepPaths
 from sweeps.results import messages
+from sweeps.results.sweep_view import Outcome
 from sweeps.spec.spec import parse_spec
 
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
@@ -27,3 +33,17 @@ def test_a_check_says_what_it_leaves_to_the_run(more: str, said: str) -> None:
     out = io.StringIO()
     messages.left_to_the_run(Console(file=out), parse_spec(SPEC + more, "s.yaml"))
     assert out.getvalue() == said
+
+
+def test_who_cannot_have_more_trials_is_not_told_to_ask_for_them(tmp_path: Path) -> None:
+    failed = Outcome(NO_SUCCESS, [], 4, pending=0, cause="none", grows=False)
+    for outcome, last in (
+        (failed, "run FILE --name NAME\n"),
+        (replace(failed, num_left=1), "resume small --root .*\n"),
+        (replace(failed, grows=True), "resume small -s trials=8 --root .*\n"),
+    ):
+        err = io.StringIO()
+        messages.outcome(
+            Console(file=io.StringIO()), Console(file=err), outcome, SweepPaths(tmp_path, "small")
+        )
+        assert re.search(f"{last}$", err.getvalue()), err.getvalue()
