@@ -120,10 +120,13 @@ def _take(
         return "unfinished"
     if trial.state == "failed" or trial.value is None:
         return "without a result"
-    values = dict(trial.best_params)
+    # What was stopped is taken at its last report, with what it was trained with then.
+    last = max(reports)  # there is one, or there were no value
+    params = trial.best_params if trial.state == "complete" else trial.params_at(last)
+    values = dict(params)
     if not space.unconditional().keys() <= values.keys():
         try:
-            config = other.trial_config(trial.number, trial.best_params)
+            config = other.trial_config(trial.number, params)
         except SpecError:
             return "not of its spec any more"
         values = dict(flatten(config.model_dump())) | values
@@ -132,5 +135,4 @@ def _take(
         return "outside the space"
     if trial.state == "complete":
         return Taken(point, trial.value, trial.epoch, complete=True)
-    last = max(reports)  # there is one, or there were no value
     return Taken(point, reports[last], last, complete=False)

@@ -11,7 +11,7 @@ from sweeps.driver.opening import open_ledger
 from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.proposal import Proposal
-from sweeps.ledger.view import LedgerView
+from sweeps.ledger.view import LedgerView, Mutation
 from sweeps.ledger.warm_start import WarmStartRefused, take_along
 from sweeps.search.proposals import Proposer
 from sweeps.spec.origin import Origin
@@ -42,6 +42,17 @@ def _add(made: MadeSweep, seed: int, value: float, ending: str | None) -> None:
     made.ledger.report(number, epoch=1, step=1, value=value)
     if ending in ("complete", "pruned", "failed"):
         made.ledger.finish(number, ending)  # type: ignore[arg-type]
+
+
+def test_a_stopped_member_of_a_population_is_taken_with_what_it_had_last(tmp_path: Path) -> None:
+    made = _earlier(tmp_path, trials=0)
+    _add(made, 0, 0.5, None)
+    changed = {"train.optimizer.lr": 0.02, "train.clip.max_norm": 2.0}
+    made.ledger.mutate(1, {0: Mutation(1, 1, changed)})
+    made.ledger.report(0, epoch=2, step=2, value=0.7)
+    made.ledger.finish(0, "pruned", reason="stopped by the user")
+    (taken,) = take_along(tmp_path, _warm()).trials
+    assert (taken.params, taken.value, taken.epoch) == (changed, 0.7, 2)
 
 
 def _warm(*overrides: str, sampler: str = "tpe", names: str = "old") -> SweepSpec:
