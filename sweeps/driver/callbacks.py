@@ -17,6 +17,7 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial
 
 from sweeps.driver import control
+from sweeps.early_stopping.exploit import without_unbegun
 from sweeps.early_stopping.failures import (
     NOT_THE_TRIALS_DOING,
     Failure,
@@ -140,8 +141,8 @@ class Bookkeeper(Callback):
             self._asked[number] = reason
             control.order(self._paths, [number])
             return
-        record = self._ledger.trial(number)
-        if not record.finished:
+        if not self._ledger.trial(number).finished:
+            record = without_unbegun(self._ledger, self._paths, number)
             self._recorder.start(number, searched(record.params), {})
             self._stopped(number, reason)
 

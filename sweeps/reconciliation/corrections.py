@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from sweeps.early_stopping.exploit import without_unbegun
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.reconciliation.reconcile import (
@@ -69,7 +70,8 @@ def apply(
             case LeftOpen(number):
                 close_store(trial_files(paths, spec, number))
             case Ended(number, ending, reason, untold):
-                record = replace(ledger.trial(number), state=ending, reason=reason)
+                record = without_unbegun(ledger, paths, number)
+                record = replace(record, state=ending, reason=reason)
                 if untold:  # a run that there is has the parameters it was trained with
                     recorder.start(number, _parameters(spec, record), {})
                 recorder.finish(number, STATUSES[ending], end_tags(record, spec))

@@ -75,6 +75,8 @@ class LedgerSearcher(Searcher):
             if isinstance(self._pauses, Population)
             else None
         )
+        if self._exploit is not None:
+            self._exploit.link()  # an edited spec may have no rung any more where they wait
         trials = ledger.trials()
         self._unfinished = [
             trial

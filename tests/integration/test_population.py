@@ -226,6 +226,23 @@ def test_after_a_death_at_any_write_at_a_rung_it_ends_as_without(
     assert sum(1 for _ in points) >= 2 * (2 + 3 * 4), "two decisions and four links"
 
 
+def test_what_was_decided_is_carried_out_though_the_rungs_are_edited(
+    once: Driver, tmp_path: Path, dying: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = SweepPaths(tmp_path, "s")
+    dying(1)
+    with pytest.raises(Died):
+        Driver(paths, once.spec).run()
+    monkeypatch.undo()
+    edited = SPEC.replace("quantile: 0.5", "quantile: 0.5, interval_epochs: 2")
+    driver = Driver(paths, parse_spec(edited, "s.yaml"))
+    heirs = [trial.number for trial in driver.ledger.trials() if trial.lineage]
+    assert len(heirs) == 2
+    for number in range(MEMBERS):
+        found = inherited(paths.trial(number))
+        assert (found and found.epoch) == (1 if number in heirs else None)
+
+
 def test_an_heir_whose_donor_lost_its_checkpoint_goes_on_as_it_was_and_says_so(
     once: Driver, tmp_path: Path, dying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,12 +252,12 @@ def test_an_heir_whose_donor_lost_its_checkpoint_goes_on_as_it_was_and_says_so(
         Driver(paths, once.spec).run()
     assert seen[-1] == "after mutate"
     monkeypatch.undo()
-    driver = Driver(paths, once.spec)
-    decided = {t.number: t.lineage[-1] for t in driver.ledger.trials() if t.lineage}
+    trials = Ledger.open(paths.ledger).trials()
+    decided = {t.number: t.lineage[-1] for t in trials if t.lineage}
     donor = next(iter(decided.values())).donor
     shutil.rmtree(CheckpointStore(paths.trial(donor)).generations()[-1].path)
     bereft = [number for number, mutation in decided.items() if mutation.donor == donor]
-    driver.run()
+    driver = Driver(paths, once.spec).run()
     for number in decided:
         record = driver.ledger.trial(number)
         assert any(one.epoch == 1 for one in record.lineage) == (number not in bereft)

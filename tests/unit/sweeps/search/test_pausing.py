@@ -13,11 +13,15 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from sweeps.driver.callbacks import Bookkeeper
+from sweeps.early_stopping.stopping import BY_THE_SWEEP
 from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
+from sweeps.reconciliation.corrections import apply
+from sweeps.reconciliation.reconcile import Ended
 from sweeps.recording.tags import BY_THE_USER
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.curves import append_rows
 from tests.saving import commit
 from tracking.recorder import MemoryRecorder
 from trainable.history import Row
@@ -211,6 +215,34 @@ def test_no_member_is_changed_to_what_is_no_configuration(unfit: Driver) -> None
     trials = unfit.ledger.trials()
     assert any(trial.lineage for trial in trials)
     assert [trial.state for trial in trials if trial.attempts] == ["complete"] * 3
+
+
+@pytest.mark.parametrize("at_a_resume", [False, True])
+@pytest.mark.parametrize("began", [False, True])
+def test_a_member_that_ends_where_it_waits_was_changed_only_if_it_began(
+    tmp_path: Path, at_a_resume: bool, began: bool
+) -> None:
+    text = SPEC.replace("asha_promote, grace_epochs: 1, reduction: 2", "pbt, quantile: 0.5")
+    spec, paths = parse_spec(text, "s.yaml"), SweepPaths(tmp_path, "s")
+    paths.directory.mkdir()
+    Ledger.create(paths.ledger, mode="min", sweep_id="s")
+    driver = Driver(paths, spec, MemoryRecorder())
+    for _ in range(5):  # all four to the first rung, and trial 0 beyond it
+        driver.run_one()
+    assert [len(trial.lineage) for trial in driver.ledger.trials()] == [1, 1, 0, 0]
+    append_rows(
+        paths.trial(1), [Row(step, 0, {"train/loss": 0.5}) for step in range(1, 2 + began)]
+    )
+    if at_a_resume:
+        ended = [Ended(1, "pruned", BY_THE_SWEEP + "why")]
+        apply(ended, paths, spec, driver.ledger, driver.recorder)
+    else:
+        driver.book.stop(1, BY_THE_USER, live=False)
+    record, run = driver.ledger.trial(1), driver.recorder.runs[1]
+    assert len(record.lineage) == began
+    assert (record.params == record.suggested) != began
+    if not began:
+        assert not any(key.startswith("param_changed.") for key in run.tags)
 
 
 def test_a_paused_trial_can_be_stopped_by_the_user(driver: Driver) -> None:
