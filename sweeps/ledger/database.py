@@ -188,14 +188,16 @@ class LedgerDatabase:
         if (holder := self.holder()) is not None:
             raise SweepHeld(self.study, holder)
         with self.reading() as db:
-            if _has_table(db, "version_info"):
+            ours, versioned = (_has_table(db, n) for n in ("version_info", "alembic_version"))
+            if ours and versioned:
                 check_tables(db, f"storage.ledger: {self.uri}")
-            elif _has_table(db, "alembic_version"):
+            elif versioned:
                 raise LedgerError(
                     f"storage.ledger: {self.uri} holds the tables of another program, such as "
                     "MLflow's; ledgers need a database of their own, because both note their "
                     "version in one table; create one (createdb sweeps) and name it"
                 )
+            # Else there is none, or a driver was killed that made them: opening makes the rest.
         self._refuse_another()
 
     def remove_unborn(self, spec: Path) -> None:

@@ -23,6 +23,7 @@ import psycopg2
 import pytest
 from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
+from sqlalchemy import Engine, event
 from typer.testing import CliRunner
 
 from sweeps.cli import app
@@ -323,6 +324,37 @@ def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
         _do(mixed, "UPDATE version_info SET schema_version = 11")
         with pytest.raises(LedgerError, match=r"has tables of version 11 .* reads version 12 "):
             place.refuse_new()
+
+
+@pytest.mark.parametrize("commits", [2, 3])
+def test_a_driver_that_died_while_it_made_the_tables_leaves_a_database_that_is_used(
+    cluster: Cluster, tmp_path: Path, commits: int
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(_: object) -> None:
+        nonlocal commits
+        commits -= 1
+        if not commits:
+            raise Killed
+
+    def begin(name: str) -> LedgerView:
+        place = LedgerDatabase(uri, name, tmp_path)
+        place.refuse_new()
+        place.lock().acquire(holder())
+        Ledger.create(place, mode="min", sweep_id="s")
+        return LedgerView(place)
+
+    uri = cluster.create_database(f"unborn-{commits}")
+    event.listen(Engine, "commit", die)
+    try:
+        with pytest.raises(Killed):
+            begin("first")
+    finally:
+        event.remove(Engine, "commit", die)
+    _end_sessions(cluster)  # as with its process
+    assert begin("second").trials == []
 
 
 def test_a_sweep_that_is_not_there_is_no_ledger(place: LedgerDatabase) -> None:
