@@ -271,6 +271,15 @@ class LedgerDatabase:
         by = f" by {taker.describe()}" if taker else ""
         return LockLost(f"the ledger {self} was taken over{by} from this driver", self.study)
 
+    def fell_back(self, count: int) -> LedgerError:
+        """Return the error about a database that lacks transactions which it had committed."""
+        return LedgerRefused(
+            f"the ledger {self} has lost {count} of the transactions that this driver had "
+            "committed, as it happens when a copy that lagged behind takes over; nothing is "
+            "written on top of what is left; resume: trials go on from what their checkpoints "
+            "and the ledger have"
+        )
+
     @contextlib.contextmanager
     def making_tables(self) -> Iterator[Rows]:
         """Be the only one who makes tables in the database."""

@@ -19,6 +19,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
+from sweeps.layout import LedgerRefused
 from sweeps.ledger import file as ledger_file
 from sweeps.ledger.database import LedgerDatabase
 from sweeps.ledger.file import LedgerFile
@@ -248,7 +249,8 @@ class _DatabaseStorage(EditableStorage):
 
     A transaction first counts itself in its driver's row. There it meets whoever took the lock
     over, and there it shows whether one was committed of which the connection could not tell
-    any more: each is applied once, however often the database goes away.
+    any more: each is applied once, however often the database goes away. Where it shows that fewer
+    were committed than this driver has seen, nothing is written.
     """
 
     def __init__(self, place: LedgerDatabase) -> None:
@@ -269,6 +271,8 @@ class _DatabaseStorage(EditableStorage):
             result = self._place.patiently(
                 lambda: self._try(work, results), before_again=self._begin_anew
             )
+        except LedgerRefused:  # what the database has lost it lacks the next time, too
+            raise
         except BaseException:  # whether the last commit was made is not known; raised again
             self._place.written = None
             raise
@@ -293,6 +297,8 @@ class _DatabaseStorage(EditableStorage):
             if count > self._place.written + 1:
                 transaction.rollback()  # of this count: the last try was committed
                 return results[-1]
+            if count <= self._place.written:
+                raise self._place.fell_back(self._place.written + 1 - count)
             with self._within_one(connection):
                 results.append(work())
         return results[-1]

@@ -212,6 +212,24 @@ def test_what_became_of_a_commit_that_was_given_up_is_not_mistaken_for_the_next_
     assert [trial.number for trial in LedgerView(place).trials] == [0, 1]
 
 
+def test_a_database_that_lost_what_was_committed_is_written_to_no_more(
+    cluster: Cluster, ledger: Ledger, place: LedgerDatabase
+) -> None:
+    _add(ledger)
+    # As after a failover to a copy that lagged behind.
+    _do(cluster, f"UPDATE gradsweep_drivers SET written = 1 WHERE sweep = '{place.study}'")
+    for table in ("trial_params", "trials"):
+        _do(
+            cluster,
+            f"DELETE FROM {table} WHERE trial_id IN (SELECT trial_id FROM trials JOIN studies "
+            f"USING (study_id) WHERE study_name = '{place.study}')",
+        )
+    for _ in range(2):
+        with pytest.raises(LedgerRefused, match=r"has lost 1 of the transactions that this driv"):
+            _add(ledger)
+    assert LedgerView(place).trials == [], "its number is another trial's directory"
+
+
 def test_a_short_restart_is_waited_for(
     cluster: Cluster, ledger: Ledger, place: LedgerDatabase
 ) -> None:
