@@ -94,6 +94,8 @@ def knock(address: str, seconds: float = _KNOCK_SECONDS) -> str | None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except UnicodeError as error:  # no name that could be looked up
+        return str(error)
     except OSError as error:
         return error.strerror or str(error)
     return None

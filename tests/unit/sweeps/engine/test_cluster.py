@@ -113,6 +113,7 @@ def test_loopback() -> None:
 def test_who_listens_can_be_reached(listener: str) -> None:
     assert knock(listener) is None
     assert "refused" in str(knock("127.0.0.1:1"))
+    assert "label empty or too long" in str(knock("head..example:6379"))
 
 
 @pytest.fixture
