@@ -276,8 +276,8 @@ class LedgerDatabase:
         return LedgerRefused(
             f"the ledger {self} has lost {count} of the transactions that this driver had "
             "committed, as it happens when a copy that lagged behind takes over; nothing is "
-            "written on top of what is left; resume: trials go on from what their checkpoints "
-            "and the ledger have"
+            "written on top of what is left; resume, which goes on from there and names what is "
+            "in the way of a trial that was lost"
         )
 
     @contextlib.contextmanager
