@@ -202,7 +202,10 @@ def _cause(error: BaseException) -> str:
     reason: BaseException = error
     while (inner := reason.__cause__ or reason.__context__) is not None:
         reason = inner
-    return redact(str(reason)).strip().split("\n")[0][:200] or type(reason).__name__
+    lines = redact(str(reason)).strip().split("\n")
+    # Of several addresses of a database's host, the one at which a server answered.
+    said = next((line for line in lines if "FATAL: " in line), lines[0])
+    return said[:200] or type(reason).__name__
 
 
 def _unusable(uri: str, what: str, remedy: str) -> TrackingUnusable:

@@ -313,7 +313,9 @@ class LedgerDatabase:
         """Return what an error of the storage below means: busy, not usable, or damaged."""
         cause = next(self._causes(error), None)
         code = getattr(cause, "pgcode", None) or ""
-        reason = (str(cause or error).strip().splitlines() or [type(error).__name__])[0]
+        lines = str(cause or error).strip().splitlines() or [type(error).__name__]
+        # Of several addresses of a host, the one at which a server answered.
+        reason = next((line for line in lines if "FATAL: " in line), lines[0])
         if code == _BUSY:
             return LedgerBusy(str(self), WAIT_SECONDS)
         if code in _ABSENT:

@@ -59,6 +59,10 @@ def test_a_database_that_refuses_the_password_ends_the_run_before_anything_exist
         probe(guarded.uri)
         monkeypatch.setenv("PGPASSWORD", "hunter2")
         assert_refused(cli, guarded.uri, 'password authentication failed for user "gradsweep"')
+        host = guarded.uri.partition("?host=")[2]
+        several = guarded.uri.replace(host, f"127.0.0.1:1&host={host}:5432")  # nobody at the first
+        with pytest.raises(TrackingUnusable, match="password authentication failed for user"):
+            probe(several)
         assert not guarded.query("SELECT 1 FROM pg_tables WHERE schemaname = 'public'")
 
 

@@ -283,10 +283,15 @@ def test_a_database_that_refuses_is_told_by_its_address_cause_and_remedy(
     with socket.socket() as bound, own_cluster(password="right") as guarded:
         bound.bind(("127.0.0.1", 0))  # and nobody listens
         nobody = f"postgresql://ada@127.0.0.1:{bound.getsockname()[1]}/sweeps"
+        closed = f"/postgres?port={bound.getsockname()[1]},5432&"
         monkeypatch.setenv("PGPASSWORD", "hunter2")
         for uri, cause in (
             (nobody, "Connection refused"),
             (guarded.uri, 'password authentication failed for user "gradsweep"'),
+            (
+                guarded.uri.replace("?host=", "?host=127.0.0.1,").replace("/postgres?", closed),
+                'password authentication failed for user "gradsweep"',
+            ),
             ("postgresql://ada@host:x/sweeps", "invalid integer value"),
         ):
             place = LedgerDatabase(uri, "digits", tmp_path)
