@@ -184,9 +184,10 @@ def _probe_database(uri: str, *, known: bool) -> None:
             if sqlalchemy.inspect(db).has_table("alembic_version"):
                 check_revision(db.execute(sqlalchemy.text(REVISION_QUERY)).fetchone())
     except ImportError as error:
-        raise _unusable(
-            uri, f"needs a database driver ({error})", "install it beside gradsweep"
-        ) from error
+        remedy = "install it beside gradsweep"
+        if uri.startswith("postgresql:"):  # psycopg 3's to SQLAlchemy
+            remedy = "write postgresql+psycopg2://, which pip install 'gradsweep[postgres]' brings"
+        raise _unusable(uri, f"needs a database driver ({error})", remedy) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
         if not known:
             raise _unusable(

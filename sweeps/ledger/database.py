@@ -240,10 +240,12 @@ class LedgerDatabase:
         if count == 0 and directory == self.notes[_DIRECTORY]:
             return True
         where = f", whose files are at {directory}" if directory else ""
+        # SQLAlchemy takes an address without a driver for that of psycopg 3.
+        storage = re.sub("^postgresql:", "postgresql+psycopg2:", self.uri)
         raise SweepTaken(
             f"{self.uri} holds a sweep '{self.study}' of {count} trials already{where}; a name is "
             "given once in a database; resume it there, choose another name with --name, or "
-            f"remove it with: optuna delete-study --storage '{self.uri}' "
+            f"remove it with: optuna delete-study --storage '{storage}' "
             f"--study-name '{self.study}'"
         )
 

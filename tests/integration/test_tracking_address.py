@@ -156,7 +156,7 @@ def test_no_command_takes_an_address_that_names_no_store(cli: CommandLine) -> No
     assert not cli.root.exists()
 
 
-def test_databases_that_cannot_be_used(tmp_path: Path) -> None:
+def test_databases_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrackingUnusable, match=r"does not exist; mkdir -p "):
         probe(f"sqlite:///{tmp_path}/missing/mlflow.db")
     probe(f"sqlite:///{tmp_path}/mlflow.db")
@@ -193,6 +193,11 @@ def test_a_refused_connection_ends_the_run_before_anything_exists(
         pytest.param(
             lambda path, _: _mlflow("2.7.1", path),
             "is MLflow 2.7.1; 2.8 is the oldest that takes what a sweep records; "
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(
+        TrackingUnusable, match=r"import of psycopg.*; write postgresql\+psycopg2://, whi"
+    ):
+        probe("postgresql://127.0.0.1:1/mlflow")
             "upgrade the server",
             id="old",
         ),

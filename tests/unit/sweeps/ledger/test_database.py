@@ -326,6 +326,12 @@ def test_a_name_is_given_once_in_a_database(cluster: Cluster, tmp_path: Path) ->
             rf"optuna delete-study --storage '{re.escape(cluster.uri)}' --study-name 'once'",
             str(refused.value),
         )
+    plain = cluster.uri.replace("+psycopg2", "")
+    with pytest.raises(SweepTaken) as refused:
+        LedgerDatabase(plain, "once", tmp_path / "b").refuse_new()
+    assert str(refused.value).startswith(f"{plain} holds ")
+    told = f"--storage '{cluster.uri}' "  # that of no driver means another one to SQLAlchemy
+    assert told in str(refused.value)
     with held_place(cluster, tmp_path / "a", "once") as again:
         _add(Ledger.open(again))
         with pytest.raises(SweepTaken, match="of 1 trials already"):
