@@ -37,6 +37,16 @@ def names_store(uri: str) -> bool:
     return scheme in entry_points(group="mlflow.tracking_store").names
 
 
+def fault_of(uri: str) -> str | None:
+    """Why the address of a server, or of a database, cannot be parsed; None when it can."""
+    if is_server(uri) or is_database(uri):
+        try:
+            _ = urlsplit(uri).port
+        except ValueError as error:
+            return str(error)
+    return None
+
+
 def is_server(uri: str) -> bool:
     """Whether it is a server's, whose pages open in a browser as they are."""
     return uri.startswith(("http://", "https://"))

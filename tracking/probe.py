@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tracking.address import file_of, is_database, is_server, names_store
+from tracking.address import fault_of, file_of, is_database, is_server, names_store
 from tracking.mlflow_server import connect
 from tracking.provenance import redact
 from tracking.tables import REVISION_QUERY, RUN_QUERY, TablesDiffer, check_revision
@@ -49,9 +49,14 @@ def check_address(uri: str) -> None:
     Raises:
         TrackingUnusable: MLflow would have no use for it, now or later.
     """
-    if names_store(uri):
-        return
     example = "for example https://mlflow.example or sqlite:////home/ada/mlflow.db"
+    if names_store(uri):
+        if (fault := fault_of(uri)) is not None:
+            raise TrackingUnusable(
+                f"{redact(uri)} is no address ({fault}); what follows :// is HOST or HOST:PORT; "
+                f"write {example}"
+            )
+        return
     remedy = f"http://{uri}" if _HOST_AND_PORT.match(uri) else example
     raise TrackingUnusable(
         f"{redact(uri)} names no tracking store; it must begin with http://, https://, "

@@ -275,7 +275,11 @@ def _endpoint() -> tuple[str | None, str | None]:
             break
     else:
         return None, None
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError:  # of no host, or of no port
+        parts = urlsplit("")
     plain = parts.hostname and parts.path in ("", "/") and not (parts.query or parts.fragment)
     if parts.scheme not in ("http", "https") or "@" in address or not plain:
         raise StoreUnusable(

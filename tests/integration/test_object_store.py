@@ -265,6 +265,8 @@ def test_credentials_that_are_not_known_are_refused(store):
         ("127.0.0.1:9000", "'127.0.0.1:9000'"),
         ("http://ada:geheim@host:9000", "'http://[hidden]@host:9000'"),
         ("https://host/bucket", "'https://host/bucket'"),
+        ("http://[::1", "'http://[::1'"),
+        ("http://host:90000", "'http://host:90000'"),
     ],
 )
 def test_endpoint_that_is_none_is_refused(monkeypatch, address, shown):

@@ -130,7 +130,36 @@ def test_an_address_that_names_no_store(uri: str, remedy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["databricks", "databricks://work", "mlruns", "file:///x", "lab:x", "lab://x"]
+    ("uri", "cause"),
+    [
+        ("http://[::1", "Invalid IPv6 URL"),
+        ("https://mlflow.example:80800", "Port out of range 0-65535"),
+        (
+            "postgresql+psycopg2://db:abc/mlflow",
+            "Port could not be cast to integer value as 'abc'",
+        ),
+    ],
+)
+def test_an_address_that_cannot_be_parsed(uri: str, cause: str) -> None:
+    with pytest.raises(TrackingUnusable) as refused:
+        probe(uri, known=True)
+    assert str(refused.value) == (
+        f"tracking.uri: {uri} is no address ({cause}); what follows :// is HOST or HOST:PORT; "
+        "write for example https://mlflow.example or sqlite:////home/ada/mlflow.db"
+    )
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "databricks",
+        "databricks://work",
+        "databricks://scope:prefix",
+        "mlruns",
+        "file:///x",
+        "lab:x",
+        "lab://x",
+    ],
 )
 def test_addresses_that_mlflow_takes_and_nobody_can_probe(
     uri: str, monkeypatch: pytest.MonkeyPatch
@@ -164,6 +193,11 @@ def test_databases_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(TrackingUnusable) as refused:
         probe("mysql+nodriver://ada:hunter2@127.0.0.1:1/mlflow")
     assert "hunter2" not in str(refused.value)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(
+        TrackingUnusable, match=r"import of psycopg.*; write postgresql\+psycopg2://, whi"
+    ):
+        probe("postgresql://127.0.0.1:1/mlflow")
 
 
 def test_a_refused_connection_ends_the_run_before_anything_exists(
@@ -193,11 +227,6 @@ def test_a_refused_connection_ends_the_run_before_anything_exists(
         pytest.param(
             lambda path, _: _mlflow("2.7.1", path),
             "is MLflow 2.7.1; 2.8 is the oldest that takes what a sweep records; "
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(
-        TrackingUnusable, match=r"import of psycopg.*; write postgresql\+psycopg2://, whi"
-    ):
-        probe("postgresql://127.0.0.1:1/mlflow")
             "upgrade the server",
             id="old",
         ),
