@@ -334,7 +334,9 @@ def test_a_slurm_job_starts_ray_on_each_node_and_the_sweep_beside_its_head(tmp_p
     assert "--node-ip-address=10.0.0.7 --port=20042" in head
     assert "--nodelist=node-b" in worker
     assert "--address=10.0.0.7:20042" in worker
-    assert "--num-cpus=3" in worker
+    for each in (head, worker):
+        assert "--cpus-per-task=3" in each  # of the job's, Slurm gives a step none unasked
+        assert "--num-cpus=3" in each
     assert job.calls("sweep") == [
         "sweep run my.yaml --name first --address 10.0.0.7:20042 -s trials=4"
     ]
