@@ -15,6 +15,7 @@ import contextlib
 import functools
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainable.config import TrialConfig
-from trainable.errors import OutOfMemory, TrainingError
+from trainable.errors import OutOfMemory, StorageError, TrainingError
 from trainable.files import make_directory
 from trainable.masking import MaskedLog, mask
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
@@ -70,7 +71,9 @@ class TuneTrial(tune.Trainable):
         _end_with_raylet()
         self._directory = Path(config["directory"])
         try:
-            make_directory(self._directory)
+            # Its parents are made where the sweep is: a node that lacks them does not see it.
+            if self._directory.parent.is_dir():
+                make_directory(self._directory)
             self._log = MaskedLog(self._directory / "trial.log")
         except OSError:  # the run, which needs the directory, says why
             self._log = MaskedLog(os.devnull)
@@ -202,6 +205,12 @@ class TuneTrial(tune.Trainable):
     def _open(self) -> None:
         from trainable.build import open_trainer
 
+        if not self._directory.parent.is_dir():
+            raise StorageError(
+                f"{self._directory.parent} is not there on {socket.gethostname()}; every node "
+                "sees a sweep's files, also one that joins later; mount them there, or take the "
+                "node out, then resume"
+            )
         self._trainer = open_trainer(
             self._config,
             self._directory,

@@ -31,6 +31,7 @@ from sweeps.spec.origin import Origin
 from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import SweepSpec
 from tracking.address import credentials
+from trainable.files import make_directory
 
 ViewFactory = Callable[[int], AbstractContextManager[View]]
 """Makes the view, given how many trials were finished before."""
@@ -114,6 +115,7 @@ def run_sweep(
                     finished = sum(trial.finished for trial in sweep.ledger.trials())
                     if sweep.left and not interruption.requested:
                         say("starting Ray")
+                        make_directory(paths.trial(0).parent)  # trials' workers make their own
                         if isinstance(machine, Cluster):
                             ray_runs = machine.watched(
                                 plan.concurrency, lost=partial(leave_the_lost, paths, lock, token)

@@ -7,6 +7,7 @@ import gc
 import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -355,6 +356,15 @@ def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str)
         gc.enable()
     assert multiprocessing.active_children() == []
     trial.cleanup()
+
+
+def test_a_node_that_does_not_see_the_sweep_trains_nothing(tmp_path: Path) -> None:
+    trial = _trial(tmp_path / "sweep" / "trials" / "0000")
+    failure = trial.step()["failure"]
+    trial.cleanup()
+    assert failure["kind"] == "storage"
+    assert f"{tmp_path}/sweep/trials is not there on {socket.gethostname()}; " in failure["reason"]
+    assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize("task", ["untidy_loop", "leaving_loop"])
