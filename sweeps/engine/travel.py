@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 
 from sweeps.engine.address import ClusterRefused
@@ -68,13 +69,21 @@ def pack(directory: Path, root: Path, modules: Iterable[str]) -> Luggage | None:
     Raises:
         ClusterRefused: It is too much.
     """
-    packages = {name.partition(".")[0] for name in modules}
+    names = [*modules]
+    packages = {name.partition(".")[0] for name in names}
     if not any(PathFinder.find_spec(package, [str(directory)]) for package in packages):
         return None
     excludes = [*_NEVER]
     if root.is_relative_to(directory) and root != directory:
         excludes.append(_pattern(str(root.relative_to(directory))))
     sizes = _sizes(directory, excludes)
+    for file in _sources(directory, names):
+        if file not in sizes:
+            raise ClusterRefused(
+                f"{directory / file} does not travel to the cluster's nodes; what .gitignore or "
+                ".rayignore names stays here, and the task is imported from it; take it out of "
+                "there, or set RAY_RUNTIME_ENV_IGNORE_GITIGNORE=1"
+            )
     left = {name: size for name, size in sizes.items() if size > LARGE}
     small = {name: size for name, size in sizes.items() if size <= LARGE}
     total = sum(small.values())
@@ -90,6 +99,15 @@ def pack(directory: Path, root: Path, modules: Iterable[str]) -> Luggage | None:
         tuple(sorted(left.items(), key=_by_size)),
         total,
     )
+
+
+def _sources(directory: Path, modules: Iterable[str]) -> Iterator[str]:
+    """Yield the files below the directory of which modules, and the packages above them, are."""
+    for module in modules:
+        for parts in accumulate(module.split("."), lambda above, name: f"{above}/{name}"):
+            for file in (f"{parts}.py", f"{parts}/__init__.py"):
+                if (directory / file).is_file():
+                    yield file
 
 
 def _sizes(directory: Path, excludes: list[str]) -> dict[str, int]:

@@ -161,6 +161,17 @@ def test_code_travels_without_sweeps_environments_and_large_files(
     assert "200 B each: data/large [1].bin (300 B); tasks read" in str(luggage.told())
 
 
+@pytest.mark.parametrize("ignored", ["task.py", "deep/"])
+def test_code_that_git_ignores_is_refused_where_a_task_is_made_of_it(
+    project: Path, ignored: str
+) -> None:
+    (project / ".gitignore").write_text(f"{ignored}\n")
+    with pytest.raises(
+        ClusterRefused, match=r"(task|deep/module)\.py does not travel to the clus"
+    ):
+        pack(project, project / "runs", ["json", "task", "package.deep.module"])
+
+
 def test_installed_tasks_need_no_luggage(project: Path) -> None:
     assert pack(project, project / "runs", []) is None
     assert pack(project, project / "runs", ["json", "elsewhere.task"]) is None
