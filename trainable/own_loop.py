@@ -41,6 +41,8 @@ Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
 
 FORMAT = 1
 _KEYS = {"format", "loop", "progress"}
+_OVER = object()
+"""What stands for the end of a loop; a loop may yield None by mistake."""
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -184,8 +186,8 @@ class OwnLoop(Run):
             yield self._news([], finished=True)
         while progress.epoch < epochs and not interrupted:
             with known_errors(self._device):
-                yielded = next(self._generator, None)
-            if yielded is None:
+                yielded = next(self._generator, _OVER)
+            if yielded is _OVER:
                 if not progress.metrics:
                     raise TaskError(
                         f"{self._name} ended without a report; it must yield a dict of metrics, "
@@ -240,9 +242,10 @@ class OwnLoop(Run):
             )
         )
         if not isinstance(metrics, dict) or not metrics:
+            found = "no metrics" if isinstance(metrics, dict) else _describe(yielded)
             raise TaskError(
-                f"{self._name} yielded {_describe(yielded)}; it must yield a dict of metrics, or "
-                "a pair of such a dict and a state dict"
+                f"{self._name} yielded {found}; it must yield a dict of metrics, or a pair of "
+                "such a dict and a state dict"
             )
         if state is not None and not isinstance(state, dict):
             raise TaskError(
@@ -254,11 +257,11 @@ class OwnLoop(Run):
     def _number(self, key: object, value: object) -> float:
         if not isinstance(key, str):
             raise TaskError(f"{self._name} yielded a metric named {key!r}; a name is a string")
-        if isinstance(value, Tensor) and value.numel() == 1:
-            return value.item()  # device synchronisation: the loop chose to yield a tensor
         try:
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = value.item()  # device synchronisation: the loop chose to yield a tensor
             return float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError) as problem:
+        except (TypeError, ValueError, OverflowError) as problem:
             raise TaskError(
                 f"{self._name} yielded {key!r} as {_describe(value)}; a metric is one number"
             ) from problem

@@ -300,7 +300,11 @@ def test_context_tells_what_a_loop_needs(tmp_path):
 
     def loop(config, context):
         seen.append((config, context))
-        yield {"val/loss": torch.tensor(0.5), "count": numpy.int64(3)}
+        yield {
+            "val/loss": torch.tensor(0.5),
+            "count": numpy.int64(3),
+            "met": torch.tensor(True),
+        }
 
     config = _config(epochs=1, width=8)
     with _open(loop, tmp_path, config) as trainer:
@@ -310,8 +314,9 @@ def test_context_tells_what_a_loop_needs(tmp_path):
     assert given.train.optimizer.lr == 0.05
     assert (context.directory, context.seed, context.epochs) == (tmp_path, 3, 1)
     assert context.restored is None
-    expected = {"val/loss": 0.5, "count": 3.0, "best/val/loss": 0.5, "epoch": 1.0}
+    expected = {"val/loss": 0.5, "count": 3.0, "met": 1.0, "best/val/loss": 0.5, "epoch": 1.0}
     assert _reproducible(report.metrics) == expected
+    assert {type(value) for value in report.metrics.values()} == {float}
     assert report.metrics["memory/process_mb"] > 50
     json.dumps(report.metrics)
 
@@ -323,13 +328,23 @@ def _returns(value):
     return loop
 
 
+def _yields(value):
+    def loop(config, context):  # noqa: ARG001
+        yield value
+
+    return loop
+
+
 @pytest.mark.parametrize(
     ("loop", "error", "message"),
     [
         (_returns(3), TaskError, "must be a generator function"),
         (_values(), TaskError, "ended without a report"),
+        (_yields({}), TaskError, "yielded no metrics; it must yield a dict of metrics"),
         (_values("high"), TaskError, "'val/loss' as 'high'; a metric is one number"),
         (_values(torch.ones(2)), TaskError, "a metric is one number"),
+        (_values(torch.tensor(1 + 1j)), TaskError, "a metric is one number"),
+        (_values(10**400), TaskError, "a metric is one number"),
         (_values(float("nan")), NonFiniteMetric, "val/loss is nan in report 1"),
         (_values(1.0, state=[1]), TaskError, "a state of type list"),
         (
@@ -359,6 +374,17 @@ def test_what_is_no_report_is_refused(tmp_path, yielded):
 
     with pytest.raises(TaskError, match="ownloops:plain yielded"), _open(loop, tmp_path) as t:
         list(t.events())
+
+
+def test_a_bare_yield_is_no_end(tmp_path):
+    def loop(config, context):  # noqa: ARG001
+        yield {"val/loss": 1.0}
+        yield
+        yield {"val/loss": 0.5}
+
+    expected = "ownloops:plain yielded None; it must yield"
+    with pytest.raises(TaskError, match=expected), _open(loop, tmp_path) as trainer:
+        list(trainer.events())
 
 
 def test_metric_that_is_not_yielded_is_named(tmp_path):
