@@ -91,17 +91,17 @@ def attempt(
                 from sweeps.driver.run import (
                     run_sweep,  # imports Ray while the child imports torch
                 )
-                from sweeps.results.live import LiveTable, PlainLines
+                from sweeps.results.live import LiveTable, PlainLines, view_on
 
             facts = inspection.facts()
             ways = plan(spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory)
 
-            def make_view(finished: int) -> LiveTable | PlainLines:
+            def make_view(finished: int, best: tuple[int, float] | None) -> LiveTable | PlainLines:
                 spinner.stop()
                 there = f", {where.describe()}" if isinstance(where, Cluster) else ""
                 messages.sentence(err, f"  {ways.describe()}{there}", style="")
                 messages.task_facts(err, facts)
-                return (LiveTable if out.is_terminal else PlainLines)(out, spec, finished=finished)
+                return view_on(out, spec, finished=finished, best=best)
 
             def say(what: str) -> None:
                 spinner.update(what)

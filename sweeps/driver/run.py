@@ -33,8 +33,8 @@ from sweeps.spec.spec import SweepSpec
 from tracking.address import credentials
 from trainable.files import make_directory
 
-ViewFactory = Callable[[int], AbstractContextManager[View]]
-"""Makes the view, given how many trials were finished before."""
+ViewFactory = Callable[[int, tuple[int, float] | None], AbstractContextManager[View]]
+"""Makes the view, given how many trials were finished before, and the best one and its value."""
 
 
 def run_sweep(
@@ -130,7 +130,9 @@ def run_sweep(
                             )
                         with ray_runs:
                             if not interruption.requested:
-                                with make_view(finished) as view:
+                                front = sweep.ledger.front()
+                                best = (front[0].number, front[0].values[0]) if front else None
+                                with make_view(finished, best) as view:
                                     hopeless = tune_trials(
                                         sweep,
                                         plan,

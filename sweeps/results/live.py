@@ -29,6 +29,27 @@ _STYLES = {
 }
 
 
+def view_on(
+    console: Console,
+    spec: SweepSpec,
+    *,
+    finished: int = 0,
+    best: tuple[int, float] | None = None,
+) -> LiveTable | PlainLines:
+    """Return the table where it can be drawn again in its place, plain lines elsewhere.
+
+    A pipe is no such place, even if colours are asked for (FORCE_COLOR), nor is a terminal that
+    calls itself dumb.
+
+    Args:
+        finished: How many trials had their end before this driver started.
+        best: The best of these, and its value.
+    """
+    if console.file.isatty() and console.is_interactive:
+        return LiveTable(console, spec, finished=finished, best=best)
+    return PlainLines(console, spec, finished=finished)
+
+
 @dataclass
 class _Row:
     params: Mapping[str, Any]
@@ -45,12 +66,21 @@ class LiveTable:
     Args:
         spec: The sweep.
         finished: How many trials had their end before this driver started.
+        best: The best of these, and its value.
     """
 
-    def __init__(self, console: Console, spec: SweepSpec, *, finished: int = 0) -> None:
+    def __init__(
+        self,
+        console: Console,
+        spec: SweepSpec,
+        *,
+        finished: int = 0,
+        best: tuple[int, float] | None = None,
+    ) -> None:
         self._console = console
         self._spec = spec
         self._finished_before = finished
+        self._best_before = best
         self._rows: dict[int, _Row] = {}
         self._start = time.monotonic()
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
@@ -133,6 +163,17 @@ class LiveTable:
         worst = float("inf")
         return worst if value is None else value if self._spec.modes[0] == "min" else -value
 
+    def _best(self) -> tuple[int, float] | None:
+        """The best complete trial and its value, whichever driver ran it."""
+        found = [] if self._best_before is None else [self._best_before]
+        found += [
+            (number, row.metrics[self._best_name])
+            for number, row in list(self._rows.items())
+            if row.state == "complete" and self._best_name in row.metrics
+        ]
+        choose = min if self._spec.modes[0] == "min" else max
+        return choose(found, key=lambda one: one[1], default=None)
+
     def _shown(self) -> list[int]:
         """The running trials, then the leaders of the others, as many as the terminal has lines
         for.
@@ -153,11 +194,9 @@ class LiveTable:
         ]
         elapsed = time.monotonic() - self._start
         parts = [f"{self._finished_before + len(done)}/{self._spec.trials} trials"]
-        complete = [n for n in done if self._rows[n].state == "complete"]
-        if complete:
-            best = min(complete, key=self._value)
-            value = self._rows[best].metrics.get(self._best_name)
-            parts.append(f"best {self._spec.metrics[0]} {format_number(value)} (trial {best})")
+        if best := self._best():
+            number, value = best
+            parts.append(f"best {self._spec.metrics[0]} {format_number(value)} (trial {number})")
         parts.append(format_duration(elapsed))
         left = self._spec.trials - self._finished_before - len(done)
         if done and left > 0:

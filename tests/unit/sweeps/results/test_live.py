@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from sweeps.results.live import LiveTable, PlainLines
+from sweeps.results.live import LiveTable, PlainLines, view_on
 from sweeps.results.running import Progress
 from sweeps.spec.spec import SweepSpec, parse_spec
 
@@ -72,6 +72,34 @@ def test_table_on_a_terminal_shows_running_first_then_the_leaders(spec: SweepSpe
     assert lines[2][2:7] == ["2/2", "0.6", "0.5", "0.01", "1.5"]
     assert " ".join(lines[5]).startswith("3/4 trials · best val/loss 0.5 (trial 0) · ")
     assert lines[5][-1] == "left"
+
+
+def test_the_best_of_an_earlier_driver_is_the_best_until_it_is_beaten(spec: SweepSpec) -> None:
+    table = LiveTable(Console(file=io.StringIO()), spec, finished=2, best=(7, 0.3))
+    for number, value, best in ((0, 0.5, "0.3 (trial 7)"), (1, 0.2, "0.2 (trial 1)")):
+        table.started(number, PARAMS, 1)
+        table.reported(_progress(number, 2, value, value))
+        table.ended(number, "complete", value, None)
+        assert f"{3 + number}/4 trials · best val/loss {best} · " in table._summary()
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("file", "environment", "kind"),
+    [
+        (_Terminal(), {"TERM": "xterm"}, LiveTable),
+        (_Terminal(), {"TERM": "dumb"}, PlainLines),
+        (io.StringIO(), {"TERM": "xterm", "FORCE_COLOR": "1"}, PlainLines),
+    ],
+)
+def test_the_table_is_drawn_where_it_can_be_drawn_again(
+    spec: SweepSpec, file: io.StringIO, environment: dict[str, str], kind: type
+) -> None:
+    assert isinstance(view_on(Console(file=file, _environ=environment), spec), kind)
 
 
 def test_table_before_the_first_trial(spec: SweepSpec) -> None:
