@@ -153,6 +153,7 @@ def _publish_best(
             best,
             Path(directory, "best"),
             attempt_tags(ledger.attempts),
+            sum(trial.finished for trial in trials),
         )
         report = beside.submit(_publish_report, paths, recorder)
         undrawn = gallery.finish(_PICTURES_SECONDS, _ranked(trials, best, ledger.minimize))

@@ -33,6 +33,7 @@ def model_card(
     config: Mapping[str, Any],
     generation: Generation,
     provenance: Mapping[str, str],
+    ended: int,
 ) -> str:
     """Return the card in Markdown.
 
@@ -42,6 +43,7 @@ def model_card(
         config: What it was trained with.
         generation: The checkpoint that the weights are from.
         provenance: From where and with what the sweep was run, as tags.
+        ended: How many trials had their end by then.
     """
     task = TaskConfig.model_validate(config["task"])
     arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())
@@ -53,22 +55,25 @@ def model_card(
     told = [
         f"| `{key}` | {whole[key]} | fixed |" for key in _TOLD if key not in record.best_params
     ]
+    metric = spec.metrics[0]
+    on = " on the validation samples" if metric.startswith("val/") else ""
     lines = [
         f"# {spec.name}, trial {record.number}",
         "",
-        _rank(spec),
+        _rank(spec, ended),
         "",
         "## Data",
         "",
         f"Task `{task.name}`"
         + (f" with {arguments}" if arguments else "")
-        + "; its `build_data()` makes the samples that were trained on and evaluated on.",
+        + "; its `build_data()`, or where it is a loop its own code, makes the samples that were "
+        "trained on and evaluated on.",
         "",
         "## Metric",
         "",
-        f"{spec.metrics[0]} {generation.value!r} on the validation samples, after epoch "
-        f"{generation.epoch} (step {generation.step}). It chose this checkpoint and this trial, "
-        "so it is optimistic: measure on samples that the sweep never saw.",
+        f"{metric} {generation.value!r}{on}, after epoch {generation.epoch} (step "
+        f"{generation.step}). It chose this checkpoint and this trial, so it is optimistic: "
+        "measure on samples that the sweep never saw.",
         *_others(spec, record),
         "",
         "## Parameters",
@@ -89,7 +94,8 @@ def model_card(
         "",
         "## Use",
         "",
-        "`model.safetensors` holds the weights of the task's `build_model()`; read them with "
+        "`model.safetensors` holds the weights of what the task's `build_model()` makes, or of "
+        "what its loop yielded as `model`; read them with "
         "`safetensors.torch.load_model(model, 'model.safetensors')`.",
         "",
     ]
@@ -105,11 +111,14 @@ def _lineage(record: TrialSummary) -> list[str]:
     return [f"With these it came to its value; it went on from other weights: {steps}.", ""]
 
 
-def _rank(spec: SweepSpec) -> str:
+def _rank(spec: SweepSpec, ended: int) -> str:
+    among = f"a sweep of {spec.trials} trials"
+    if ended < spec.trials:
+        among = f"the {ended} trials that had ended, of {among}"
     if len(spec.metrics) == 1:
-        return f"The best of a sweep of {spec.trials} trials, by the {spec.aim}."
+        return f"The best of {among}, by the {spec.aim}."
     return (
-        f"On the Pareto front of a sweep of {spec.trials} trials, by the {spec.aim}: no other "
+        f"On the Pareto front of {among}, by the {spec.aim}: no other "
         "trial is as good in all of them and better in one."
     )
 

@@ -51,7 +51,8 @@ def export_best(view: SweepView, directory: Path, trial: int | None = None) -> l
             f"{directory} is not empty; an export overwrites nothing; name a new directory"
         )
     where = attempt_tags(view.ledger.attempts)
-    return export_trial(view.paths, view.spec, record, directory, where)
+    ended = sum(one.finished for one in view.records)
+    return export_trial(view.paths, view.spec, record, directory, where, ended)
 
 
 def export_trial(
@@ -60,6 +61,7 @@ def export_trial(
     record: TrialSummary,
     directory: Path,
     provenance: Mapping[str, str],
+    ended: int,
 ) -> list[Path]:
     """Write a trial's best weights (safetensors), its resolved configuration and its model card.
 
@@ -69,6 +71,7 @@ def export_trial(
         record: The trial.
         directory: Where to write; made when missing.
         provenance: Where it was trained, as tags, for the card.
+        ended: Of how many trials that have ended it is the best, for the card.
 
     Returns:
         The files written.
@@ -101,7 +104,8 @@ def export_trial(
         raise StorageError(reason) if child.returncode == AWAY else NoBest(reason)
     config.write_bytes(resolved)
     card = directory / FILE_NAME
-    text = model_card(spec, record, trained_with(paths, spec, record), generation, provenance)
+    known = trained_with(paths, spec, record)
+    text = model_card(spec, record, known, generation, provenance, ended)
     card.write_text(text, encoding="utf-8")
     return [weights, config, card]
 

@@ -90,8 +90,25 @@ def test_each_trial_has_the_configuration_that_it_was_trained_with(tmp_path: Pat
     assert TrialConfig.model_validate(config) == sweep.spec.trial_config(0, first.best_params)
     generation = Generation("", 0, 1, 1, "val/loss", "min", 0.3, 1, "ab")
     assert "| `train.batch_size` | 64 | fixed |" in model_card(
-        sweep.view.spec, first, config, generation, {}
+        sweep.view.spec, first, config, generation, {}, 2
     )
+
+
+@pytest.mark.parametrize(
+    ("ended", "among"),
+    [(3, "a sweep of 3 trials"), (2, "the 2 trials that had ended, of a sweep of 3 trials")],
+)
+def test_a_card_claims_what_was_tried_and_no_samples_that_no_metric_names(
+    tmp_path: Path, ended: int, among: str
+) -> None:
+    sweep = MadeSweep(tmp_path, metric="train/loss")
+    sweep.add("complete", 0.3)
+    (record,) = sweep.view.records
+    generation = Generation("", 0, 1, 1, "train/loss", "min", 0.3, 1, "ab")
+    config = trained_with(sweep.paths, sweep.spec, record)
+    card = model_card(sweep.spec, record, config, generation, {}, ended)
+    assert f"\nThe best of {among}, by the min of train/loss.\n" in card
+    assert "\ntrain/loss 0.3, after epoch 1 (step 1)." in card
 
 
 def test_what_all_leaders_share_is_said_once(tmp_path: Path) -> None:
