@@ -101,21 +101,26 @@ def load_model(
     parts = build_parts(config.model_copy(update={"train": train}), device=torch.device("cpu"))
     parts.model.load_state_dict(state)
     parts.model.eval()
-    given: list[tuple[Any, ...]] = []
-    handle = parts.model.register_forward_pre_hook(lambda _, inputs: given.append(inputs))
+    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    handle = parts.model.register_forward_pre_hook(
+        lambda _, inputs, named: given.append((inputs, named)), with_kwargs=True
+    )
     with torch.inference_mode():
         window = next(iter(parts.val.windows(0)))
         parts.task.loss(parts.model, next(iter(window)))
     handle.remove()
     parts.train.close()
     parts.val.close()
-    inputs = given[0] if given else ()
-    if not inputs or not all(isinstance(one, torch.Tensor) for one in inputs):
-        kinds = ", ".join(type(one).__name__ for one in inputs) or "nothing"
+    inputs, named = given[0] if given else ((), {})
+    if not inputs or named or not all(isinstance(one, torch.Tensor) for one in inputs):
+        kinds = ", ".join((*(type(one).__name__ for one in inputs), *named)) or "nothing"
         raise CheckpointError(
             f"the model's forward is given {kinds}; a model that others can load takes tensors, "
             "by position; wrap it in one that does"
         )
+    if all(one.ndim and len(one) == 1 for one in inputs):
+        # a graph that is traced with a single sample takes no other number of them
+        inputs = tuple(torch.cat([one, one]) for one in inputs)
     return parts.model, tuple(one.clone() for one in inputs)
 
 

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 from torchvision.models import resnet18
 
+from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
-from trainable.export import export_weights
+from trainable.config import TrialConfig
+from trainable.errors import CheckpointError
+from trainable.export import export_weights, load_model
 from trainable.losses import cross_entropy
 from trainable.task import Data, Task
 
@@ -190,3 +193,52 @@ def test_exported_weights_load_into_the_model_as_its_author_would(
     if isinstance(task, Tokens):
         ours, theirs = ours["logits"], theirs["logits"]
     assert torch.equal(ours, theirs)
+
+
+class Scaled(nn.Linear):
+    def forward(self, inputs, scale=1.0):
+        return super().forward(inputs) * scale
+
+
+class Single(Task):
+    """One sample to evaluate; `named` hands the model something by its name."""
+
+    def __init__(self, *, named: bool = False):
+        self.named = named
+
+    def build_model(self):
+        return Scaled(3, 2)
+
+    def build_data(self):
+        inputs = torch.eye(3)
+        return Data(train=(inputs, torch.tensor([0, 1, 0])), val=(inputs[:1], torch.tensor([0])))
+
+    def loss(self, model, batch):
+        inputs, targets = batch
+        outputs = model(inputs, scale=-3.0) if self.named else model(inputs)
+        return cross_entropy(outputs, targets)
+
+
+def _single(directory, **arguments):
+    """Its configuration, and its checkpoint."""
+    name = {"name": f"{__name__}:Single", **arguments}
+    config = TrialConfig.model_validate(
+        {"task": name, "metric": "val/loss", "mode": "min", "budget": {"epochs": 1}}
+    )
+    with open_trainer(config, directory, device="cpu") as trainer:
+        list(trainer.events())
+    return config, CheckpointStore(directory).newest().path
+
+
+def test_a_model_that_is_evaluated_on_one_sample_is_traced_for_any_number(tmp_path):
+    model, inputs = load_model(*_single(tmp_path))
+    samples = ({0: torch.export.Dim.AUTO},)
+    graph = torch.export.export(model, inputs, dynamic_shapes=samples).module()
+    for count in (1, 3):
+        rows = torch.randn(count, 3)
+        torch.testing.assert_close(graph(rows), model(rows))
+
+
+def test_what_a_model_is_given_by_name_is_not_left_out_of_its_graph(tmp_path):
+    with pytest.raises(CheckpointError, match=r"forward is given Tensor, scale; .*by position"):
+        load_model(*_single(tmp_path, named=True))
