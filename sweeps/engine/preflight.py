@@ -7,10 +7,12 @@ torch (spec, resources).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import PathFinder
@@ -26,6 +28,9 @@ from tracking.address import credentials
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
 from trainable.naming import parts_of
+
+_SECONDS_TO_END = 5.0
+"""From its last answer; longer only for the sake of threads that a task has left."""
 
 
 class TaskRefused(Refused):
@@ -107,11 +112,12 @@ class Inspection:
         environment = dict.fromkeys(credentials(spec.tracking.uri, spec.storage.ledger), "")
         if not plan.gpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the child
         self._child = subprocess.Popen(
             [sys.executable, "-m", "trainable.preflight"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._complaints,  # no pipe: what a task has started may keep it open
             text=True,
             env={**os.environ, **environment, "PYTHONPATH": path},
         )
@@ -121,9 +127,9 @@ class Inspection:
         self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
 
     def give_up(self) -> None:
-        """End the child without an answer."""
-        self._child.kill()
-        self._child.communicate()
+        """End the child, whether or not it has answered."""
+        with self._complaints, self._child:
+            self._child.kill()
 
     def facts(self) -> Facts:
         """Wait for the answer.
@@ -131,7 +137,7 @@ class Inspection:
         Raises:
             TaskRefused: The task cannot be loaded or trained as configured; the message says why.
         """
-        printed, complaints = self._child.communicate(self._configs)
+        printed, complaints = self._ask()
         try:
             answer, *measured = [json.loads(line) for line in printed.splitlines()]
         except ValueError:
@@ -150,6 +156,21 @@ class Inspection:
             return facts
         memory = measured[0] if measured else {"failed": "ended its process"}
         return replace(facts, step_memory=StepMemory(**memory))
+
+    def _ask(self) -> tuple[str, str]:
+        """Return what the child answers, and what it complains of."""
+        child = self._child
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin as questions:
+            questions.write(self._configs)
+        printed = child.stdout.read()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_SECONDS_TO_END)
+        self._complaints.seek(0)
+        complaints = self._complaints.read()
+        self.give_up()
+        return printed, complaints
 
 
 def longest_warmup(spec: SweepSpec) -> TrialConfig:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +104,29 @@ def test_what_a_step_takes_is_asked_where_a_shared_gpus_part_is_open(
     facts = Inspection(spec, Plan(1, 0.25, 4)).facts()
     assert facts.num_train == 60
     assert facts.step_memory == StepMemory(failed="found no CUDA device that torch can use")
+
+
+BUSY = """
+import subprocess, threading, time
+from pathlib import Path
+from trainable.tasks.spiral import Spiral
+Path("pid").write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+threading.Thread(target=time.sleep, args=(60,)).start()
+"""
+
+
+def test_what_a_task_leaves_running_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "busy.py").write_text(BUSY)
+    spec = with_overrides(_spec(), ["task.name=busy:Spiral"])
+    started = time.monotonic()
+    try:
+        assert Inspection(spec, Plan(1, 0, 4)).facts().num_train == 60
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert time.monotonic() - started < 50
 
 
 @pytest.mark.parametrize(
