@@ -4,8 +4,8 @@
 
 draws what the rows of runs give, in a program of its own where Matplotlib is not wanted in the
 caller's memory. Each line of its input is a request in JSON, `{"config": {...}, "directory":
-"trials/0007", "target": "figures"}`, and each line of its output the answer to one: `{"written":
-["figures/grad_norm.png", ...]}`, or `{"refused": "why"}`.
+"trials/0007", "target": "figures", "changed": false}`, and each line of its output the answer to
+one: `{"written": ["figures/grad_norm.png", ...]}`, or `{"refused": "why"}`.
 
 Matplotlib is imported when the first picture is drawn, without a display and without its global
 state. What must not live here: numbers that are not read from a run's rows or its model.
@@ -39,6 +39,7 @@ _CLASSES = ("#1f6feb", "#d9730d", "#2da44e", "#8250df", "#bf3989", "#9a6700")
 _PLACE = (0.105, 0.12, 0.85, 0.78)
 # Below this many steps a per-step line is drawn as it is; above, its running median stands out.
 _SMOOTH_FROM = 100
+_CLIPPED = "train/clip_fraction"
 
 
 def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = None) -> Path:
@@ -60,17 +61,22 @@ def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = 
 
     norms = [value for _, value in _series(rows, "train/grad_norm")]
     figure, axes = _axes("Gradient norm before clipping")
-    low, high = max(min(norms), 1e-12), max(*norms, 1e-12)
+    low = max(min(norms), 1e-12)
+    drawn = [max(norm, low) for norm in norms]  # no gradient at all has no place on such an axis
+    high = 1.01 * max(drawn)
     edges = 1 + min(40, max(8, 2 * round(len(norms) ** 0.5)))
-    if high > 20 * low:  # else a logarithmic axis has hardly a tick to show
+    marked = (low, high) if max_norm is None else (low, high, max_norm)
+    span = max(marked) / min(marked)
+    if span > 20:  # else a logarithmic axis has hardly a tick to show
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span < 1e3 else (1,)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-        bins = numpy.geomspace(low, high * 1.0001, edges)
+        high = max(high, low * span**0.1)  # norms that are all alike are seen nevertheless
+        bins = numpy.geomspace(low, high, edges)
     else:
-        bins = numpy.linspace(low, high * 1.0001, edges)
-    axes.hist(norms, bins=bins.tolist(), color=_BLUE, alpha=0.85)
+        bins = numpy.linspace(low, high, edges)
+    axes.hist(drawn, bins=bins.tolist(), color=_BLUE, alpha=0.85)
     axes.set_xlabel("global L2 norm of one step")
     axes.set_ylabel("steps")
     axes.yaxis.set_major_locator(_whole_numbers())
@@ -255,13 +261,17 @@ def draw_run(
     return written
 
 
-def draw_rows(config: TrialConfig, directory: Path, target: Path) -> list[Path]:
+def draw_rows(
+    config: TrialConfig, directory: Path, target: Path, *, changed: bool = False
+) -> list[Path]:
     """Draw every picture that the rows of a run give, without its task or its model.
 
     Args:
         config: The run's configuration.
         directory: The run's directory, for its curve and where that was interrupted.
         target: Where the pictures go; made when missing.
+        changed: It was trained with other parameters before, as a member of a population: its
+            clipping norm and its schedule are not those of all of its steps, and are left out.
 
     Returns:
         The files written.
@@ -270,18 +280,23 @@ def draw_rows(config: TrialConfig, directory: Path, target: Path) -> list[Path]:
     target.mkdir(parents=True, exist_ok=True)
     logged = {name for row in rows for name in row.metrics}
     written = []
-    # A loop of one's own may log what it likes under these names, but it has no gradient norm of
-    # ours beside its learning rate, and no schedule of ours.
-    if {"train/grad_norm", "train/lr"} <= logged:
-        clip = config.train.clip.max_norm
+    if {"train/grad_norm", "train/lr"} <= logged and _is_ours(rows):
+        clip = None if changed else config.train.clip.max_norm
         written.append(norm_histogram(rows, target / "grad_norm.png", max_norm=clip))
-        scheduled = _scheduled(config, _steps_per_epoch(rows))
+        scheduled = [] if changed else _scheduled(config, _steps_per_epoch(rows))
         written.append(learning_rate(rows, scheduled, target / "learning_rate.png"))
     for metric in dict.fromkeys(("train/loss", *config.metrics)):
         if metric in logged:
             file = target / f"{metric.replace('/', '_')}.png"
             written.append(curve(rows, file, metric=metric, resumed_at=resumed_at))
     return written
+
+
+def _is_ours(rows: Sequence[Row]) -> bool:
+    """Whether these rows are of steps. A loop of one's own may log what it likes under the same
+    names, once in an epoch, and knows nothing of our clipping and our schedules.
+    """
+    return any("epoch" not in row.metrics or _CLIPPED in row.metrics for row in rows)
 
 
 def _steps_per_epoch(rows: Sequence[Row]) -> int:
@@ -353,9 +368,14 @@ def _save(figure: Figure, path: Path) -> Path:
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from trainable.config import TrialConfig
 
-    config = TrialConfig.model_validate_json(json.dumps(request["config"]))
     try:
-        written = draw_rows(config, Path(request["directory"]), Path(request["target"]))
+        config = TrialConfig.model_validate_json(json.dumps(request["config"]))
+        written = draw_rows(
+            config,
+            Path(request["directory"]),
+            Path(request["target"]),
+            changed=request["changed"],
+        )
     # A picture that cannot be drawn must not take those of the next run with it.
     except Exception as error:
         return {"refused": f"{type(error).__name__}: {error}"}

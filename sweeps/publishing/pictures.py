@@ -15,13 +15,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sweeps.engine.orphans import unmarked_environment
 from sweeps.layout import SweepPaths
 from sweeps.ledger.view import TrialSummary
-from sweeps.spec.problems import SpecError
+from sweeps.results.configuration import trained_with
 from sweeps.spec.spec import SweepSpec
 from tracking.background import start_behind
 from tracking.recorder import Recorder
@@ -63,7 +64,7 @@ class Gallery:
         self._paths = paths
         self._recorder = recorder
         self._news = threading.Condition()  # guards what follows
-        self._waiting: dict[int, str] = {}
+        self._waiting: dict[int, TrialSummary] = {}
         self._ranked: Sequence[int] = ()
         self._drawing: int | None = None
         self._left = 0
@@ -76,14 +77,8 @@ class Gallery:
 
     def add(self, record: TrialSummary) -> None:
         """Draw a trial that has just ended, when its turn comes."""
-        try:
-            # A resumed sweep's spec may have changed so that old parameters no longer fit it.
-            config = self._spec.trial_config(record.number, record.best_params)
-        except SpecError as problem:
-            self._tell(record.number, f"missing: {problem}")
-            return
         with self._news:
-            self._waiting[record.number] = config.model_dump_json()
+            self._waiting[record.number] = record
             self._news.notify_all()
 
     def show_again(self, numbers: Iterable[int]) -> None:
@@ -138,10 +133,10 @@ class Gallery:
         return self._left
 
     def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            number, config = taken
+        while (record := self._take()) is not None:
+            number = record.number
             try:
-                self._draw(number, config)
+                self._draw(record)
             except (NotDrawn, OSError) as problem:
                 if self._dropping:  # its process was killed
                     self._leave(number)
@@ -150,7 +145,7 @@ class Gallery:
         if self._artist is not None:
             self._artist.close()
 
-    def _take(self) -> tuple[int, str] | None:
+    def _take(self) -> TrialSummary | None:
         with self._news:
             self._drawing = None
             self._news.notify_all()
@@ -162,16 +157,17 @@ class Gallery:
             number = next(filter(self._waiting.__contains__, self._ranked), None)
             number = next(iter(self._waiting)) if number is None else number
             self._drawing = number
-            return number, self._waiting.pop(number)
+            return self._waiting.pop(number)
 
-    def _draw(self, number: int, config: str) -> None:
+    def _draw(self, record: TrialSummary) -> None:
         assert self._artist is not None
-        figures = _figures(self._paths, number)
+        figures = _figures(self._paths, record.number)
+        config = trained_with(self._paths, self._spec, record)
         aside = figures.with_name(f".{_DIRECTORY}")
         shutil.rmtree(aside, ignore_errors=True)  # of a driver that died
         try:
-            drawn = self._artist.draw(config, figures.parent, aside)
-            self._show(number, drawn)
+            drawn = self._artist.draw(config, figures.parent, aside, bool(record.lineage))
+            self._show(record.number, drawn)
             aside.replace(figures)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -207,21 +203,25 @@ class _Artist:
             stderr=self._complaints,
         )
 
-    def draw(self, config: str, directory: Path, target: Path) -> list[Path]:
+    def draw(
+        self, config: Mapping[str, Any], directory: Path, target: Path, changed: bool
+    ) -> list[Path]:
         """Draw a run.
 
         Args:
-            config: The trial's configuration in JSON.
+            config: What the trial was trained with.
             directory: The run's directory.
             target: Where the pictures go; made when missing.
+            changed: Whether it was trained with other parameters before.
 
         Raises:
             NotDrawn: It could not be done; the message says why.
         """
         request = {
-            "config": json.loads(config),
+            "config": config,
             "directory": str(directory),
             "target": str(target),
+            "changed": changed,
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None

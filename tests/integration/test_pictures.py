@@ -9,13 +9,15 @@ import pytest
 from optuna.samplers import RandomSampler
 
 from sweeps.commands.sync import draw_what_is_missing
-from sweeps.layout import SweepPaths
+from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.publishing.pictures import Gallery
 from sweeps.spec.spec import parse_spec
 from tests.asking import ask
 from tests.curves import append_rows
+from tests.specs import with_overrides
 from tracking.recorder import MemoryRecorder
+from trainable.config import TrialConfig
 from trainable.history import Row
 
 SPEC = """
@@ -50,7 +52,7 @@ class Sweep:
         metrics = {"train/loss": 1.0, "train/grad_norm": 2.0, "train/lr": 0.1, "val/loss": 1.0}
         append_rows(
             self.paths.trial(number),
-            (Row(step, 0, metrics | {"epoch": step}) for step in range(1, rows + 1)),
+            (Row(step, 0, metrics) for step in range(1, rows + 1)),
         )
         if ended:
             self.ledger.report(number, epoch=1, step=1, value=1.0)
@@ -106,6 +108,26 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
     with sweep.open() as gallery:
         gallery.finish(timeout=60)
     assert not sweep.recorder.runs
+
+
+def test_a_trial_is_drawn_as_it_was_trained(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = sweep.add()
+    record = sweep.ledger.trial(number)
+    config = sweep.paths.trial(number) / TRIAL_CONFIG
+    config.write_text(sweep.spec.trial_yaml(number, record.best_params))
+    sweep.spec = with_overrides(sweep.spec, ["train.schedule.name=linear", "budget.epochs=20"])
+    asked: list[TrialConfig] = []
+
+    def draw(_: object, config: dict[str, object], *__: object) -> list[Path]:
+        asked.append(TrialConfig.model_validate(config))
+        return []
+
+    monkeypatch.setattr("sweeps.publishing.pictures._Artist.draw", draw)
+    with sweep.open() as gallery:
+        gallery.finish(timeout=60)
+    (used,) = asked
+    assert (used.train.schedule.name, used.budget.epochs) == ("cosine", 10)
+    assert used.train.optimizer.lr == record.best_params["train.optimizer.lr"]
 
 
 def test_at_the_end_the_better_ones_are_drawn_first(sweep: Sweep) -> None:

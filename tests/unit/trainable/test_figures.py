@@ -64,6 +64,19 @@ def test_norm_histogram_draws_any_range(tmp_path, norms):
     assert path.read_bytes().startswith(PNG)
 
 
+@pytest.mark.parametrize("norms", [[0.0, 0.0], [0.0, 0.0, 1.0]])
+def test_steps_without_a_gradient_are_counted_too(tmp_path, drawn, norms):
+    figures.norm_histogram(_rows(train__grad_norm=norms), tmp_path / "n.png")
+    assert sum(bar.get_height() for bar in drawn[0].axes[0].patches) == len(norms)
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 1e3])
+def test_norms_are_seen_beside_a_clipping_norm_that_is_far_from_them(tmp_path, drawn, max_norm):
+    norms = _rows(train__grad_norm=[0.7, 0.8, 0.9])
+    figures.norm_histogram(norms, tmp_path / "n.png", max_norm=max_norm)
+    assert drawn[0].axes[0].get_xscale() == "log"
+
+
 def test_learning_rate_tells_where_applied_and_scheduled_differ(tmp_path, drawn):
     scheduled = [0.1, 0.2, 0.1]
     figures.learning_rate(_rows(train__lr=scheduled), scheduled, tmp_path / "a.png")
@@ -176,6 +189,22 @@ def test_own_loop_gives_the_pictures_it_has_rows_for(tmp_path):
     assert [path.name for path in written] == ["train_loss.png", "val_loss.png"]
 
 
+def test_norms_and_rates_that_an_own_loop_logs_are_not_taken_for_those_of_steps(tmp_path):
+    config = _config("my_loop:run", metric="train/lr")
+    metrics = {"train/grad_norm": 2.0, "train/lr": 0.1}
+    append_rows(tmp_path, (Row(epoch, 0, metrics | {"epoch": epoch}) for epoch in (1, 2)))
+    written = figures.draw_rows(config, tmp_path, tmp_path / "figures")
+    assert [path.name for path in written] == ["train_lr.png"]
+
+
+def test_parameters_that_changed_while_it_trained_are_not_those_of_all_steps(tmp_path, drawn):
+    config = _config("spiral", train={"clip": {"max_norm": 1.0}})
+    append_rows(tmp_path, _rows(train__grad_norm=[0.5, 2.0], train__lr=[0.1, 0.2]))
+    figures.draw_rows(config, tmp_path, tmp_path / "figures", changed=True)
+    histogram, rate = (figure.axes[0] for figure in drawn)
+    assert (_labels(histogram), _labels(rate)) == ([], ["applied"])
+
+
 def test_pictures_of_the_rows_alone_need_no_task_and_no_model(tmp_path, drawn):
     config = _config("spiral", train={"schedule": {"name": "onecycle", "warmup": 0.3}})
     with open_trainer(config, tmp_path / "run", device="cpu") as trainer:
@@ -206,9 +235,10 @@ def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
 
 
 def test_program_answers_each_request_without_torch_and_without_global_state(tmp_path):
-    append_rows(tmp_path, [Row(1, 0, {"train/grad_norm": 1.0, "train/lr": 0.1, "epoch": 1.0})])
+    append_rows(tmp_path, [Row(1, 0, {"train/grad_norm": 1.0, "train/lr": 0.1})])
     config = _config("no_such_module:Task").model_dump(mode="json")
-    sound = {"config": config, "directory": str(tmp_path), "target": str(tmp_path / "a")}
+    places = {"directory": str(tmp_path), "target": str(tmp_path / "a")}
+    sound = {"config": config, **places, "changed": False}
     blocked = sound | {"target": str(tmp_path / "metrics.jsonl")}
     script = (
         "import sys, trainable.figures as f\n"
