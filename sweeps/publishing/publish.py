@@ -7,6 +7,7 @@ What must not live here: what they are made of (`trainable.export`, `register`, 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -100,7 +101,7 @@ def export_trial(
         start_new_session=True,  # Ctrl-C is the driver's to answer
     )
     if child.returncode:
-        reason = child.stderr.strip().splitlines()[-1]
+        reason = _reason(child)
         raise StorageError(reason) if child.returncode == AWAY else NoBest(reason)
     config.write_bytes(resolved)
     card = directory / FILE_NAME
@@ -140,7 +141,7 @@ def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool =
         env={**os.environ, "PYTHONPATH": path},
     )
     if child.returncode:
-        raise NoVersion((child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1])
+        raise NoVersion(_reason(child))
     return child.stdout.strip()
 
 
@@ -166,5 +167,16 @@ def draw_report(paths: SweepPaths, target: Path) -> Path:
         process_group=0,  # Ctrl-C at the terminal is for the caller
     )
     if child.returncode:
-        raise NoReport((child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1])
+        raise NoReport(_reason(child))
     return target
+
+
+def _reason(child: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of what a child process said, or how it was ended."""
+    said = child.stderr.strip().splitlines()
+    if child.returncode < 0:
+        return (
+            f"its process was ended by {signal.Signals(-child.returncode).name}, as a machine "
+            "short of memory does; free some, then try again"
+        )
+    return said[-1] if said else f"its process ended with {child.returncode}"
