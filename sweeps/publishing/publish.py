@@ -80,7 +80,8 @@ def export_trial(
     Raises:
         NoBest: The trial saved no evaluated checkpoint, or it is damaged.
         OSError: Its configuration cannot be read, or nothing be written.
-        StorageError: The object store that has it cannot be reached.
+        StorageError: The object store that has it cannot be reached, or the machine ended the
+            process that writes it; it may be done later.
     """
     generation = trial_store(paths, spec, record.number).best()
     if generation is None:
@@ -101,8 +102,8 @@ def export_trial(
         start_new_session=True,  # Ctrl-C is the driver's to answer
     )
     if child.returncode:
-        reason = _reason(child)
-        raise StorageError(reason) if child.returncode == AWAY else NoBest(reason)
+        later = child.returncode == AWAY or child.returncode < 0
+        raise StorageError(_reason(child)) if later else NoBest(_reason(child))
     config.write_bytes(resolved)
     card = directory / FILE_NAME
     known = trained_with(paths, spec, record)

@@ -13,6 +13,7 @@ from sweeps.results.sweep_view import NoBest
 from tests.unit.sweeps.made_sweep import MadeSweep
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
+from trainable.errors import StorageError
 
 
 @pytest.fixture
@@ -28,21 +29,26 @@ def sweep(tmp_path: Path) -> MadeSweep:
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "error", "told"),
     [
-        ("kill -9 $$", "its process was ended by SIGKILL, as a machine short of memory does"),
-        ("exit 9", "its process ended with 9"),
-        ("echo cause >&2; exit 1", "cause"),
+        ("kill -9 $$", StorageError, "its process was ended by SIGKILL, as a machine short of"),
+        ("exit 9", NoBest, "its process ended with 9"),
+        ("echo cause >&2; exit 1", NoBest, "cause"),
     ],
 )
 def test_a_process_that_makes_nothing_is_told_by_its_last_word_or_its_end(
-    sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, told: str
+    sweep: MadeSweep,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    error: type[Exception],
+    told: str,
 ) -> None:
     child = tmp_path / "python"
     child.write_text(f"#!/bin/sh\n{end}\n")
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
-    with pytest.raises(NoBest, match=told):
+    with pytest.raises(error, match=told):
         export_best(sweep.view, tmp_path / "best")
     with pytest.raises(NoReport, match=told):
         draw_report(sweep.paths, tmp_path / "report.html")
