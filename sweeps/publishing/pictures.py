@@ -142,6 +142,7 @@ class Gallery:
                     self._leave(number)
                 else:
                     self._tell(number, f"missing: {problem}")
+                    self._let_go()
         if self._artist is not None:
             self._artist.close()
 
@@ -172,6 +173,15 @@ class Gallery:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
+    def _let_go(self) -> None:
+        """Let the next trial have another process, where this one drew and has ended since: such
+        as for want of memory.
+        """
+        with self._news:
+            if (artist := self._artist) is not None and artist.has_drawn and not artist.lives:
+                self._artist = None
+                artist.close()
+
     def _show(self, number: int, drawn: Iterable[Path]) -> None:
         for file in drawn:
             self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
@@ -196,6 +206,7 @@ class _Artist:
     """The process that draws: Matplotlib would stay in this one's memory."""
 
     def __init__(self) -> None:
+        self.has_drawn = False
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close()
         self._process = start_behind(
             [sys.executable, "-m", "trainable.figures"],
@@ -235,7 +246,13 @@ class _Artist:
         answer: dict[str, list[str]] = json.loads(line)
         if "refused" in answer:
             raise NotDrawn(answer["refused"])
+        self.has_drawn = True
         return list(map(Path, answer["written"]))
+
+    @property
+    def lives(self) -> bool:
+        """Whether it can be asked for more."""
+        return self._process.poll() is None
 
     def kill(self) -> None:
         """End it now; whoever waits for a drawing is told."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from optuna.samplers import RandomSampler
 
@@ -149,6 +150,30 @@ def test_a_process_that_cannot_draw_tells_why(
         gallery.finish(timeout=60)
     for number in numbers:
         assert sweep.tag(number) == "missing: the process that draws ended with no Matplotlib here"
+
+
+class _Killing(MemoryRecorder):
+    """Kills the process that draws at its first picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: list[psutil.Process] = []
+
+    def artifact(self, trial: int | None, path: Path, name: str) -> None:
+        super().artifact(trial, path, name)
+        if not self.killed:
+            children = psutil.Process().children()
+            self.killed = [one for one in children if "trainable.figures" in one.cmdline()]
+            self.killed[0].kill()
+
+
+def test_a_process_that_dies_costs_one_trial_its_pictures(sweep: Sweep) -> None:
+    first, second, third = [sweep.add() for _ in range(3)]
+    sweep.recorder = _Killing()
+    with sweep.open() as gallery:
+        gallery.finish(timeout=60)
+    assert sweep.tag(second) == "missing: the process that draws ended with exit code -9"
+    assert [sweep.tag(first), sweep.tag(third)] == ["drawn", "drawn"]
 
 
 class _Queue(MemoryRecorder):
