@@ -91,6 +91,7 @@ def measure(
 def _main() -> None:
     # What a user's module prints, or a library below it, must not end up among the answers.
     with os.fdopen(os.dup(1), "w") as answers:
+        os.register_at_fork(after_in_child=answers.close)  # whose end is that of this process'
         os.dup2(2, 1)
         with without_collection():
             import trainable.build  # noqa: F401  torch comes with it

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -120,6 +121,7 @@ class Inspection:
             stderr=self._complaints,  # no pipe: what a task has started may keep it open
             text=True,
             env={**os.environ, **environment, "PYTHONPATH": path},
+            process_group=0,
         )
         configs = [spec.trial_config(0, spec.example_params()), longest_warmup(spec)]
         if spec.resources.gpu == "auto" and 0 < plan.gpu < 1:
@@ -127,9 +129,10 @@ class Inspection:
         self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
 
     def give_up(self) -> None:
-        """End the child, whether or not it has answered."""
-        with self._complaints, self._child:
-            self._child.kill()
+        """End the child, whether or not it has answered, and what it has started."""
+        if not self._complaints.closed:  # the number of its group is then nobody's or another's
+            with self._complaints, self._child, contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
 
     def facts(self) -> Facts:
         """Wait for the answer.
@@ -158,19 +161,20 @@ class Inspection:
         return replace(facts, step_memory=StepMemory(**memory))
 
     def _ask(self) -> tuple[str, str]:
-        """Return what the child answers, and what it complains of."""
+        """Return what the child answers, and what it complains of; it is ended, whatever comes."""
         child = self._child
         assert child.stdin is not None
         assert child.stdout is not None
-        with contextlib.suppress(BrokenPipeError), child.stdin as questions:
-            questions.write(self._configs)
-        printed = child.stdout.read()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_SECONDS_TO_END)
-        self._complaints.seek(0)
-        complaints = self._complaints.read()
-        self.give_up()
-        return printed, complaints
+        try:
+            with contextlib.suppress(BrokenPipeError), child.stdin as questions:
+                questions.write(self._configs)
+            printed = child.stdout.read()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_SECONDS_TO_END)
+            self._complaints.seek(0)
+            return printed, self._complaints.read()
+        finally:
+            self.give_up()
 
 
 def longest_warmup(spec: SweepSpec) -> TrialConfig:
