@@ -205,12 +205,14 @@ class TuneTrial(tune.Trainable):
     def _open(self) -> None:
         from trainable.build import open_trainer
 
-        if not self._directory.parent.is_dir():
+        try:
+            os.stat(self._directory.parent)
+        except OSError as problem:
             raise StorageError(
-                f"{self._directory.parent} is not there on {socket.gethostname()}; every node "
-                "sees a sweep's files, also one that joins later; mount them there, or take the "
-                "node out, then resume"
-            )
+                f"{self._directory.parent} is not seen on {socket.gethostname()} "
+                f"({problem.strerror}); every node sees a sweep's files, also one that joins "
+                "later; mount them there, or take the node out, then resume"
+            ) from problem
         self._trainer = open_trainer(
             self._config,
             self._directory,

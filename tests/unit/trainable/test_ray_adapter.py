@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import multiprocessing
@@ -363,8 +364,26 @@ def test_a_node_that_does_not_see_the_sweep_trains_nothing(tmp_path: Path) -> No
     failure = trial.step()["failure"]
     trial.cleanup()
     assert failure["kind"] == "storage"
-    assert f"{tmp_path}/sweep/trials is not there on {socket.gethostname()}; " in failure["reason"]
+    told = f"{tmp_path}/sweep/trials is not seen on {socket.gethostname()} (No such file or "
+    assert told in failure["reason"]
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_mount_that_was_lost_is_the_storages_doing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat
+
+    def lost(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path)):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return stat(path, *args, **more)
+
+    monkeypatch.setattr(os, "stat", lost)
+    trial = _trial(tmp_path / "0000")
+    failure = trial.step()["failure"]
+    trial.cleanup()
+    assert (failure["kind"], "(Stale file handle)" in failure["reason"]) == ("storage", True)
 
 
 @pytest.mark.parametrize("task", ["untidy_loop", "leaving_loop"])
