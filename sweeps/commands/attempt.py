@@ -144,7 +144,7 @@ def _connected(
     return connected(
         address,
         paths.root,
-        spec.modules,
+        spec.trial_modules,
         store=spec.storage.checkpoints,
         withhold=credentials(spec.tracking.uri, spec.storage.ledger),
         tell=lambda message: messages.sentence(err, message, style="yellow"),

@@ -61,7 +61,7 @@ def pack(directory: Path, root: Path, modules: Iterable[str]) -> Luggage | None:
     Args:
         directory: Where the command was typed.
         root: Where the sweeps lie, which every node sees anyway.
-        modules: What a run imports, by name.
+        modules: What trials import, by name.
 
     Returns:
         None when no module lies there: installed packages are the nodes' own affair.

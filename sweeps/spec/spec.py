@@ -176,8 +176,12 @@ class SweepSpec(Section):
         """The modules of others that a run of it imports, whose code then runs; nothing else in a
         spec is code.
         """
-        named = [name for name in (self.task.name, self.search.sampler) if ":" in name]
-        return sorted({name.partition(":")[0] for name in named})
+        return sorted({*self.trial_modules, *_module_of(self.search.sampler)})
+
+    @property
+    def trial_modules(self) -> list[str]:
+        """Those of them that trials import; a sampler is the driver's affair."""
+        return _module_of(self.task.name)
 
     @property
     def aim(self) -> str:
@@ -315,6 +319,11 @@ def parse_placed(
 
 
 _LOADING = object()
+
+
+def _module_of(name: str) -> list[str]:
+    """The module of `module:Class`; none of a name of our own."""
+    return [name.partition(":")[0]] if ":" in name else []
 
 
 def _version_fault(version: object) -> str | None:

@@ -116,6 +116,12 @@ def test_a_task_by_name_is_short_for_a_mapping() -> None:
     assert _parse("", "task=my.module:Task", "task.hidden=32").task.arguments == {"hidden": 32}
 
 
+def test_a_sampler_is_imported_by_the_driver_alone() -> None:
+    spec = _parse("search: {sampler: 'mine:Mine'}\n", "task=package.theirs:Theirs")
+    assert (spec.modules, spec.trial_modules) == (["mine", "package.theirs"], ["package.theirs"])
+    assert _parse().modules == []
+
+
 def test_aliases_stand_for_values() -> None:
     text = HEAD.replace("task: digits", "task: {name: a, x: &x [1, 2], y: *x}")
     assert parse_spec(text, "s.yaml").task.arguments == {"x": [1, 2], "y": [1, 2]}
