@@ -8,8 +8,10 @@ here: training state other than the model's.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 AWAY = 3
 """The exit code when the storage cannot be read now; 1: there are no weights to be had."""
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def export_weights(generation: Path | str, target: Path) -> None:
@@ -70,13 +73,14 @@ def export_weights(generation: Path | str, target: Path) -> None:
 
 
 def load_model(
-    config: TrialConfig, generation: Path | str
+    config: TrialConfig, generation: Path | str, *, pickled: bool = False
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Return a checkpoint's model, ready to predict on the CPU, and what it was evaluated on.
 
     Args:
         config: The run's configuration; its task builds the model.
         generation: A checkpoint's directory, or its prefix in an object store.
+        pickled: It is to be a pickle, which may be called in any way, and not a graph.
 
     Returns:
         The model in evaluation mode, and the inputs of its `forward` for one batch.
@@ -111,7 +115,8 @@ def load_model(
     handle.remove()
     parts.train.close()
     parts.val.close()
-    inputs, named = given[0] if given else ((), {})
+    inputs, given_by_name = given[0] if given else ((), {})
+    named = [] if pickled else _beside_defaults(parts.model, given_by_name)
     if not inputs or named or not all(isinstance(one, torch.Tensor) for one in inputs):
         kinds = ", ".join((*(type(one).__name__ for one in inputs), *named)) or "nothing"
         raise CheckpointError(
@@ -122,6 +127,21 @@ def load_model(
         # a graph that is traced with a single sample takes no other number of them
         inputs = tuple(torch.cat([one, one]) for one in inputs)
     return parts.model, tuple(one.clone() for one in inputs)
+
+
+def _beside_defaults(model: nn.Module, given: Mapping[str, Any]) -> list[str]:
+    """The names of what a graph would lack: what is a default is in it."""
+    if not given:
+        return []
+    known = inspect.signature(model.forward).parameters
+    defaults = {
+        name: one.default for name, one in known.items() if isinstance(one.default, _PLAIN)
+    }
+    return [
+        name
+        for name, one in given.items()
+        if not isinstance(one, _PLAIN) or name not in defaults or defaults[name] != one
+    ]
 
 
 def _load_model(generation: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
         )
     config = TrialConfig.model_validate(trained_with(view.paths, view.spec, record))
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints
-        built, inputs = load_model(config, generation.address)
+        built, inputs = load_model(config, generation.address, pickled=pickled)
         return register_model(
             view.spec.tracking.uri or tracking_uri(view.paths.root),
             run_id,

@@ -201,10 +201,10 @@ class Scaled(nn.Linear):
 
 
 class Single(Task):
-    """One sample to evaluate; `named` hands the model something by its name."""
+    """One sample to evaluate; the model is given a scale by its name."""
 
-    def __init__(self, *, named: bool = False):
-        self.named = named
+    def __init__(self, *, scale=1.0):
+        self.scale = scale
 
     def build_model(self):
         return Scaled(3, 2)
@@ -215,8 +215,7 @@ class Single(Task):
 
     def loss(self, model, batch):
         inputs, targets = batch
-        outputs = model(inputs, scale=-3.0) if self.named else model(inputs)
-        return cross_entropy(outputs, targets)
+        return cross_entropy(model(inputs, scale=self.scale), targets)
 
 
 def _single(directory, **arguments):
@@ -230,7 +229,7 @@ def _single(directory, **arguments):
     return config, CheckpointStore(directory).newest().path
 
 
-def test_a_model_that_is_evaluated_on_one_sample_is_traced_for_any_number(tmp_path):
+def test_one_sample_and_a_default_by_name_give_a_graph_for_any_number(tmp_path):
     model, inputs = load_model(*_single(tmp_path))
     samples = ({0: torch.export.Dim.AUTO},)
     graph = torch.export.export(model, inputs, dynamic_shapes=samples).module()
@@ -241,4 +240,9 @@ def test_a_model_that_is_evaluated_on_one_sample_is_traced_for_any_number(tmp_pa
 
 def test_what_a_model_is_given_by_name_is_not_left_out_of_its_graph(tmp_path):
     with pytest.raises(CheckpointError, match=r"forward is given Tensor, scale; .*by position"):
-        load_model(*_single(tmp_path, named=True))
+        load_model(*_single(tmp_path, scale=-3.0))
+
+
+def test_a_pickled_model_may_be_given_something_by_name(tmp_path):
+    model, (inputs,) = load_model(*_single(tmp_path, scale=-3.0), pickled=True)
+    assert model(inputs, scale=2.0).shape == (2, 2)
