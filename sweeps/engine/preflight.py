@@ -113,7 +113,7 @@ class Inspection:
         environment = dict.fromkeys(credentials(spec.tracking.uri, spec.storage.ledger), "")
         if not plan.gpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the child
+        self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
             [sys.executable, "-m", "trainable.preflight"],
             stdin=subprocess.PIPE,

@@ -135,6 +135,16 @@ def test_what_a_task_leaves_running_is_ended_and_not_waited_for(
             assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "nobody's, and runs"
 
 
+def test_what_a_task_prints_need_not_be_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = "import os", "os.write(2, b'\\xff')", "from trainable.tasks.spiral import Spiral"
+    (tmp_path / "loud.py").write_text("\n".join(lines))
+    spec = with_overrides(_spec(), ["task.name=loud:Spiral"])
+    assert Inspection(spec, Plan(1, 0, 4)).facts().num_train == 60
+
+
 @pytest.mark.parametrize(
     ("more", "gpu"),
     [("", 1), ("", 0), ("resources: {gpu: 0.25}", 0.25)],
