@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -258,7 +259,9 @@ class OwnLoop(Run):
         if not isinstance(key, str):
             raise TaskError(f"{self._name} yielded a metric named {key!r}; a name is a string")
         try:
-            if isinstance(value, Tensor) and value.numel() == 1:
+            if isinstance(value, numpy.generic | numpy.ndarray):
+                value = value.item()  # float would drop the imaginary part of one
+            elif isinstance(value, Tensor) and value.numel() == 1:
                 value = value.item()  # device synchronisation: the loop chose to yield a tensor
             return float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError) as problem:

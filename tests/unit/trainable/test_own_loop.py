@@ -344,6 +344,8 @@ def _yields(value):
         (_values("high"), TaskError, "'val/loss' as 'high'; a metric is one number"),
         (_values(torch.ones(2)), TaskError, "a metric is one number"),
         (_values(torch.tensor(1 + 1j)), TaskError, "a metric is one number"),
+        (_values(numpy.complex64(1 + 1j)), TaskError, "a metric is one number"),
+        (_values(numpy.ones(2)), TaskError, "a metric is one number"),
         (_values(10**400), TaskError, "a metric is one number"),
         (_values(float("nan")), NonFiniteMetric, "val/loss is nan in report 1"),
         (_values(1.0, state=[1]), TaskError, "a state of type list"),
