@@ -112,7 +112,7 @@ def _lineage(record: TrialSummary) -> list[str]:
 
 
 def _rank(spec: SweepSpec, ended: int) -> str:
-    among = f"a sweep of {spec.trials} trials"
+    among = f"a sweep of {max(ended, spec.trials)} trials"
     if ended < spec.trials:
         among = f"the {ended} trials that had ended, of {among}"
     if len(spec.metrics) == 1:

@@ -96,7 +96,11 @@ def test_each_trial_has_the_configuration_that_it_was_trained_with(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("ended", "among"),
-    [(3, "a sweep of 3 trials"), (2, "the 2 trials that had ended, of a sweep of 3 trials")],
+    [
+        (3, "a sweep of 3 trials"),
+        (2, "the 2 trials that had ended, of a sweep of 3 trials"),
+        (4, "a sweep of 4 trials"),  # fewer were asked for later
+    ],
 )
 def test_a_card_claims_what_was_tried_and_no_samples_that_no_metric_names(
     tmp_path: Path, ended: int, among: str
