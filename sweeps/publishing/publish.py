@@ -98,6 +98,7 @@ def export_trial(
         [sys.executable, "-m", "trainable.export", generation.address, str(weights)],
         capture_output=True,
         text=True,
+        errors="replace",  # what a task prints need not be text
         check=False,
         start_new_session=True,  # Ctrl-C is the driver's to answer
     )
@@ -138,6 +139,7 @@ def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool =
         ],
         capture_output=True,
         text=True,
+        errors="replace",  # what a task prints need not be text
         check=False,
         env={**os.environ, "PYTHONPATH": path},
     )
@@ -164,6 +166,7 @@ def draw_report(paths: SweepPaths, target: Path) -> Path:
         ],
         capture_output=True,
         text=True,
+        errors="replace",  # what a task prints need not be text
         check=False,
         process_group=0,  # Ctrl-C at the terminal is for the caller
     )

@@ -34,6 +34,7 @@ def sweep(tmp_path: Path) -> MadeSweep:
         ("kill -9 $$", StorageError, "its process was ended by SIGKILL, as a machine short of"),
         ("exit 9", NoBest, "its process ended with 9"),
         ("echo cause >&2; exit 1", NoBest, "cause"),
+        (r"printf 'no text: \377' >&2; exit 1", NoBest, "no text"),
     ],
 )
 def test_a_process_that_makes_nothing_is_told_by_its_last_word_or_its_end(
