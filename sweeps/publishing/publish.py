@@ -98,7 +98,7 @@ def export_trial(
         [sys.executable, "-m", "trainable.export", generation.address, str(weights)],
         capture_output=True,
         text=True,
-        errors="replace",  # what a task prints need not be text
+        errors="replace",
         check=False,
         start_new_session=True,  # Ctrl-C is the driver's to answer
     )
@@ -166,7 +166,7 @@ def draw_report(paths: SweepPaths, target: Path) -> Path:
         ],
         capture_output=True,
         text=True,
-        errors="replace",  # what a task prints need not be text
+        errors="replace",
         check=False,
         process_group=0,  # Ctrl-C at the terminal is for the caller
     )
