@@ -45,25 +45,38 @@ class _Writer(NamedTuple):
     """Who may change the generations, as it has signed.
 
     Attributes:
-        token: In the names of all that it adds.
-        found: What was whole when it came; None: it does not say, as earlier versions did not.
+        token: In the names of all that it adds; empty: there is none.
+        found: What was whole when it came.
+        replaced: The tokens of those that came before it; what else they add is no generation.
+            Earlier versions sign neither.
     """
 
-    token: str
-    found: frozenset[str] | None
+    token: str = ""
+    found: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
 
-    def knows(self, name: str) -> bool:
-        """Whether it has added a generation, or goes on from it."""
-        return self.found is None or name in self.found or f"-{self.token}" in name
+    @classmethod
+    def of(cls, signature: bytes) -> _Writer:
+        token, *lines = signature.decode(errors="replace").split("\n")
+        found = frozenset(filter(is_generation, lines))
+        return cls(token, found, frozenset(lines) - found)
+
+    def signature(self) -> bytes:
+        return "\n".join([self.token, *sorted(self.found), *sorted(self.replaced)]).encode()
+
+    def counts(self, name: str) -> bool:
+        """Whether what has a manifest is a generation."""
+        return name in self.found or _token(name) not in self.replaced
 
 
 class ObjectFiles:
     """Generations below a prefix of an object store: nothing is renamed, and nothing is synced.
 
     An object is whole or not there, so the manifest, written last and removed first, is what
-    commits. A writer signs `writer`, with what was whole when it came, and looks again before each
-    manifest. No two writers share a name: one that is replaced between this look and its write
-    changes nobody's generation, and its own, which the signature does not name, is none.
+    commits. A writer signs `writer`, with what was whole when it came and who is replaced, and
+    looks again before each manifest. No two writers share a name: one that is replaced between
+    this look and its write changes nobody's generation, and its own, which the signature does not
+    name, is none. One that nobody has replaced loses nothing to another that began to open before.
 
     Only what the store itself says is not there counts as missing. A store that cannot be reached,
     or refuses, is a `StorageError`: nothing in it is damaged, and nothing is set aside for it.
@@ -93,7 +106,7 @@ class ObjectFiles:
     def names(self) -> list[str]:
         with reading(self):
             writer = self._writer or self._signed()
-        return [name for name in self._listed() if writer is None or writer.knows(name)]
+        return list(filter(writer.counts, self._listed()))
 
     def unused(self, step: int) -> str:
         return unused_name(f"step-{step:08d}-{self._token}", self.names())
@@ -111,14 +124,15 @@ class ObjectFiles:
             return int(self._system.size(self._key(name, file)))
 
     def open(self) -> None:
+        # From the first signature on nobody else begins to commit, and what arrives late still
+        # counts. The second one shuts it out.
         before = self._signed()
-        found: frozenset[str] | None = None
-        while found != (now := self._whole(before)):
-            # What the one before commits until this signature shuts it out counts, too.
-            found = now
-            self._writer = _Writer(self._token, found)
-            signature = "".join(f"{line}\n" for line in [self._token, *sorted(found)])
-            self._system.pipe_file(self._key("writer"), signature.encode())
+        self._sign(before._replace(token=self._token))
+        listed = self._listed()
+        found = frozenset(n for n in filter(before.counts, listed) if self._has_manifest(n))
+        replaced = before.replaced.union([before.token], map(_token, listed)) - {"", self._token}
+        self._check_fence()
+        self._sign(_Writer(self._token, found, replaced))
         self._remove_strangers()
 
     def commit(self, name: str, write: Write) -> None:
@@ -130,7 +144,7 @@ class ObjectFiles:
 
     def remove(self, name: str) -> None:
         self._check_fence()
-        if self._system.exists(self._key(name, MANIFEST)):
+        if self._has_manifest(name):
             self._system.rm_file(self._key(name, MANIFEST))
         with contextlib.suppress(FileNotFoundError):  # a replaced writer was at it, too
             self._system.rm(self._key(name), recursive=True)
@@ -152,33 +166,38 @@ class ObjectFiles:
             self._remove_strangers()
             self._system.rm_file(self._key("writer"))
 
-    def _whole(self, before: _Writer | None) -> frozenset[str]:
-        """The names that have a manifest, without what came late of who had been replaced."""
-        names = [name for name in self._listed() if before is None or before.knows(name)]
-        return frozenset(n for n in names if self._system.exists(self._key(n, MANIFEST)))
+    def _sign(self, writer: _Writer) -> None:
+        self._writer = writer
+        self._system.pipe_file(self._key("writer"), writer.signature())
 
     def _remove_strangers(self) -> None:
-        """Remove what was never committed, or by somebody who had been replaced."""
-        strangers = set(self._listed()) - set(self.names())
+        """Remove what was never committed, or by somebody who had been replaced.
+
+        Raises:
+            Fenced: Another one has opened, or did so at once with this one.
+        """
+        writer, listed = self._writer or _Writer(), self._listed()
         self._check_fence()  # who has replaced this one adds nothing before it signs
-        for name in strangers:
-            with contextlib.suppress(FileNotFoundError):
-                self._system.rm(self._key(name), recursive=True)
+        for name in listed:
+            if not writer.counts(name):
+                with contextlib.suppress(FileNotFoundError):
+                    self._system.rm(self._key(name), recursive=True)
+            elif name not in writer.found and _token(name) != self._token:
+                raise fenced(self.address(""))
 
     def _check_fence(self) -> None:
-        signed = self._signed()
-        if signed is None or signed.token != self._token:
+        if self._signed().token != self._token:
             raise fenced(self.address(""))
 
-    def _signed(self) -> _Writer | None:
+    def _signed(self) -> _Writer:
         """The last writer that has not closed."""
         try:
-            signature = bytes(self._system.cat_file(self._key("writer")))
+            return _Writer.of(bytes(self._system.cat_file(self._key("writer"))))
         except FileNotFoundError:
-            return None
-        token, *names = signature.decode(errors="replace").splitlines()
-        says = signature.endswith(b"\n") and all(map(is_generation, names))
-        return _Writer(token, frozenset(names) if says else None)
+            return _Writer()
+
+    def _has_manifest(self, name: str) -> bool:
+        return bool(self._system.exists(self._key(name, MANIFEST)))
 
     def _key(self, *names: str) -> str:
         return str(self._root.joinpath(*names))
@@ -194,6 +213,11 @@ class ObjectFiles:
         except FileNotFoundError:
             return []
         return [str(entry).rstrip("/").rpartition("/")[2] for entry in entries]
+
+
+def _token(name: str) -> str:
+    """Return the token of who added a generation; none has what no writer added."""
+    return name.partition(".")[0].rpartition("-")[2]
 
 
 class RunObjects(ObjectFiles):

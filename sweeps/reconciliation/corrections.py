@@ -110,9 +110,8 @@ def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder:
 def close_store(files: RunFiles) -> None:
     """Remove what a worker was writing with that was killed: nobody opens this trial again."""
     if files.has_writer():
-        for _ in range(2):  # an object store spares for one writer what the last may yet commit
-            files.open()
-            files.close()
+        files.open()
+        files.close()
 
 
 def close_stores(trials: Iterable[RunFiles]) -> None:

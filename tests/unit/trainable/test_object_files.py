@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import fsspec
@@ -266,3 +267,34 @@ def test_generation_that_a_replaced_writer_removed_may_be_removed_again(tmp_path
     for step in (2, 3, 4):
         _save(store, step)
     assert _steps(bucket, tmp_path) == [3, 4]
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("at", [0, 2])
+def test_generations_of_a_writer_that_came_while_another_opened_stay(tmp_path, at, closes):
+    bucket = Bucket()
+    _save(_store(bucket, tmp_path), 1)
+
+    def overtake() -> None:
+        successor = _store(bucket, tmp_path)
+        for step in (2, 3):
+            _save(successor, step, 0.1 * step)
+        if closes:
+            successor.close()
+
+    bucket.num_requests, bucket.wait_at, bucket.meanwhile = 0, at, overtake
+    with contextlib.nullcontext() if at == 0 else pytest.raises(Fenced):
+        assert _store(bucket, tmp_path).resume()["step"] == 3
+    again = _store(bucket, tmp_path)
+    assert again.resume()["step"] == 3
+    assert (again.set_aside, _steps(bucket, tmp_path)) == ([], [2, 3])
+
+
+@pytest.mark.parametrize("signature", [b"", b"\n", b"0f3a91c2d4e5\nste"])
+def test_signature_that_was_cut_off_leaves_every_generation(tmp_path, signature):
+    bucket = Bucket()
+    _save(_store(bucket, tmp_path), 1)
+    bucket.pipe_file(str(tmp_path / "writer"), signature)
+    assert _steps(bucket, tmp_path) == [1]
+    again = _store(bucket, tmp_path)
+    assert again.resume()["step"] == 1
