@@ -144,9 +144,10 @@ class ObjectFiles:
 
     def remove(self, name: str) -> None:
         self._check_fence()
-        if self._has_manifest(name):
-            self._system.rm_file(self._key(name, MANIFEST))
-        with contextlib.suppress(FileNotFoundError):  # a replaced writer was at it, too
+        with contextlib.suppress(FileNotFoundError):  # another writer was at it, too
+            if self._has_manifest(name):
+                self._system.rm_file(self._key(name, MANIFEST))
+        with contextlib.suppress(FileNotFoundError):
             self._system.rm(self._key(name), recursive=True)
 
     def quarantine(self, name: str) -> None:

@@ -269,6 +269,21 @@ def test_generation_that_a_replaced_writer_removed_may_be_removed_again(tmp_path
     assert _steps(bucket, tmp_path) == [3, 4]
 
 
+def test_generation_may_go_while_it_is_being_removed(tmp_path):
+    bucket = Bucket()
+    store = _store(bucket, tmp_path)
+    first = _save(store, 1)
+    _save(store, 2)
+    request = bucket.num_requests + 3  # the state, the manifest (twice counted), the removal
+    bucket.wait_at, bucket.meanwhile = (
+        request,
+        lambda: bucket.store.pop(f"{_key(first)}/{MANIFEST}"),
+    )
+    _save(store, 3)
+    assert _steps(bucket, tmp_path) == [2, 3]
+    assert not bucket.exists(_key(first))
+
+
 @pytest.mark.parametrize("closes", [False, True])
 @pytest.mark.parametrize("at", [0, 2])
 def test_generations_of_a_writer_that_came_while_another_opened_stay(tmp_path, at, closes):
