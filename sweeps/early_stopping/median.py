@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from fractions import Fraction
 from statistics import median
 
 from sweeps.ledger.view import best_report
@@ -25,10 +26,12 @@ class Medians:
     def __init__(self, grace: int, min_trials: int, *, minimize: bool) -> None:
         self._grace, self._min_trials, self._minimize = grace, min_trials, minimize
         self._reports: dict[int, dict[int, float]] = {}
-        self._means: dict[tuple[int, int], float] = {}
-        """By trial and epoch, the mean of its values from the grace to it."""
+        self._totals: dict[int, tuple[Fraction, int] | None] = {}
+        """By trial, the sum of its values from the grace on, and of how many; None: one of them is
+        not finite. It is exact: the mean of equal values is not to differ from them.
+        """
         self._ranked: dict[int, list[float]] = {}
-        """By epoch, the means of all trials, ascending."""
+        """By epoch, the means of all trials up to it, ascending."""
 
     def note(self, number: int, epoch: int, value: float) -> None:
         """A trial reported; an epoch that it reports again is left as it was first told."""
@@ -36,9 +39,11 @@ class Medians:
         if epoch in reports:
             return
         reports[epoch] = value
-        if epoch >= self._grace and math.isfinite(mean := self._mean(number, epoch)):
-            self._means[number, epoch] = mean
-            insort(self._ranked.setdefault(epoch, []), mean)
+        if epoch >= self._grace:
+            sound = self._totals.get(number, (Fraction(), 0)) if math.isfinite(value) else None
+            self._totals[number] = sound and (sound[0] + Fraction(value), sound[1] + 1)
+            if (mean := self._mean(number)) is not None:
+                insort(self._ranked.setdefault(epoch, []), mean)
 
     def stops(self, number: int) -> bool:
         """Whether a trial is stopped at its last report.
@@ -47,17 +52,18 @@ class Medians:
         the same epoch (Golovin et al., "Google Vizier", 2017, section 3.2.2).
         """
         reports = self._reports[number]
-        epoch = max(reports)
-        others = list(self._ranked.get(epoch, ()))
-        if (own := self._means.get((number, epoch))) is not None:
-            del others[bisect_left(others, own)]
+        others = list(self._ranked.get(max(reports), ()))
+        if (own := self._mean(number)) is not None:
+            place = bisect_left(others, own)
+            if others[place : place + 1] == [own]:
+                del others[place]
         if len(others) < self._min_trials:
             return False
         value = best_report(reports.values(), minimize=self._minimize)
         middle = median(others)
         return value is None or (value > middle if self._minimize else value < middle)
 
-    def _mean(self, number: int, last: int) -> float:
-        reports = self._reports[number].items()
-        values = [value for epoch, value in reports if self._grace <= epoch <= last]
-        return sum(values) / len(values)  # fmean raises where these have no finite sum
+    def _mean(self, number: int) -> float | None:
+        """The mean of what a trial has reported from the grace on; None: it has none."""
+        known = self._totals.get(number)
+        return None if known is None else float(known[0] / known[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -247,6 +248,15 @@ def test_the_median_rule(own: dict[int, float], expected: bool) -> None:
             for epoch, value in values.items():
                 medians.note(number, epoch, sign * value)
         assert medians.stops(7) == expected
+
+
+@pytest.mark.parametrize("value", [0.1, 2.302585])
+def test_the_median_rule_stops_nobody_where_all_are_equal(value: float) -> None:
+    for sign, minimize in ((1, True), (-1, False)):
+        medians = Medians(1, 3, minimize=minimize)
+        for epoch, number in itertools.product(range(1, 31), range(5)):
+            medians.note(number, epoch, sign * value)
+            assert not medians.stops(number)
 
 
 @pytest.mark.parametrize(
