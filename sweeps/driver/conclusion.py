@@ -79,7 +79,6 @@ def conclude(
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left and unpublished is None:
         ledger.conclude()
-    grows = not spec.early_stopping.is_population
     return Outcome(
         code,
         best,
@@ -90,7 +89,7 @@ def conclude(
         failed,
         spec.metrics,
         stop,
-        grows,
+        spec.most_trials(2 * len(trials)),
         unpublished,
         undrawn,
     )

@@ -36,7 +36,7 @@ class Fired:
     why: str
     """What has happened, for people."""
     go_on: tuple[str, ...]
-    """The changes to the spec, `KEY=VALUE` each, with which the sweep goes on."""
+    """The changes to the spec, `KEY=VALUE` each, with which the sweep goes on; none: it cannot."""
 
 
 def fired(spec: SweepSpec, trials: Sequence[TrialSummary], seconds: float) -> Fired | None:
@@ -54,7 +54,9 @@ def fired(spec: SweepSpec, trials: Sequence[TrialSummary], seconds: float) -> Fi
     if found is None or len(trials) < spec.trials:
         return found
     # All were begun, and who was stopped does not go on.
-    return replace(found, go_on=(*found.go_on, f"trials={2 * len(trials)}"))
+    most = spec.most_trials(2 * len(trials))
+    more = (*found.go_on, f"trials={most}") if most > len(trials) else ()
+    return replace(found, go_on=more)
 
 
 def _watches(spec: SweepSpec) -> bool:

@@ -57,7 +57,8 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         said = f"the best weights are not published: {result.unpublished}; publish them with:"
         sentence(err, said, style="yellow")
         resume(err, paths)
-    more: tuple[str, ...] = (f"trials={result.num_trials * 2}",)
+    grows = result.most_trials > result.num_trials
+    more: tuple[str, ...] = (f"trials={result.most_trials}",)
     if result.stop is not None:
         more = result.stop.go_on
         sentence(out, f"{result.stop.key} ended the sweep: {result.stop.why}", style="")
@@ -69,7 +70,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
             ("all trials", sweep("trials")),
             ("take the best weights", sweep("best", *choose, "--export", "DIR")),
             *([(f"draw {result.undrawn} more trials", sweep("sync"))] if result.undrawn else []),
-            *([("try more", sweep("resume", *changes))] if result.grows else []),
+            *([("try more", sweep("resume", *changes))] if grows else []),
         ):
             out.print(f"{what}: {command}", soft_wrap=True)
         return
@@ -78,7 +79,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         err.print(f"stopped: {cause}", style="red", soft_wrap=True)
         look = sweep("trials") if result.failed is None else sweep("show", str(result.failed))
         err.print(f"read more: {look}", soft_wrap=True)
-        if not (result.num_left or result.grows):  # a population has the members that it has
+        if not (result.num_left or grows):
             err.print("correct it, then start a new sweep with:")
             err.print(shlex.join((_command(), "run", "FILE", "--name", "NAME")), soft_wrap=True)
             return

@@ -54,8 +54,8 @@ class Outcome:
     """By what the best ones are."""
     stop: Fired | None = None
     """What ended the sweep before all of its trials were tried."""
-    grows: bool = True
-    """Whether more trials can be added to it."""
+    most_trials: int = 0
+    """How many trials it can be given next; no more than it has where it cannot grow."""
     unpublished: str | None = None
     """Why the best weights wait for the next resume."""
     undrawn: int = 0
@@ -155,7 +155,7 @@ class SweepView:
             failed=failed,
             metrics=self.spec.metrics,
             stop=self.stop,
-            grows=not self.spec.early_stopping.is_population,
+            most_trials=self.spec.most_trials(2 * len(self.records)),
         )
 
     def trial_state(self, record: TrialSummary) -> str:

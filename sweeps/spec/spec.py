@@ -9,6 +9,7 @@ must not live here: reading YAML (`source`), the wording of problems (`problems`
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -188,6 +189,18 @@ class SweepSpec(Section):
         """Metrics and modes in words: `min of val/loss and max of val/accuracy`."""
         each = zip(self.modes, self.metrics, strict=True)
         return " and ".join(f"{mode} of {metric}" for mode, metric in each)
+
+    def most_trials(self, wanted: int) -> int:
+        """Return how many trials the sweep can have of so many: a population has the members that
+        it has, and a grid is tried once.
+        """
+        if self.early_stopping.is_population:
+            return self.trials
+        if self.search.sampler != "grid":
+            return wanted
+        first = len(self.search.try_first)
+        points = itertools.islice(self.search_space().grid(), max(0, wanted - first))
+        return min(wanted, first + sum(1 for _ in points))
 
     def trial_config(self, number: int, params: Mapping[str, object]) -> TrialConfig:
         """Return the configuration of one trial.

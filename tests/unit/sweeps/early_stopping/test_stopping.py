@@ -164,6 +164,22 @@ def test_a_stop_that_met_the_last_trials_says_that_the_sweep_needs_more() -> Non
     assert found.go_on == ("stop.hours=2", "trials=4")
 
 
+@pytest.mark.parametrize(("points", "go_on"), [(2, ()), (3, ("stop.hours=2", "trials=3"))])
+def test_a_stop_that_met_the_last_trials_of_a_grid_names_no_more_than_it_has(
+    points: int, go_on: tuple[str, ...]
+) -> None:
+    text = SPEC.format(stop="{hours: 1}", mode="min").replace("trials: 20", "trials: 2")
+    rates = [0.1, 0.2, 0.3][:points]
+    text += f"space: {{train.optimizer.lr: {{choice: {rates}}}}}\nsearch: {{sampler: grid}}\n"
+    spec = parse_spec(text, "s.yaml")
+    cut = _trials(("complete", 1.0), ("pruned", 2.0), reason=BY_THE_SWEEP + "its time is over")
+    found = fired(spec, cut, 3600.0)
+    assert found is not None
+    assert found.go_on == go_on
+    if go_on:
+        parse_spec(spec.to_yaml(), "s.yaml", go_on)
+
+
 def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
     now = [100.0]

@@ -36,11 +36,11 @@ def test_a_check_says_what_it_leaves_to_the_run(more: str, said: str) -> None:
 
 
 def test_who_cannot_have_more_trials_is_not_told_to_ask_for_them(tmp_path: Path) -> None:
-    failed = Outcome(NO_SUCCESS, [], 4, pending=0, cause="none", grows=False)
+    failed = Outcome(NO_SUCCESS, [], 4, pending=0, cause="none", most_trials=4)
     for outcome, last in (
         (failed, "run FILE --name NAME\n"),
         (replace(failed, num_left=1), "resume small --root .*\n"),
-        (replace(failed, grows=True), "resume small -s trials=8 --root .*\n"),
+        (replace(failed, most_trials=8), "resume small -s trials=8 --root .*\n"),
     ):
         err = io.StringIO()
         messages.outcome(
