@@ -9,7 +9,7 @@ must not live here: deciding what to try or when to stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from sweeps.ledger.ledger import (
     Report,
     TrialRecord,
 )
+from sweeps.ledger.view import Mutation
 from sweeps.reconciliation.corrections import catch_up
 from sweeps.reconciliation.facts import trial_facts
 from sweeps.reconciliation.reconcile import STATUSES, missed
@@ -141,10 +142,11 @@ class Bookkeeper(Callback):
             self._asked[number] = reason
             control.order(self._paths, [number])
             return
-        if not self._ledger.trial(number).finished:
-            record = without_unbegun(self._ledger, self._paths, number)
+        record = self._ledger.trial(number)
+        if not record.finished:
+            record = without_unbegun(record, self._paths)
             self._recorder.start(number, searched(record.params), {})
-            self._stopped(number, reason)
+            self._stopped(number, reason, record.lineage)
 
     def refuse(self, number: int, error: SpecError) -> None:
         """Let a trial fail whose values are no configuration. It is not counted with the failures
@@ -326,10 +328,12 @@ class Bookkeeper(Callback):
         self._paused.discard(number)
         self._view.ended(number, "interrupted", None, None)
 
-    def _stopped(self, number: int, reason: str | None) -> None:
+    def _stopped(
+        self, number: int, reason: str | None, lineage: Sequence[Mutation] | None = None
+    ) -> None:
         # It may have been stopped between two reports; no later start would deliver the rest.
         self._log_the_rest(number)
-        self._end(number, "pruned", reason=reason)
+        self._end(number, "pruned", reason=reason, lineage=lineage)
 
     def _fail(self, number: int, failure: Failure) -> None:
         self._log_the_rest(number)  # as above
@@ -348,13 +352,16 @@ class Bookkeeper(Callback):
         *,
         reason: str | None = None,
         traceback: str | None = None,
+        lineage: Sequence[Mutation] | None = None,
     ) -> None:
         record = replace(
             self._ledger.trial(number), state=ending, reason=reason, traceback=traceback
         )
         self._fence()
         self._recorder.finish(number, STATUSES[ending], end_tags(record, self._spec))
-        record = self._ledger.finish(number, ending, reason=reason, traceback=traceback)
+        record = self._ledger.finish(
+            number, ending, reason=reason, traceback=traceback, lineage=lineage
+        )
         self._live.discard(number)
         self._paused.discard(number)
         self._view.ended(number, ending, record.result, reason)

@@ -409,11 +409,15 @@ class Ledger:
         *,
         reason: str | None = None,
         traceback: str | None = None,
+        lineage: Sequence[Mutation] | None = None,
     ) -> TrialRecord:
         """Give a trial its one end; the first one stays.
 
         A complete trial's value is its best reported one, which is the value of its best
         checkpoint; of several metrics, the values that this one report had.
+
+        Args:
+            lineage: How it changed, where that is less than was decided; None: as it was decided.
 
         Returns:
             The trial with its end.
@@ -421,6 +425,8 @@ class Ledger:
         record = self.trial(number)
         if record.finished:
             return record
+        if lineage is not None and tuple(lineage) != record.lineage:
+            self._storage.set_trial_user_attr(self._id(number), LINEAGE, list(lineage))
         if reason is not None:
             self._storage.set_trial_user_attr(self._id(number), "reason", reason)
         if traceback is not None:

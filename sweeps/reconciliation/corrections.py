@@ -70,12 +70,12 @@ def apply(
             case LeftOpen(number):
                 close_store(trial_files(paths, spec, number))
             case Ended(number, ending, reason, untold):
-                record = without_unbegun(ledger, paths, number)
+                record = without_unbegun(ledger.trial(number), paths)
                 record = replace(record, state=ending, reason=reason)
                 if untold:  # a run that there is has the parameters it was trained with
                     recorder.start(number, _parameters(spec, record), {})
                 recorder.finish(number, STATUSES[ending], end_tags(record, spec))
-                ledger.finish(number, ending, reason=reason)
+                ledger.finish(number, ending, reason=reason, lineage=record.lineage)
             case Told() | Interrupted():
                 tell(wrong, spec, ledger.trial(wrong.number), recorder)
             case Reported() | Logged():

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ray.tune.schedulers import FIFOScheduler
@@ -220,7 +221,7 @@ def test_no_member_is_changed_to_what_is_no_configuration(unfit: Driver) -> None
 @pytest.mark.parametrize("at_a_resume", [False, True])
 @pytest.mark.parametrize("began", [False, True])
 def test_a_member_that_ends_where_it_waits_was_changed_only_if_it_began(
-    tmp_path: Path, at_a_resume: bool, began: bool
+    tmp_path: Path, at_a_resume: bool, began: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = SPEC.replace("asha_promote, grace_epochs: 1, reduction: 2", "pbt, quantile: 0.5")
     spec, paths = parse_spec(text, "s.yaml"), SweepPaths(tmp_path, "s")
@@ -233,11 +234,20 @@ def test_a_member_that_ends_where_it_waits_was_changed_only_if_it_began(
     append_rows(
         paths.trial(1), [Row(step, 0, {"train/loss": 0.5}) for step in range(1, 2 + began)]
     )
-    if at_a_resume:
-        ended = [Ended(1, "pruned", BY_THE_SWEEP + "why")]
-        apply(ended, paths, spec, driver.ledger, driver.recorder)
-    else:
-        driver.book.stop(1, BY_THE_USER, live=False)
+
+    def end() -> None:
+        if at_a_resume:
+            ended = [Ended(1, "pruned", BY_THE_SWEEP + "why")]
+            apply(ended, paths, spec, driver.ledger, driver.recorder)
+        else:
+            driver.book.stop(1, BY_THE_USER, live=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "finish", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            end()
+    assert len(driver.ledger.trial(1).lineage) == 1, "it may go on, from whom it was to"
+    end()
     record, run = driver.ledger.trial(1), driver.recorder.runs[1]
     assert len(record.lineage) == began
     assert (record.params == record.suggested) != began
