@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from trainable.manifest import MANIFEST, STATE, Generation, format_manifest
+from trainable.files import MANIFEST, STATE
+from trainable.manifest import Generation, format_manifest
 
 
 def commit(directory: Path, epoch: int, *, step: int) -> Path:
@@ -16,7 +17,7 @@ def commit(directory: Path, epoch: int, *, step: int) -> Path:
     (path / STATE).write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
     generation = Generation(
-        path, epoch, step, epoch, "val/loss", "min", 0.1, len(content), digest
+        str(path), epoch, step, epoch, "val/loss", "min", 0.1, len(content), digest
     )  # fmt: skip
     (path / MANIFEST).write_bytes(format_manifest(generation))
     return path

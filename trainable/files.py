@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, Protocol, Self, TypeVar
 
 from trainable.errors import Fenced, StorageError
 from trainable.masking import mask
@@ -168,7 +168,7 @@ class LocalFiles:
         return self._root / f"{_OWN}{uuid.uuid4().hex[:12]}"
 
     @classmethod
-    def of(cls, run: Path) -> LocalFiles:
+    def of(cls, run: Path) -> Self:
         """Return the generations of the run in a directory."""
         return cls(run / "checkpoints")
 

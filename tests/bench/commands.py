@@ -9,6 +9,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.bench.table import Goal, Result, Sample, interleave, size
 
@@ -113,6 +114,7 @@ def against_mlflow(repeats: int) -> list[Result]:
                 for name in _METRICS
                 for step in range(1, _STEPS + 1, len(_METRICS))
             ]
+            assert record.value is not None
             points.append(Metric("best/val/loss", record.value, _STEPS, _STEPS))
             searched = {f"space.{key}": value for key, value in record.params.items()}
             values = searched | resolved(view, record)
@@ -216,7 +218,7 @@ def write_large_sweep(root: Path) -> int:
     paths.directory.mkdir()
     write_spec(paths.spec, spec)
     ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id="bench")
-    space = {key: value.to_optuna() for key, value in spec.space.items()}
+    space: dict[str, Any] = {key: value.to_optuna() for key, value in spec.space.items()}
     draw = numpy.random.default_rng(0)
     trials = []
     for number in range(num_trials):
@@ -244,8 +246,9 @@ def write_large_sweep(root: Path) -> int:
 def _write_files(trial: Path, first: Path) -> None:
     """A checkpoint and a curve; all are one file, so that writing them is quick."""
     from tests.curves import append_rows
+    from trainable.files import MANIFEST, STATE
     from trainable.history import FILE_NAME, Row
-    from trainable.manifest import MANIFEST, STATE, Generation, format_manifest
+    from trainable.manifest import Generation, format_manifest
 
     saved = f"checkpoints/step-{_STEPS:08d}"
     (trial / saved).mkdir(parents=True)
@@ -254,7 +257,7 @@ def _write_files(trial: Path, first: Path) -> None:
             os.link(first / name, trial / name)
         return
     (trial / saved / STATE).write_bytes(b"")
-    generation = Generation(trial, 1, _STEPS, _EPOCHS, "val/loss", "min", 0.5, 0, "")
+    generation = Generation(str(trial), 1, _STEPS, _EPOCHS, "val/loss", "min", 0.5, 0, "")
     (trial / saved / MANIFEST).write_bytes(format_manifest(generation))
     rows = [
         Row(step, step, {"train/loss": 1 / step, "train/lr": 0.1, "train/grad_norm": 1.0})

@@ -21,7 +21,7 @@ def compiled(repeats: int) -> list[Result]:
     results = []
     for name in _NAMES:
         problem = PROBLEMS[name]
-        with torch._inductor.utils.fresh_cache():  # type: ignore[attr-defined]
+        with torch._inductor.utils.fresh_cache():
             ours = Ours(problem, loader=False, compile=True)
             eager = Ours(problem, loader=False)
             first = ours()  # compiles, then trains its epoch

@@ -71,7 +71,7 @@ def sweep_processes(repeats: int) -> list[Result]:
                 except (psutil.Error, OSError):
                     continue  # gone meanwhile
                 now[name] += uss
-                for kind, value in (("RSS", peak), ("USS", uss)):
+                for kind, value in (("RSS", float(peak)), ("USS", uss)):
                     key = f"{name} {kind}"
                     peaks[key] = max(peaks.get(key, 0), value)
             for name, value in now.items():

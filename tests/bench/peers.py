@@ -80,7 +80,7 @@ class Lightning:
         warnings.filterwarnings("ignore", module="lightning")
         task, tensors = problem.build()
 
-        class Module(lightning.LightningModule):
+        class Module(lightning.LightningModule):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
                 self.net = task.build_model()
@@ -162,4 +162,7 @@ class Accelerated:
         return time.perf_counter() - started
 
 
-_PEERS = {"Lightning": Lightning, "Accelerate": Accelerated}
+_PEERS: dict[str, Callable[[Any], Callable[[], float]]] = {
+    "Lightning": Lightning,
+    "Accelerate": Accelerated,
+}

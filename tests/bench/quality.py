@@ -40,7 +40,7 @@ from tests.bench.quality_cases import (
 )
 from tests.bench.quality_problems import PROBLEMS
 from tests.bench.quality_stock import Stock
-from tests.bench.quality_sweeps import Ours, Train, drive, one_ray, whole
+from tests.bench.quality_sweeps import Ours, Side, Train, drive, one_ray, whole
 from tests.bench.quality_table import KEYS, Row, epochs_table, found_table
 from tests.bench.table import Result
 
@@ -111,7 +111,7 @@ def _measure_epochs(problem: str, search: str, at_once: int, seed: int, budget: 
     case = CASES[problem]
     spec = _spec(case.spec | SEARCHES.get(search, {}), at_once, seed)
     last = spec.budget.epochs
-    side: Ours | Stock
+    side: Side
     if search in STOCKS:
         space = {key: one.to_optuna() for key, one in spec.space.items()}
         side = Stock(space, epochs=last, seed=seed, asha=STOCKS[search])

@@ -39,6 +39,6 @@ def train(spec: SweepSpec, number: int, params: Params) -> Iterator[float]:
         try:
             with open_trainer(config, Path(directory), device="cpu", threads=1) as trainer:
                 for report in trainer.events():
-                    yield report.metrics[spec.metric]
+                    yield report.metrics[spec.metrics[0]]
         except TrainingError:
             return

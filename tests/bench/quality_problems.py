@@ -101,8 +101,9 @@ class Problem:
         place = {key.removeprefix("task."): value for key, value in params.items()}
         slow, fast = self.speeds
         alpha = slow + (fast - slow) * (place["x0"] - low) / (high - low)
-        last = (1 + EPOCHS) ** -alpha
-        return final + (self.worst - final) * ((1 + epoch) ** -alpha - last) / (1 - last)
+        last = float((1 + EPOCHS) ** -alpha)
+        left = float((1 + epoch) ** -alpha)
+        return final + (self.worst - final) * (left - last) / (1 - last)
 
 
 _BRANIN = (branin, ((-5.0, 10.0), (0.0, 15.0)), 0.397887, 308.129096)

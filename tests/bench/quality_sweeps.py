@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import optuna
-from ray.tune.result import TRAINING_ITERATION
+from ray.air.constants import TRAINING_ITERATION
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 from rich.console import Console
@@ -103,10 +103,17 @@ class Report(NamedTuple):
 class Side(Protocol):
     """A searcher, a scheduler and what records their trials."""
 
-    scheduler: TrialScheduler
-    searcher: Searcher
-    fails_at_nan: bool
-    """Whether a loss that is not finite ends a trial as failed."""
+    @property
+    def scheduler(self) -> TrialScheduler:
+        """Says which trials stop."""
+
+    @property
+    def searcher(self) -> Searcher:
+        """Hands out trials."""
+
+    @property
+    def fails_at_nan(self) -> bool:
+        """Whether a loss that is not finite ends a trial as failed."""
 
     def trial(self, config: dict[str, Any]) -> tuple[int, Params]:
         """The number and the parameters of a trial, from what the searcher suggested."""

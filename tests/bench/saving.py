@@ -24,6 +24,7 @@ from tests.bench.table import Goal, Result, paired
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.data import Plan
+from trainable.loop import Trainer
 from trainable.task import Data, Task, load_task
 
 _GOAL = Goal("ratio", 1.01)
@@ -150,6 +151,7 @@ def _stretches(task: Task, batch_size: int, *, steps: int, every: int, count: in
     stamps: list[float] = []
 
     def interrupted() -> bool:  # asked after each step, and before its checkpoint
+        assert isinstance(trainer, Trainer)
         step = trainer.state.progress.step
         if step % steps == 0 and (stamps or step % every == 0 or every == _NEVER):
             trainer.store.wait()

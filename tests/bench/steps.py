@@ -22,7 +22,7 @@ _LOADER = {"bare, DataLoader": Goal("ratio", 1.02)}
 def steps(repeats: int) -> list[Result]:
     """Measure where both peers are installed; without a way to do so, with those that are."""
     try:
-        command = [make_environment(), "-m", "tests.bench.steps", str(repeats)]
+        command = [str(make_environment()), "-m", "tests.bench.steps", str(repeats)]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as problem:
         print(f"the environment of the peers failed: {problem}", file=sys.stderr)
@@ -45,7 +45,8 @@ def measure(repeats: int) -> list[Result]:
                 peers["bare, indexed, fused"] = Bare(problem, loader=False, fused=True)
             elif problem.accumulation == 1:
                 peers |= {peer: make(problem) for peer, make in installed().items()}
-            for side in (ours, *peers.values()):
+            sides: list[Sample] = [ours, *peers.values()]
+            for side in sides:
                 for _ in range(_WARM_UP):
                     side()
             per_step = 1e3 / problem.steps

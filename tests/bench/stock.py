@@ -29,6 +29,8 @@ def train(lr: float, warmup: float, max_norm: float) -> Iterator[float]:
     torch.set_num_threads(1)
     task = load_task("digits", {"model": "mlp", "width": WIDTH})
     data, model = task.build_data(), task.build_model()
+    assert isinstance(data.train, tuple)
+    assert isinstance(data.val, tuple)
     loader = DataLoader(TensorDataset(*data.train), batch_size=BATCH_SIZE, shuffle=True)
     inputs, targets = data.val
     total = EPOCHS * len(loader)

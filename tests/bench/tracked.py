@@ -7,7 +7,6 @@ here: how fast points get into a store (`tracking.py`).
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import socket
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -78,20 +78,14 @@ def trial(repeats: int) -> list[Result]:
                 recorder.close(0.0)
     results = []
     for side, pairs in taken.items():
-        both = [[block.seconds for block in blocks] for blocks in zip(*pairs, strict=True)]
-        results.append(paired(f"P6 trial, tracking {side} / off", *both, "s", _WALL))
-        both = [[1e3 * block.p99 for block in blocks] for blocks in zip(*pairs, strict=True)]
-        results.append(paired(f"P6 step p99, tracking {side} / off", *both, "ms", _STEP))
-        waits = [
-            statistics.median(100 * block.waited for block in blocks)
-            for blocks in zip(*pairs, strict=True)
+        on, off = zip(*pairs, strict=True)
+        results += [
+            paired(f"P6 trial, tracking {side} / off", _seconds(on), _seconds(off), "s", _WALL),
+            paired(f"P6 step p99, tracking {side} / off", _slow(on), _slow(off), "ms", _STEP),
+            Result(f"P6 waiting for a CPU, tracking {side}, off", _waited(on), _waited(off), "%"),
         ]
-        results.append(Result(f"P6 waiting for a CPU, tracking {side}, off", *waits, "%"))
-    between = itertools.pairwise(without)
-    both = [
-        list(blocks) for blocks in zip(*((a.seconds, b.seconds) for a, b in between), strict=True)
-    ]
-    results.append(paired("P6 trial, off / off, the next stretch", *both, "s"))
+    row = "P6 trial, off / off, the next stretch"
+    results.append(paired(row, _seconds(without[:-1]), _seconds(without[1:]), "s"))
     return results
 
 
@@ -126,6 +120,20 @@ class _Trial:
                 return _Block(**found)
             recorder.log(number, [Row(*row) for row in found])
         raise AssertionError("the trial ended before it was told to")
+
+
+def _seconds(blocks: Sequence[_Block]) -> list[float]:
+    return [block.seconds for block in blocks]
+
+
+def _slow(blocks: Sequence[_Block]) -> list[float]:
+    """Of each stretch the milliseconds that one step in a hundred exceeds."""
+    return [1e3 * block.p99 for block in blocks]
+
+
+def _waited(blocks: Sequence[_Block]) -> float:
+    """The median of the shares of the time, in percent, for which a CPU was missing."""
+    return 100 * statistics.median([block.waited for block in blocks])
 
 
 def _mean(blocks: list[_Block]) -> _Block:

@@ -87,17 +87,17 @@ def select(seed: int = SEED, count: int = COUNT) -> list[Case]:
     return list(chosen)
 
 
-def pairs(case: Case) -> set[tuple[tuple[str, str | int], ...]]:
+def pairs(case: Case) -> set[tuple[tuple[str, object], ...]]:
     """Return the pairs of (axis, value) that meet in a case."""
     return set(itertools.combinations(zip(AXES, case, strict=True), 2))
 
 
-def _pairs_of_axes() -> Iterator[tuple[tuple[str, str | int], ...]]:
+def _pairs_of_axes() -> Iterator[tuple[tuple[str, object], ...]]:
     for one, other in itertools.combinations(AXES, 2):
         for first, second in itertools.product(AXES[one], AXES[other]):
             yield (one, first), (other, second)
 
 
-def _draw_with(draw: random.Random, pair: tuple[tuple[str, str | int], ...]) -> Case:
+def _draw_with(draw: random.Random, pair: tuple[tuple[str, object], ...]) -> Case:
     values = {axis: draw.choice(of_axis) for axis, of_axis in AXES.items()} | dict(pair)
     return Case(**values)  # type: ignore[arg-type]

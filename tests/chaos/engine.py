@@ -145,6 +145,7 @@ def own_or_running() -> Iterator[Engine]:
     client = next((found for name in _CLIENTS if (found := shutil.which(name))), None)
     if client is None:
         _leave_out("docker")
+    assert client is not None
     running = Engine(client)
     if running.answers():
         try:

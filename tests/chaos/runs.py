@@ -47,6 +47,8 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 class Counting(nn.Module):
     """A buffer that moves with every forward pass of training, as a running mean does."""
 
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(5))
@@ -203,6 +205,7 @@ def open_case(
     trainer = open_trainer(
         configure(case), directory, device="cpu", threads=1, task=task, interrupted=interrupted
     )
+    assert isinstance(trainer, Trainer)
     if kill is not None and case.kill == "saving":
         files = FatalFiles.of(directory)
         files.open()

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ from trainable.checkpoint import CheckpointStore
 OLDER = Path(__file__).parents[1] / "assets/format-1/chaos"
 SWEEPS, KILLS_OF_EACH = 10, 5
 _TRIES = 4
+
+
+def _over_in(seconds: float) -> Callable[[], bool]:
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() >= end
 
 
 def _kill_driver(
@@ -47,8 +53,7 @@ def _kill_driver(
             place = sandbox.probe.further(kind, draw.randint(1, left))
             driver.until_held(place)
         else:
-            wanted = time.monotonic() + share * life
-            driver.until(lambda at=wanted: time.monotonic() >= at, unless_ended=False)
+            driver.until(_over_in(share * life), unless_ended=False)
         if driver.running:
             driver.send(signal.SIGKILL)
         ended = driver.wait()

@@ -29,7 +29,7 @@ def test_a_slurm_job_runs_a_sweep_on_two_nodes_and_leaves_nothing() -> None:
         assert code == 0, out + err
         assert "2 trials at a time, each with 1 CPU, on 2 nodes" in err
         sweep = Path(sys.executable).with_name("sweep")
-        looked = [sweep, "status", "two-nodes", "--root", job.root, "--json"]
+        looked: list[str | Path] = [sweep, "status", "two-nodes", "--root", job.root, "--json"]
         status = json.loads(subprocess.run(looked, capture_output=True, check=True).stdout)
         assert status["state"] == "finished"
         assert status["trials"]["running"] == status["trials"]["failed"] == 0

@@ -18,7 +18,15 @@ from sweeps.ledger.ledger import Ledger
 from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_ended
 from tests.chaos.outcome import read_runs
 from tests.chaos.postgres import Cluster
-from tests.chaos.scripted_proxy import Proxy, answer, commit_and_drop, late, pass_on, reset
+from tests.chaos.scripted_proxy import (
+    Exchange,
+    Proxy,
+    answer,
+    commit_and_drop,
+    late,
+    pass_on,
+    reset,
+)
 from tests.chaos.tracking_service import Run, Service, read_store
 from tracking.mlflow_recorder import MlflowRecorder, sync
 
@@ -151,7 +159,12 @@ def test_row_17_no_verb_waits_for_the_server(
     service: Service, proxy: Proxy, tmp_path: Path
 ) -> None:
     hung = threading.Event()
-    proxy.otherwise(lambda exchange: (hung.wait(), exchange.reset())[1])
+
+    def hang(exchange: Exchange) -> None:
+        hung.wait()
+        exchange.reset()
+
+    proxy.otherwise(hang)
     sweep_id = uuid.uuid4().hex
     recorder = _recorder(proxy, sweep_id, tmp_path)
     for trial in range(3):

@@ -66,6 +66,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
 def _read(uri: str, run_id: str | None) -> MemoryRun:
     from mlflow import MlflowClient
 
+    assert run_id is not None
     client = MlflowClient(tracking_uri=uri)
     run = client.get_run(run_id)
     points: dict[tuple[str, int], float] = {}

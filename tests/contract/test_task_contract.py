@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ class Good(Task):
 class AsDataset(Good):
     def build_data(self):
         inputs, targets = Good.build_data(self).train
-        samples = list(zip(inputs, targets, strict=True))
+        samples: Any = list(zip(inputs, targets, strict=True))
         return Data(train=samples, val=samples)
 
 
@@ -80,7 +81,7 @@ class _Growing(nn.Linear):
         return super().forward(inputs)
 
 
-class _Jittered(list):
+class _Jittered(list[tuple[torch.Tensor, torch.Tensor]]):
     """Augments from a generator of its own, which nobody seeds for a sample."""
 
     def __init__(self, samples):
@@ -92,7 +93,7 @@ class _Jittered(list):
         return inputs + torch.rand(3, generator=self.generator), target
 
 
-class _Augmented(list):
+class _Augmented(list[tuple[torch.Tensor, torch.Tensor]]):
     """Augments from the global generators, as it should."""
 
     def __getitem__(self, index):

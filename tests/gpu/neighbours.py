@@ -19,6 +19,7 @@ from torch import nn
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import OutOfMemory
+from trainable.loop import Trainer
 from trainable.task import Data, Task
 
 DEVICE = os.environ.get("GPU_TESTS_DEVICE", "cuda:0")
@@ -86,6 +87,7 @@ def main(role: str, directory: str, share: float) -> None:
         except OutOfMemory:
             print("stopped by its cap", flush=True)
             return
+        assert isinstance(trainer, Trainer)
         state = trainer.model.state_dict()
     print(hashlib.sha256(b"".join(v.cpu().numpy().tobytes() for v in state.values())).hexdigest())
 

@@ -18,6 +18,8 @@ from torch import nn
 from trainable import rehearsal
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
+from trainable.data import TensorSource
+from trainable.loop import Trainer
 from trainable.memory import CONTEXT_BYTES, tensor_fraction
 from trainable.task import Data, Task
 
@@ -74,6 +76,8 @@ def _no_cap_is_left() -> Iterator[None]:
 
 def test_what_a_step_takes_holds_the_weights_the_gradients_and_the_moments(tmp_path):
     found = rehearsal.measure_step(_config(), DEVICE)
+    assert isinstance(found["peak"], int)
+    assert isinstance(found["outside"], int)
     assert found["total"] == _total()
     assert 4 * 64 * MIB <= found["peak"] < 8 * 64 * MIB
     assert found["outside"] > 64 * MIB
@@ -106,6 +110,8 @@ def test_samples_stay_on_the_host_where_they_would_fill_a_small_share(tmp_path):
         with open_trainer(
             _config(samples=16 * 1024), directory, device=str(DEVICE), memory_share=share
         ) as trainer:
+            assert isinstance(trainer, Trainer)
+            assert isinstance(trainer._train, TensorSource)
             assert trainer._train._tensors[0].device.type == kind
 
 
@@ -116,6 +122,7 @@ def test_row_25_neighbour_beyond_its_share_is_stopped_alone(tmp_path):
     undisturbed = _start("modest", tmp_path / "undisturbed", share)
     expected = undisturbed.communicate(timeout=240)[0].split()[-1]
     modest = _start("modest", tmp_path / "modest", share)
+    assert modest.stdout is not None
     assert modest.stdout.readline() == "has begun\n"
     greedy = _start("greedy", tmp_path / "greedy", share)
     said = greedy.communicate(timeout=240)[0].splitlines()

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import warnings
+from typing import cast
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from torch import nn
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import NonFiniteLoss, OutOfMemory
+from trainable.loop import Trainer
 from trainable.precision import resolve_precision
+from trainable.step import Step
 from trainable.task import Data, Task
 
 DEVICE = os.environ.get("GPU_TESTS_DEVICE", "cuda:0")
@@ -82,9 +85,8 @@ def _train(config, directory, task=None, device=None):
 def test_mixed_precision_trains_as_fp32_does(tmp_path, precision):
     if precision == "bf16" and resolve_precision("auto", torch.device(DEVICE)) == "fp16":
         pytest.skip("this GPU does not compute in bf16")
-    task = {"dropout": 0.0}
-    full, _ = _train(_config(precision="fp32"), tmp_path / "full", Blobs(**task))
-    mixed, _ = _train(_config(precision=precision), tmp_path / "mixed", Blobs(**task))
+    full, _ = _train(_config(precision="fp32"), tmp_path / "full", Blobs(dropout=0.0))
+    mixed, _ = _train(_config(precision=precision), tmp_path / "mixed", Blobs(dropout=0.0))
     assert mixed[-1].metrics["val/loss"] == pytest.approx(full[-1].metrics["val/loss"], abs=0.02)
     assert mixed[-1].metrics["val/accuracy"] == pytest.approx(
         full[-1].metrics["val/accuracy"], abs=0.03
@@ -95,7 +97,9 @@ def test_mixed_precision_trains_as_fp32_does(tmp_path, precision):
 def test_fp16_overflow_skips_and_recovers(tmp_path):
     config = _config(precision="fp16")
     with open_trainer(config, tmp_path, device=DEVICE, task=Blobs()) as trainer:
+        assert isinstance(trainer, Trainer)
         scaler = trainer.precision.scaler
+        assert scaler is not None
         scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**24})
         reports = list(trainer.events())
     skipped = reports[-1].metrics["num_skipped_steps"]
@@ -110,6 +114,7 @@ def test_non_finite_loss_changes_no_parameter(tmp_path, optimizer):
     config = _config(precision="fp32", optimizer={"name": optimizer, "lr": 0.01})
     seen = []
     with open_trainer(config, tmp_path / "clean", device=DEVICE, task=Blobs()) as clean:
+        assert isinstance(clean, Trainer)
         inner = clean._step
 
         def follow(window, step):
@@ -118,9 +123,10 @@ def test_non_finite_loss_changes_no_parameter(tmp_path, optimizer):
                 seen.append([p.detach().clone() for p in clean.model.parameters()])
             return outcome
 
-        clean._step = _Following(inner, follow)
+        clean._step = cast(Step, _Following(inner, follow))
         next(clean.events())
     poisoned = open_trainer(config, tmp_path / "bad", device=DEVICE, task=Blobs(poison_step=7))
+    assert isinstance(poisoned, Trainer)
     with poisoned, pytest.raises(NonFiniteLoss, match="at step 4"):
         list(poisoned.events())
     for expected, found in zip(seen[0], poisoned.model.parameters(), strict=True):
@@ -187,6 +193,7 @@ def test_run_moves_to_another_kind_of_device(tmp_path, direction):
 def test_optimizers_are_fused(tmp_path, optimizer):
     config = _config(optimizer={"name": optimizer, "lr": 0.01})
     with open_trainer(config, tmp_path, device=DEVICE, task=Blobs()) as trainer:
+        assert isinstance(trainer, Trainer)
         assert all(group["fused"] for group in trainer._step.optimizer.param_groups)
 
 
@@ -197,6 +204,7 @@ def test_no_device_synchronisation_between_reports(tmp_path, precision):
         pytest.skip("this GPU does not compute in bf16")
     config = _config(precision=precision, epochs=2, every="100 epochs", layer_norms_every=2)
     with open_trainer(config, tmp_path, device=DEVICE, task=Blobs()) as trainer:
+        assert isinstance(trainer, Trainer)
         # The order of the samples goes to the device when the first window is made.
         windows = trainer._train.windows(0)
         trainer._take_step(next(windows))  # kernels and workspaces are made on first use

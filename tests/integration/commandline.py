@@ -83,7 +83,8 @@ class CommandLine:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in the background; it is ended with the test."""
-        return self.popen(*arguments, stdout=subprocess.PIPE, text=True)
+        process: subprocess.Popen[str] = self.popen(*arguments, stdout=subprocess.PIPE, text=True)
+        return process
 
     def popen(self, *arguments: str, stdout: int | IO[bytes], text: bool = False) -> Any:
         """Start a command that prints to `stdout`; it is ended with the test."""
