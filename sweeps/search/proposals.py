@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sweeps.early_stopping.pauses import make_pauses
 from sweeps.ledger.proposal import Proposal
 from sweeps.ledger.warm_start import WarmStart
-from sweeps.search.rung_view import at_one_rung, compared_at
+from sweeps.search.rung_view import at_one_rung, compared_at, enough_at_a_rung
 from sweeps.search.samplers import Samplers
 from sweeps.spec.parameters import flatten
 from sweeps.spec.search_space import Place
@@ -159,10 +159,12 @@ class Proposer:
         """
         if not self._compared_at or self._warm or not isinstance(sampler, TPESampler):
             return shown
+        startup = max(1, self._spec.search.startup_trials)
         return at_one_rung(
             shown,
             self._compared_at,
-            enough=max(1, self._spec.search.startup_trials),
+            startup=startup,
+            enough=min(startup, enough_at_a_rung(len(self._distributions))),
             minimize=self._ledger.minimize,
         )
 

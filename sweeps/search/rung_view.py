@@ -30,26 +30,38 @@ def compared_at(config: EarlyStoppingConfig, epochs: int) -> tuple[int, ...]:
     return (*rungs(config.grace_epochs, config.reduction, epochs), epochs)
 
 
+def enough_at_a_rung(parameters: int) -> int:
+    """Return how many trials must have come to a rung for a model of so many parameters there:
+    N_min + 2 of BOHB (2018), with N_min = d + 1.
+    """
+    return parameters + 3
+
+
 def at_one_rung(
-    trials: Sequence[FrozenTrial], rungs: Sequence[int], *, enough: int, minimize: bool
+    trials: Sequence[FrozenTrial],
+    rungs: Sequence[int],
+    *,
+    startup: int,
+    enough: int,
+    minimize: bool,
 ) -> list[FrozenTrial]:
     """Return trials as they were at one rung, the highest that enough of them have reached.
 
     So Falkner et al., "BOHB" (2018), choose the budget whose values are modelled. Who has reached
     the rung is shown as complete with its best value by then, also while it is trained further;
-    who ended before stays pruned, and thus ranks behind. As long as fewer have ended with a
-    result than are enough, all are returned as they are.
+    who ended before stays pruned, and thus ranks behind.
 
     Args:
         trials: What a sampler would be shown.
         rungs: Epochs, ascending.
+        startup: As long as fewer trials have ended with a result, all are returned as they are.
         enough: A number of trials, at least 1.
         minimize: Whether less is better.
     """
     ended = sum(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
     came_to = [_came_to(trial) for trial in trials]
     high = [rung for rung in rungs if sum(epoch >= rung for epoch in came_to) >= enough]
-    if ended < enough or not high:
+    if ended < startup or not high:
         return list(trials)
     return [
         _as_complete(trial, high[-1], minimize=minimize) if epoch >= high[-1] else trial

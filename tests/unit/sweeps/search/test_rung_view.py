@@ -33,7 +33,7 @@ def _trial(state: TrialState, *reports: float) -> FrozenTrial:
 
 def _shown(trials: list[FrozenTrial], enough: int, *, minimize: bool = True) -> list[Any]:
     """Of each trial, what it counts as complete with, or else its state."""
-    shown = at_one_rung(trials, RUNGS, enough=enough, minimize=minimize)
+    shown = at_one_rung(trials, RUNGS, startup=enough, enough=enough, minimize=minimize)
     return [one.value if one.state == COMPLETE else one.state for one in shown]
 
 
@@ -67,6 +67,36 @@ def test_before_enough_have_ended_all_are_what_they_are() -> None:
     trials = [*running, _trial(PRUNED, 0.6), _trial(FAIL)]
     assert _shown(trials, 2) == [RUNNING, RUNNING, PRUNED, FAIL]
     assert _shown([*trials, _trial(PRUNED, 0.7)], 2) == [0.2, 0.3, PRUNED, FAIL, PRUNED]
+
+
+def test_a_higher_rung_needs_fewer_than_the_startup() -> None:
+    """Who is ahead after one epoch need not be it after three."""
+    ended = [_trial(PRUNED, 0.1), _trial(PRUNED, 0.2), _trial(PRUNED, 0.5, 0.4, 0.3)]
+    trials = [*ended, _trial(PRUNED, 0.6, 0.3, 0.2)]
+    shown = at_one_rung(trials, RUNGS, startup=4, enough=2, minimize=True)
+    assert [one.value for one in shown] == [None, None, 0.3, 0.2]
+    shown = at_one_rung(trials, RUNGS, startup=5, enough=2, minimize=True)
+    assert [one.state for one in shown] == [PRUNED] * 4, "four trials are no startup of five"
+
+
+def test_tpe_takes_the_rung_that_as_many_have_reached_as_a_model_of_its_parameters_needs(
+    tmp_path: Path,
+) -> None:
+    """Four come to the third epoch, and show there that the others only began well."""
+    spec = parse_spec(SPEC, "s.yaml")
+    ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
+    space = {key: one.to_optuna() for key, one in spec.space.items()}
+    for number in range(24):
+        went_on = number in (0, 6, 12, 18)
+        x = 0.2 + number / 1000 if went_on else 0.8 + number / 1000
+        ledger.add(Proposal({"task.x": x}, space))
+        ledger.report(number, epoch=1, step=1, value=0.5 if went_on else 0.4)
+        if went_on:
+            ledger.report(number, epoch=3, step=3, value=0.1 + abs(x - 0.2))
+        ledger.finish(number, "pruned")
+    proposer = Proposer(spec, ledger)
+    drawn = [proposer.propose(number).params["task.x"] for number in range(24, 44)]
+    assert sum(abs(x - 0.2) < 0.2 for x in drawn) > 15, drawn
 
 
 def test_who_ended_by_itself_has_come_as_far_as_there_is_to_come() -> None:
