@@ -1,8 +1,9 @@
 """Everything that exact resumption needs, as one `state_dict()`.
 
-Model, optimizer, schedule, loss scale, counters, position in the data, best value, and the random
-generators of torch (CPU and every CUDA device), NumPy and Python. Only types that
-`torch.load(weights_only=True)` accepts. What must not live here: files (see `checkpoint.py`).
+Model, what is trained beside it, optimizer, schedule, loss scale, counters, position in the data,
+best value, and the random generators of torch (CPU and every CUDA device), NumPy and Python. Only
+types that `torch.load(weights_only=True)` accepts. What must not live here: files (see
+`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class TrainState:
 
     Args:
         model: What is trained.
-        optimizer: With its moments.
+        optimizer: With its moments, and with what is trained outside the model, such as a loss's
+            weights.
         schedule: With what is no function of the step.
         precision: With its loss scale.
     """
@@ -69,12 +71,17 @@ class TrainState:
         self.progress = Progress()
         self._model = model
         self._optimizer = optimizer
+        inside = {id(p) for p in model.parameters()}
+        self._outside: list[nn.Parameter] = [
+            p for group in optimizer.param_groups for p in group["params"] if id(p) not in inside
+        ]
         self._schedule = schedule
         self._precision = precision
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Tensors are the live ones: copy or write them before the next step."""
-        return {
+        outside = {"outside": [p.detach() for p in self._outside]} if self._outside else {}
+        return outside | {
             "format": FORMAT,
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -106,6 +113,9 @@ class TrainState:
         _check_keys("the progress", state["progress"], set(asdict(Progress())))
         try:
             self._model.load_state_dict(state["model"], strict=True)
+            with torch.no_grad():
+                for p, saved in zip(self._outside, state.get("outside", ()), strict=True):
+                    p.copy_(saved)
             _load_optimizer(self._optimizer, state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as problem:
             raise CheckpointError(
@@ -118,9 +128,9 @@ class TrainState:
         self.progress = Progress(**state["progress"])
         _restore_random(state["random"])
 
-    @staticmethod
-    def _expected_keys() -> set[str]:
-        return {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
+    def _expected_keys(self) -> set[str]:
+        expected = {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
+        return expected | {"outside"} if self._outside else expected
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import torch
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
+from trainable.errors import CheckpointError
 from trainable.files import LocalFiles
 from trainable.history import History, read_resumptions, read_rows
 
@@ -158,6 +159,45 @@ def test_run_with_groups_of_its_own_resumes_exactly(tmp_path, opened, configure,
     assert _equal(frozen, list(resumed.model[0].parameters()))
     for before, after in zip(trained, resumed.model[3].parameters(), strict=True):
         assert not torch.equal(before, after)
+
+
+class Weighing:
+    """Mixed into the toy task: how much the loss counts is trained, too, outside the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.balance = torch.nn.Parameter(torch.zeros(()))
+
+    def param_groups(self, model):
+        return [*super().param_groups(model), {"params": [self.balance]}]
+
+    def loss(self, model, batch):
+        part, weight = super().loss(model, batch)
+        return part * torch.exp(-self.balance) + weight * self.balance, weight
+
+
+def test_what_is_trained_outside_the_model_resumes_exactly(tmp_path, opened, configure, toy):
+    kind = type("WeighingToy", (Weighing, toy), {})
+    config = configure(every="2 steps")
+    whole, cut = kind(), kind()
+    trained = opened(config, tmp_path / "whole", whole)
+    _run(trained)
+    with pytest.raises(Crash):
+        _run(opened(config, tmp_path / "cut", kind(), interrupted=_crash_at(7)))
+    resumed = opened(config, tmp_path / "cut", cut)
+    assert resumed.resumed_at > 0
+    _run(resumed)
+    assert whole.balance.item() == cut.balance.item() != 0
+    assert _equal(trained.state.state_dict(), resumed.state.state_dict())
+    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+
+
+def test_state_without_what_is_trained_outside_the_model_is_refused(
+    tmp_path, opened, configure, toy
+):
+    _run(opened(configure(), tmp_path, toy(), until=1))
+    with pytest.raises(CheckpointError, match="lacks the keys \\['outside'\\]"):
+        opened(configure(), tmp_path, type("WeighingToy", (Weighing, toy), {})())
 
 
 def _run_drawing(toy, opened, config, directory, *, crash_after=None):
