@@ -21,7 +21,7 @@ from trainable.inheritance import with_inheritance
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
 from trainable.model import fit_model
-from trainable.optim import Clipper, build_optimizer, check_groups
+from trainable.optim import Clipper, build_optimizer, check_form, check_groups
 from trainable.own_loop import OwnLoop
 from trainable.precision import Precision, resolve_precision
 from trainable.schedule import Schedule, warmup_steps
@@ -190,7 +190,7 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
     cautions = _cautions(built, train)
     model = fit_model(built.to(device), train)
     train_source, val_source = _open_sources(data, train, seed=config.seed, device=device)
-    groups = task.param_groups(model)
+    groups = check_form(task.param_groups(model))
     check_groups(train.optimizer, groups)
     windows = train_source.plan.windows
     schedule = Schedule(

@@ -34,6 +34,32 @@ _PACKAGE = "pytorch_optimizer"
 _FROM_PACKAGE = {"lamb": "Lamb", "lion": "Lion"}
 
 
+def check_form(groups: object) -> list[dict[str, Any]]:
+    """Return parameter groups with lists of parameters, also where a group holds what torch takes
+    in their place: an iterator, one tensor, or pairs of a name and a tensor.
+
+    Raises:
+        TaskError: It is no list of dicts, or one of them holds something else.
+    """
+    if not isinstance(groups, list) or not all(
+        isinstance(group, dict) and "params" in group for group in groups
+    ):
+        raise TaskError("param_groups() must return a list of dicts, each with 'params'")
+    return [{**group, "params": _parameters(group["params"])} for group in groups]
+
+
+def _parameters(found: Any) -> list[nn.Parameter]:
+    listed = [found] if isinstance(found, Tensor) else list(found)
+    parameters = [item[1] if isinstance(item, tuple) else item for item in listed]
+    for parameter in parameters:
+        if not isinstance(parameter, Tensor):
+            raise TaskError(
+                f"param_groups() lists an object of type {type(parameter).__name__} among the "
+                "parameters; list the parameters of modules, such as head.parameters()"
+            )
+    return parameters
+
+
 def trained(groups: list[dict[str, Any]]) -> list[nn.Parameter]:
     """Return the parameters of all groups that receive gradients."""
     return [p for group in groups for p in group["params"] if p.requires_grad]

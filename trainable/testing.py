@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from trainable.data import sample_count
 from trainable.errors import TaskError
 from trainable.losses import cross_entropy
-from trainable.optim import Scalar
+from trainable.optim import Scalar, check_form
 from trainable.seeding import derive_seed, isolated_host_randomness, seed_host, set_seed
 from trainable.task import (
     Batch,
@@ -127,14 +127,13 @@ def _state_problems(task: Task, model: nn.Module) -> Iterator[str]:
 
 
 def _group_problems(task: Task, model: nn.Module) -> Iterator[str]:
-    groups = task.param_groups(model)
-    if not isinstance(groups, list) or not all(
-        isinstance(g, dict) and "params" in g for g in groups
-    ):
-        yield "param_groups() must return a list of dicts, each with 'params'"
+    try:
+        groups = check_form(task.param_groups(model))
+    except TaskError as problem:
+        yield str(problem)
         return
     names = {id(p): name for name, p in model.named_parameters()}
-    listed = [id(p) for group in groups for p in list(group["params"])]
+    listed = [id(p) for group in groups for p in group["params"]]
     twice = sorted({names.get(key, "?") for key in listed if listed.count(key) > 1})
     left = [names[id(p)] for p in model.parameters() if p.requires_grad and id(p) not in listed]
     if twice:

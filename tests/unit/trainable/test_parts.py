@@ -161,6 +161,46 @@ def test_group_multiplier_scales_the_learning_rate():
     assert [g["initial_lr"] for g in optimizer.param_groups] == pytest.approx([0.05, 0.5])
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda model: model.parameters(),
+        lambda model: model.named_parameters(),
+        lambda model: tuple(model.parameters()),
+    ],
+)
+def test_groups_hold_their_parameters_in_all_forms_that_torch_takes(
+    tmp_path, opened, configure, toy, given
+):
+    class Headed(toy):
+        def param_groups(self, model):
+            return [{"params": given(model[0])}, {"params": model[3].weight, "lr_multiplier": 0.1}]
+
+    trainer = opened(configure(optimizer={"name": "sgd"}), tmp_path, Headed())
+    first, head = (group["params"] for group in trainer.groups)
+    assert [id(p) for p in first] == [id(p) for p in trainer.model[0].parameters()]
+    assert [id(p) for p in head] == [id(trainer.model[3].weight)]
+    before = trainer.model[3].weight.clone()
+    list(trainer.events())
+    assert not torch.equal(before, trainer.model[3].weight)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (lambda model: model.parameters(), "must return a list of dicts"),
+        (lambda model: [{"params": [model]}], "lists an object of type Sequential"),
+    ],
+)
+def test_groups_of_another_form_are_refused(tmp_path, opened, configure, toy, groups, message):
+    class Flat(toy):
+        def param_groups(self, model):
+            return groups(model)
+
+    with pytest.raises(TaskError, match=message):
+        opened(configure(), tmp_path, Flat())
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_whose_first_step_is_stopped_goes_on_as_if_it_had_not_been(nesterov):
     ours, theirs = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
