@@ -116,7 +116,8 @@ def build_optimizer(
     Args:
         config: Which optimizer, and its hyperparameters.
         groups: Parameter groups; `lr_multiplier` in a group scales its learning rate at every
-            step.
+            step. In the optimizer's groups it is what makes theirs of the configuration's, also
+            where a group came with an `lr` of its own.
 
     Raises:
         ConfigError: The optimizer needs a package that is not installed.
@@ -125,7 +126,9 @@ def build_optimizer(
     check_groups(config, groups)
     optimizer = _construct(config, groups, [p for group in groups for p in group["params"]])
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] = group["lr"] * group.setdefault("lr_multiplier", 1.0)
+        multiplier, own = group.get("lr_multiplier", 1.0), group["lr"] / config.lr
+        group["lr"] = group["initial_lr"] = group["lr"] * multiplier
+        group["lr_multiplier"] = multiplier * own
     return optimizer
 
 

@@ -22,6 +22,9 @@ from trainable.schedule import Schedule
 
 FORMAT = 1
 
+_OWN_OPTIONS = ("initial_lr", "lr_multiplier")
+"""What a parameter group holds beside an optimizer's own options."""
+
 
 @dataclass
 class Progress:
@@ -135,7 +138,7 @@ class TrainState:
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     options = [
-        {key: group[key] for key in (*optimizer.defaults, "initial_lr") if key in group}
+        {key: group[key] for key in (*optimizer.defaults, *_OWN_OPTIONS) if key in group}
         for group in optimizer.param_groups
     ]
     optimizer.load_state_dict(state)

@@ -161,6 +161,22 @@ def test_group_multiplier_scales_the_learning_rate():
     assert [g["initial_lr"] for g in optimizer.param_groups] == pytest.approx([0.05, 0.5])
 
 
+def test_group_with_a_learning_rate_of_its_own_leaves_the_one_that_is_logged_alone(
+    tmp_path, opened, configure, toy
+):
+    class Backbone(toy):
+        def param_groups(self, model):
+            slow = {"params": model[0].parameters(), "lr": 1e-4}
+            return [slow, {"params": model[3].parameters()}]
+
+    config = configure(epochs=6, schedule={"name": "constant"}, optimizer={"lr": 0.01})
+    trainer = opened(config, tmp_path, Backbone())
+    report = list(trainer.events())[-1]
+    assert [group["lr"] for group in trainer.groups] == [1e-4, 0.01]
+    assert {row.metrics["train/lr"] for row in report.rows} == {0.01}
+    assert report.signals == []
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -413,6 +413,23 @@ def test_run_starts_from_another_runs_generation(tmp_path, opened, configure, to
     assert [r.epoch for r in _run(copied)] == [2]
 
 
+def test_run_that_starts_from_another_one_keeps_its_groups_multipliers(
+    tmp_path, opened, configure, toy
+):
+    def task(multiplier):
+        group = {"lr_multiplier": multiplier}
+        groups = lambda self, model: [{"params": model.parameters(), **group}]  # noqa: ARG005, E731
+        return type("Scaled", (toy,), {"param_groups": groups})()
+
+    config = configure(schedule={"name": "constant"}, optimizer={"lr": 0.01})
+    donor = opened(config, tmp_path / "donor", task(10.0), until=1)
+    _run(donor)
+    heir = opened(config, tmp_path / "heir", task(1.0), restore=donor.store.newest().address)
+    _run(heir)
+    assert [group["lr"] for group in heir.groups] == [0.01]
+    assert {metrics["train/lr"] for _, metrics in _curve(tmp_path / "heir")} == {0.01}
+
+
 CRASHING = """
 import os, sys
 from pathlib import Path
