@@ -37,7 +37,7 @@ from trainable.history import History, Row
 from trainable.naming import nearest
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
-from trainable.run import Report, Run, at_best, is_better
+from trainable.run import Report, Run, at_best, is_better, one_number
 from trainable.state import TrainState
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
 from trainable.task import Batch
@@ -332,9 +332,10 @@ class Trainer(Run):
                 f"evaluate() returned {found!r}; it must return a dict of metrics, such as "
                 f"{{'loss': 0.5}}"
             )
+        whose = type(self._step.task).__name__
         return {
-            f"val/{name}": value
-            for name, value in zip(found, _floats(list(found.values())), strict=True)
+            f"val/{name}": one_number(value, f"{whose}.evaluate() gives {name!r}")
+            for name, value in _fetched(found, self._step.device).items()
         }
 
     def _value_of_metric(self, boundary: dict[str, float]) -> float:
@@ -408,12 +409,15 @@ def _column(values: Sequence[Scalar | bool]) -> Tensor:
     return torch.stack([v for v in values if isinstance(v, Tensor)]).double()
 
 
-def _floats(values: list[Scalar | bool]) -> list[float]:
-    """Fetch values that may be on the device, all in one transfer."""
-    tensors = [v.detach().double() for v in values if isinstance(v, Tensor)]
-    if not tensors:
-        return [float(v) for v in values]
-    fetched = iter(
-        torch.stack(tensors).tolist()
-    )  # device synchronisation: the only one of a report
-    return [next(fetched) if isinstance(v, Tensor) else float(v) for v in values]
+def _fetched(found: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Fetch the numbers that may be on the device, all in one transfer."""
+    single = {
+        name: value.detach().reshape(()).to(device)
+        for name, value in found.items()
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    }
+    if not single:
+        return found
+    # device synchronisation: the only one of a report
+    fetched = torch.stack([value.double() for value in single.values()]).tolist()
+    return found | dict(zip(single, fetched, strict=True))

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +32,7 @@ from trainable.history import History, Row, read_rows
 from trainable.inheritance import with_inheritance
 from trainable.naming import nearest
 from trainable.precision import device_name
-from trainable.run import Report, Run, at_best, is_better
+from trainable.run import Report, Run, at_best, describe, is_better, one_number
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import known_errors
 
@@ -243,7 +242,7 @@ class OwnLoop(Run):
             )
         )
         if not isinstance(metrics, dict) or not metrics:
-            found = "no metrics" if isinstance(metrics, dict) else _describe(yielded)
+            found = "no metrics" if isinstance(metrics, dict) else describe(yielded)
             raise TaskError(
                 f"{self._name} yielded {found}; it must yield a dict of metrics, or a pair of "
                 "such a dict and a state dict"
@@ -258,16 +257,8 @@ class OwnLoop(Run):
     def _number(self, key: object, value: object) -> float:
         if not isinstance(key, str):
             raise TaskError(f"{self._name} yielded a metric named {key!r}; a name is a string")
-        try:
-            if isinstance(value, numpy.generic | numpy.ndarray):
-                value = value.item()  # float would drop the imaginary part of one
-            elif isinstance(value, Tensor) and value.numel() == 1:
-                value = value.item()  # device synchronisation: the loop chose to yield a tensor
-            return float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError) as problem:
-            raise TaskError(
-                f"{self._name} yielded {key!r} as {_describe(value)}; a metric is one number"
-            ) from problem
+        # device synchronisation where it is a tensor on one: the loop chose to yield that
+        return one_number(value, f"{self._name} yielded {key!r}")
 
     def _note(self, metrics: dict[str, float]) -> tuple[Row, float, bool]:
         """Count the report and write its row; return the row, the metric, and if it is best."""
@@ -328,7 +319,7 @@ def check_state(state: object, where: str = "state") -> None:
             check_state(value, f"{where}[{index}]")
     elif type(state) not in (*_PLAIN, Tensor, nn.Parameter, nn.Buffer):
         raise CheckpointError(
-            f"{where} is {_describe(state)}; a state holds tensors, numbers, strings, lists, "
+            f"{where} is {describe(state)}; a state holds tensors, numbers, strings, lists, "
             "tuples and dicts, so that it can be read back without running code; save "
             f"{_remedy(state)}"
         )
@@ -340,12 +331,6 @@ def _remedy(value: object) -> str:
     if type(value).__module__ == "numpy":
         return "torch.as_tensor() or .item() of it"
     return "plain data from which the loop can make it again"
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, (str, int, float, bool, type(None))):
-        return repr(value)
-    return f"an object of type {type(value).__module__}.{type(value).__qualname__}"
 
 
 def _parse(saved: dict[str, Any] | None) -> tuple[_Progress, dict[str, Any] | None]:

@@ -11,10 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
+
+import numpy
+from torch import Tensor
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
+from trainable.errors import TaskError
 from trainable.health import Watch
 from trainable.history import History, Row
 from trainable.manifest import Pointer
@@ -101,6 +105,34 @@ class Run(ABC):
     ) -> Report:
         signals = self._watch.sentences() if rows else []
         return Report(step, epoch, dict(metrics), rows, self.store.pointer, finished, signals)
+
+
+def one_number(value: object, given: str) -> float:
+    """Return the value of a metric that a user's code gave; a tensor or an array may hold it.
+
+    Args:
+        value: What was given.
+        given: Who gave it and its name, such as `run() yielded 'loss'`.
+
+    Raises:
+        TaskError: It is no number, or more than one.
+    """
+    single: Any = value
+    try:
+        if isinstance(value, numpy.generic | numpy.ndarray) or (
+            isinstance(value, Tensor) and value.numel() == 1
+        ):
+            single = value.item()  # float would drop the imaginary part of one
+        return float(single)
+    except (TypeError, ValueError, OverflowError) as problem:
+        raise TaskError(f"{given} as {describe(value)}; a metric is one number") from problem
+
+
+def describe(value: object) -> str:
+    """Return plain data as they are written, and of anything else its type."""
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return repr(value)
+    return f"an object of type {type(value).__module__}.{type(value).__qualname__}"
 
 
 def is_better(value: float, best: float | None, mode: Mode) -> bool:

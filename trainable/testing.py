@@ -21,6 +21,7 @@ from trainable.data import sample_count
 from trainable.errors import TaskError
 from trainable.losses import cross_entropy
 from trainable.optim import Scalar, check_form
+from trainable.run import one_number
 from trainable.seeding import derive_seed, isolated_host_randomness, seed_host, set_seed
 from trainable.task import (
     Batch,
@@ -299,10 +300,10 @@ def _evaluation_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator
     for name, value in metrics.items():
         if not isinstance(name, str) or "/" in name:
             yield f"evaluate() names a metric {name!r}; use a plain name, the loop adds val/"
-        if not isinstance(value, (int, float, Tensor)) or (
-            isinstance(value, Tensor) and value.numel() != 1
-        ):
-            yield f"evaluate() gives {name!r} as {type(value).__name__}; give one number"
+        try:
+            one_number(value, f"evaluate() gives {name!r}")
+        except TaskError as problem:
+            yield str(problem)
 
 
 def _batches(data: Data, samples: Samples) -> tuple[Batch, list[Batch]]:

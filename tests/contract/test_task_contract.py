@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -142,8 +143,15 @@ def _log_of_probabilities(self, model, batch):
     [
         {"build_data": _samples(_Augmented)},
         {"build_model": _with_softmax, "loss": _log_of_probabilities},
+        {"evaluate": lambda self, m, b: {"loss": numpy.float32(1), "f1": torch.ones(1)}},
+        {"param_groups": lambda self, m: [{"params": p} for p in m.parameters()]},
     ],
-    ids=["augmentation from the global generators", "probabilities that the loss asks for"],
+    ids=[
+        "augmentation from the global generators",
+        "probabilities that the loss asks for",
+        "numbers in arrays and tensors",
+        "groups of one tensor",
+    ],
 )
 def test_what_only_looks_wrong_passes(override):
     check_task(type("Unusual", (Good,), override)())
@@ -218,7 +226,7 @@ def _unseeded(self):
         ({"build_model": lambda self: _Growing(3, 2)}, "a new model does not take the state_dict"),
         ({"evaluate": lambda self, model, batches: 0.5}, "return a dict of metrics"),
         ({"evaluate": lambda self, m, b: {"val/loss": 1.0}}, "use a plain name"),
-        ({"evaluate": lambda self, m, b: {"loss": torch.ones(2)}}, "give one number"),
+        ({"evaluate": lambda self, m, b: {"loss": torch.ones(2)}}, "a metric is one number"),
     ],
 )
 def test_broken_promises_are_named(override, message):

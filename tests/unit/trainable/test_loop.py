@@ -8,6 +8,7 @@ import itertools
 import math
 import mmap
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -325,6 +326,28 @@ def test_missing_deterministic_implementation_names_the_switch(tmp_path, opened,
 def test_evaluate_must_return_metrics(tmp_path, opened, configure, toy, returned):
     task = _task(toy, evaluate=lambda self, model, batches: returned)
     with pytest.raises(TaskError, match="must return a dict of metrics"):
+        list(opened(configure(), tmp_path, task).events())
+
+
+def test_metrics_are_numbers_of_any_kind_and_shape(tmp_path, opened, configure, toy):
+    found = {
+        "loss": torch.tensor([0.5]),
+        "f1": torch.tensor(0.25, dtype=torch.float16),
+        "hits": torch.tensor(3),
+        "recall": numpy.float32(0.75),
+        "auc": numpy.array([[1.0]]),
+    }
+    task = _task(toy, evaluate=lambda self, model, batches: found)
+    report = list(opened(configure(), tmp_path, task).events())[-1]
+    values = {name: report.metrics[f"val/{name}"] for name in found}
+    assert values == {"loss": 0.5, "f1": 0.25, "hits": 3.0, "recall": 0.75, "auc": 1.0}
+
+
+@pytest.mark.parametrize("value", [None, "high", torch.ones(2), torch.tensor(1j), [0.5]], ids=str)
+def test_metric_that_is_not_one_number_is_named(tmp_path, opened, configure, toy, value):
+    found = {"loss": torch.tensor(0.5), "f1": value}
+    task = _task(toy, evaluate=lambda self, model, batches: found)
+    with pytest.raises(TaskError, match=r"evaluate\(\) gives 'f1' as .*; a metric is one number"):
         list(opened(configure(), tmp_path, task).events())
 
 
