@@ -236,8 +236,7 @@ class Trainer(Run):
                 with self._device_time.measure():
                     outcome = self._step(window, number)
         except (NonFiniteLoss, NonFiniteGradient):
-            self._fetch()  # the curve up to here is worth keeping
-            self._write()
+            self._write_fetched()  # the curve up to here is worth keeping
             raise
         size = self._train.plan.size(progress.window)
         progress.window += 1
@@ -260,6 +259,7 @@ class Trainer(Run):
         progress.skipped += 1
         progress.skipped_in_a_row += 1
         if progress.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
+            self._write_fetched()
             raise NonFiniteGradient(number, float(outcome.grad_norm))
 
     def _fetch(self) -> None:
@@ -293,10 +293,13 @@ class Trainer(Run):
         self._unreported += self._unwritten
         self._unwritten = []
 
-    def _snapshot(self) -> dict[str, Any]:
-        """Make the state to be saved; the rows that it covers are in the file first."""
+    def _write_fetched(self) -> None:
         self._fetch()
         self._write()
+
+    def _snapshot(self) -> dict[str, Any]:
+        """Make the state to be saved; the rows that it covers are in the file first."""
+        self._write_fetched()
         return self.state.state_dict()
 
     def _boundary_metrics(self) -> dict[str, float]:

@@ -291,6 +291,22 @@ def test_fp16_that_never_recovers_ends(tmp_path, opened, configure, toy):
         list(trainer.events())
 
 
+def test_fp16_that_breaks_in_the_middle_of_an_epoch_keeps_the_curve_up_to_there(
+    tmp_path, opened, configure, toy
+):
+    def loss(self, model, batch):
+        total, weight = toy.loss(self, model, batch)
+        if trainer.state.progress.step >= 3:
+            total.register_hook(lambda gradient: gradient * math.inf)
+        return total, weight
+
+    task = _task(toy, loss=loss)
+    trainer = opened(configure(batch_size=1, precision="fp16"), tmp_path, task)
+    with pytest.raises(NonFiniteGradient, match="at step 4 "):
+        list(trainer.events())
+    assert [row.step for row in read_rows(tmp_path)] == [1, 2, 3]
+
+
 @pytest.mark.seeds("S3")
 def test_fp16_skips_are_counted(tmp_path, opened, configure, toy):
     trainer = opened(configure(epochs=2, precision="fp16"), tmp_path, toy())
