@@ -120,7 +120,8 @@ def open_trainer(
         interrupted_before = (
             saved is not None and restore is None and progress.epoch < config.budget.epochs
         )
-        history = History(directory, files, step=progress.step, interrupted=interrupted_before)
+        covered = -1 if saved is None else progress.step
+        history = History(directory, files, step=covered, interrupted=interrupted_before)
 
     return Trainer(
         step=step,

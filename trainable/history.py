@@ -92,7 +92,8 @@ class History:
     Args:
         directory: The run's directory.
         files: Opened for writing: replaces the file only while no other process has taken over.
-        step: The last step whose row stays; 0 keeps none.
+        step: The last step whose row stays; -1 keeps none. Step 0 has a row where fp16 skipped the
+            whole first epoch.
         interrupted: Remember for `read_resumptions` that the run goes on there.
 
     Raises:
@@ -155,7 +156,7 @@ class History:
 
 def _up_to(path: Path, step: int) -> bytes:
     keep: list[bytes] = []
-    if step > 0 and path.exists():
+    if path.exists():
         for line in _complete_lines(path):
             if _parse(line, path).step > step:
                 break

@@ -278,6 +278,26 @@ def test_epoch_whose_last_window_fp16_skips_is_the_same_across_an_interruption_b
     assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
 
 
+def test_first_epoch_that_fp16_skips_whole_stays_in_the_curve(tmp_path, opened, configure, toy):
+    class Overflowing(toy):
+        def loss(self, model, batch):
+            part, weight = super().loss(model, batch)
+            if model.training and trainer.state.progress.epoch == 0:
+                part.register_hook(lambda gradient: gradient * torch.inf)
+            return part, weight
+
+    config = configure(precision="fp16")
+    trainer = opened(config, tmp_path / "whole", Overflowing())
+    assert [(report.epoch, report.step) for report in _run(trainer)] == [(1, 0), (2, 4), (3, 8)]
+    trainer = opened(config, tmp_path / "cut", Overflowing(), until=1)
+    _run(trainer)
+    trainer = opened(config, tmp_path / "cut", Overflowing())
+    _run(trainer)
+    curve = _curve(tmp_path / "whole")
+    assert [step for step, _ in curve] == list(range(9))
+    assert curve == _curve(tmp_path / "cut")
+
+
 def test_interruptions_are_remembered_where_the_run_went_on(tmp_path, opened, configure, toy):
     config = configure(every="2 steps")
     for crash in (3, 4):  # after step 3, and four steps after that
