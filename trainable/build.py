@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,7 +188,7 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
     data = check_data(task.build_data(), task)
     set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
     built = _build_model(task)
-    cautions = _cautions(built, train)
+    cautions = list(_cautions(built, data, train))
     model = fit_model(built.to(device), train)
     train_source, val_source = _open_sources(data, train, seed=config.seed, device=device)
     groups = check_form(task.param_groups(model))
@@ -261,20 +261,30 @@ def _build_model(task: Task) -> nn.Module:
     return model
 
 
-def _cautions(model: nn.Module, config: TrainConfig) -> list[str]:
+def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str]:
+    if not model.training:
+        yield (
+            "build_model() returned the model in evaluation mode, and it is trained as it is: "
+            "without dropout, and with BatchNorm's statistics as they are; return model.train(), "
+            "with single modules in evaluation mode where they are meant to be"
+        )
+    if data.collate is not None and isinstance(data.train, tuple):
+        yield (
+            "collate is never called for train, which is a tuple of tensors and is indexed as it "
+            "is; give torch.utils.data.TensorDataset(*tensors) if samples are to be collated"
+        )
     batch_norms = [
         name
         for name, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)
     ]
-    if not batch_norms or config.accumulation == 1:
-        return []
-    return [
-        f"accumulation is {config.accumulation} and the model has BatchNorm ({batch_norms[0]}): "
-        f"its statistics see micro-batches of {config.micro_batch_size} samples, not the batch of "
-        f"{config.batch_size}, so the result is not that of the large batch; use GroupNorm or "
-        "LayerNorm, or accumulation 1"
-    ]
+    if batch_norms and config.accumulation > 1:
+        yield (
+            f"accumulation is {config.accumulation} and the model has BatchNorm "
+            f"({batch_norms[0]}): its statistics see micro-batches of {config.micro_batch_size} "
+            f"samples, not the batch of {config.batch_size}, so the result is not that of the "
+            "large batch; use GroupNorm or LayerNorm, or accumulation 1"
+        )
 
 
 def _train_plan(config: TrainConfig, samples: int, seed: int) -> Plan:

@@ -107,6 +107,8 @@ class Task:
     def build_model(self) -> nn.Module:
         """Return a new model on the CPU. Called after the run's seed is set.
 
+        It is trained in the mode in which each of its modules is returned.
+
         One that writes to trained parameters in a forward pass does so from the first pass on: a
         save copies what that pass left alone beside the next one.
         """

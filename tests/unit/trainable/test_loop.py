@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import mmap
@@ -12,6 +13,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
 from trainable.diagnostics import MEASURED, memory_in_use, memory_since_report
 from trainable.errors import (
@@ -376,6 +378,26 @@ def test_batch_norm_with_accumulation_warns(tmp_path, opened, configure, toy):
     with pytest.warns(UserWarning, match="micro-batches of 3 samples.*GroupNorm"):
         opened(configure(accumulation=4), tmp_path, task)
     opened(configure(), tmp_path / "alone", task)
+
+
+def test_model_in_evaluation_mode_warns_and_stays_in_it(tmp_path, opened, configure, toy):
+    class Pretrained(toy):
+        def build_model(self):
+            return super().build_model().eval()
+
+    with pytest.warns(UserWarning, match=r"in evaluation mode.*return model.train\(\)"):
+        trainer = opened(configure(), tmp_path, Pretrained())
+    assert not any(module.training for module in trainer.model.modules())
+
+
+def test_collate_that_is_never_called_warns(tmp_path, opened, configure, toy):
+    class Mixing(toy):
+        def build_data(self):
+            return dataclasses.replace(super().build_data(), collate=default_collate)
+
+    with pytest.warns(UserWarning, match="collate is never called for train"):
+        opened(configure(), tmp_path / "tensors", Mixing())
+    opened(configure(), tmp_path / "samples", Mixing(augmented=True))
 
 
 def test_initial_weights_do_not_depend_on_what_the_data_drew(tmp_path, opened, configure, toy):
