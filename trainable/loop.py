@@ -325,7 +325,9 @@ class Trainer(Run):
         batches = (batch for window in self._val.windows(0) for batch in window)
         self._step.model.eval()
         try:
-            with torch.inference_mode(), self._step.precision.autocast():
+            # Not inference mode: what a model keeps of an evaluation, such as a longer table of
+            # positions, could not be used in training then.
+            with torch.no_grad(), self._step.precision.autocast():
                 found = self._step.task.evaluate(self._step.model, batches)
         finally:
             for module, training in modes:

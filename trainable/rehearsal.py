@@ -73,7 +73,7 @@ def rehearse(config: TrialConfig, device: torch.device) -> None:
 def _evaluate(step: Step, source: Source) -> None:
     batches: Iterator[object] = (batch for window in source.windows(0) for batch in window)
     step.model.eval()
-    with torch.inference_mode(), step.precision.autocast():
+    with torch.no_grad(), step.precision.autocast():
         step.task.evaluate(step.model, islice(batches, 1))
 
 

@@ -123,10 +123,7 @@ class Task:
         inputs, targets = batch
         logits = model(inputs)
         if self.class_weights is not None and self.class_weights.device != logits.device:
-            # Once. A copy made in inference mode, should an evaluation be first, could not be
-            # used in training.
-            with torch.inference_mode(False):
-                self.class_weights = self.class_weights.to(logits.device)
+            self.class_weights = self.class_weights.to(logits.device)  # once
         return cross_entropy(
             logits,
             targets,

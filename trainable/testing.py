@@ -292,7 +292,7 @@ def _training_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[s
 
 def _evaluation_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
     model = copy.deepcopy(model).eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         metrics = task.evaluate(model, iter([batch]))
     if not isinstance(metrics, dict) or not metrics:
         yield f"evaluate() returned {metrics!r}; return a dict of metrics, such as {{'loss': 0.5}}"

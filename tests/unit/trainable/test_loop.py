@@ -25,6 +25,7 @@ from trainable.errors import (
     TaskError,
 )
 from trainable.history import read_rows
+from trainable.task import Data
 
 
 def _task(toy, **methods):
@@ -210,14 +211,40 @@ def test_evaluation_restores_the_mode_of_each_module(tmp_path, opened, configure
     seen = []
 
     def evaluate(self, model, batches):
-        seen.append((model.training, torch.is_inference_mode_enabled()))
+        seen.append((model.training, torch.is_grad_enabled()))
         return {"loss": 1.0}
 
     trainer = opened(configure(epochs=1), tmp_path, _task(toy, evaluate=evaluate))
     trainer.model[2].eval()  # someone froze one module
     list(trainer.events())
-    assert seen == [(False, True)]
+    assert seen == [(False, False)]
     assert [m.training for m in trainer.model] == [True, True, False, True]
+
+
+def test_what_a_model_keeps_of_an_evaluation_serves_the_training(tmp_path, opened, configure, toy):
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(1, 3)
+            self.table = torch.zeros(0)
+
+        def forward(self, inputs):
+            length = inputs.shape[1]
+            if length > len(self.table):
+                self.table = torch.arange(length).float().cos()
+            weighed = inputs * self.last.weight[0] * self.table[:length]
+            return self.last(weighed.mean(1, keepdim=True))
+
+    class Longer(toy):
+        def build_model(self):
+            return Positions()
+
+        def build_data(self):
+            train = super().build_data().train
+            return Data(train=train, val=(torch.randn(4, 8), torch.zeros(4, dtype=torch.long)))
+
+    trainer = opened(configure(), tmp_path, Longer())
+    assert len(list(trainer.events())) == 3
 
 
 @pytest.mark.seeds("S12")
