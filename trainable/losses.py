@@ -48,7 +48,8 @@ def cross_entropy(
     counted = targets != ignore_index
     if weight is None:
         return total, counted.sum()
-    return total, weight[targets.where(counted, 0)].mul(counted).sum()
+    # long: where classes come as bytes, indexing would take them for a mask
+    return total, weight[targets.where(counted, 0).long()].mul(counted).sum()
 
 
 def binary_cross_entropy(

@@ -44,6 +44,14 @@ def test_cross_entropy_with_probabilities_and_another_ignored_class():
     torch.testing.assert_close(total / share, F.cross_entropy(logits, targets, ignore_index=2))
 
 
+def test_cross_entropy_takes_classes_that_are_bytes():
+    torch.manual_seed(0)
+    logits, weight = torch.randn(3, 3), torch.tensor([1.0, 2.0, 3.0])
+    targets = torch.tensor([1, 2, 1])  # as a mask they would be all classes
+    total, share = cross_entropy(logits, targets.to(torch.uint8), weight=weight)
+    torch.testing.assert_close(total / share, F.cross_entropy(logits, targets, weight=weight))
+
+
 @pytest.mark.seeds("S13")
 def test_binary_cross_entropy():
     logits = torch.tensor([0.5, -1.0, 2.0, 0.1])
