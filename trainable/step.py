@@ -96,7 +96,9 @@ class Step:
         for batch in window:
             with self.precision.autocast():
                 part, share = self.task.loss(self.model, batch)
-            self.precision.scale(part).backward()  # type: ignore[no-untyped-call]
+            scaled = self.precision.scale(part)
+            if scaled.requires_grad:  # else it is a constant, as of a micro-batch without targets
+                scaled.backward()  # type: ignore[no-untyped-call]
             loss, weight = loss + self._read(part), weight + self._read(share)
         self.precision.unscale(self.optimizer)
         weight = self._divisor(weight)

@@ -160,13 +160,27 @@ def test_window_of_ignored_targets_has_loss_zero():
     assert (outcome.loss, outcome.grad_norm) == (0.0, 0.0)
 
 
-def test_loss_without_the_model_says_what_to_do():
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_micro_batch_without_targets_may_have_a_constant_loss(precision):
+    class Sparse(Scripted):
+        def loss(self, model, batch):
+            return super().loss(model, batch) if batch[1] else (torch.zeros(()), 0)
+
+    alone, among = _step(Sparse(), precision=precision), _step(Sparse(), precision=precision)
+    empty = (GOOD[0], 0.0)
+    assert alone([GOOD], 1).loss == among([empty, GOOD, empty], 1).loss
+    assert _equal(_weights(alone), _weights(among))
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_loss_without_the_model_says_what_to_do(precision, requires_grad):
     class Detached(Task):
         def loss(self, model, batch):
-            return torch.ones((), requires_grad=True), 1.0
+            return torch.ones((), requires_grad=requires_grad), 1.0
 
     with pytest.raises(TaskError, match="no parameter received a gradient"):
-        _step(Detached())([GOOD], 1)
+        _step(Detached(), precision=precision)([GOOD], 1)
 
 
 def test_learning_rate_returned_is_the_one_applied():
