@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,11 @@ class Switches:
 
     def _keep(self, value: Any, get: Callable[[], Any], set_: Callable[[Any], object]) -> None:
         def put_back() -> None:
-            if get() != value:
+            try:
+                changed = get() != value
+            except RuntimeError:  # torch tells no precision that was set in two ways
+                changed = True
+            if changed:
                 set_(value)
 
         self._put_back.append(put_back)
@@ -60,13 +65,43 @@ class Switches:
         )
 
 
+def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    return partial(getattr, owner, name), partial(setattr, owner, name)
+
+
+_BACKENDS = torch.backends
 _SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_default_device, torch.set_default_device),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    # Which kernels compute. Of precisions the older switches come first, which write the newer
+    # ones, and of these the general one, which others follow.
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _attribute(_BACKENDS.cudnn, "allow_tf32"),
+    *(
+        _attribute(owner, "fp32_precision")
+        for owner in (
+            _BACKENDS,
+            _BACKENDS.cuda.matmul,
+            _BACKENDS.cudnn,
+            _BACKENDS.cudnn.conv,
+            _BACKENDS.cudnn.rnn,
+            _BACKENDS.mkldnn,
+            _BACKENDS.mkldnn.conv,
+            _BACKENDS.mkldnn.matmul,
+            _BACKENDS.mkldnn.rnn,
+        )
+    ),
+    _attribute(_BACKENDS.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    _attribute(_BACKENDS.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    _attribute(_BACKENDS.cudnn, "enabled"),
+    _attribute(_BACKENDS.mkldnn, "enabled"),
+    (_BACKENDS.cuda.flash_sdp_enabled, _BACKENDS.cuda.enable_flash_sdp),
+    (_BACKENDS.cuda.mem_efficient_sdp_enabled, _BACKENDS.cuda.enable_mem_efficient_sdp),
+    (_BACKENDS.cuda.math_sdp_enabled, _BACKENDS.cuda.enable_math_sdp),
+    (_BACKENDS.cuda.cudnn_sdp_enabled, _BACKENDS.cuda.enable_cudnn_sdp),
 ]
 
 
