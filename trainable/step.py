@@ -116,7 +116,7 @@ class Step:
             return value
         # Device synchronisation, on the CPU (free) and under fp16 (one more wait beside the
         # scaler's own).
-        return value.item() if self._reads_at_once else value.detach()
+        return value.item() if self._reads_at_once else value.detach().reshape(())
 
     def _divisor(self, weight: Scalar) -> Scalar:
         """The window's weight; 1 for a window of ignored targets: loss and gradient are 0."""

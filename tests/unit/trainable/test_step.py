@@ -142,6 +142,20 @@ def test_deferred_values_equal_the_values_read_at_once():
         torch.testing.assert_close(value, deferred.model.state_dict()[key])
 
 
+def test_losses_and_weights_of_one_element_are_those_of_one_number():
+    class Kept(Scripted):
+        def loss(self, model, batch):
+            total, weight = super().loss(model, batch)
+            return total.reshape(1), torch.tensor([weight])
+
+    plain, kept = _step(), _step(Kept())
+    plain._reads_at_once = kept._reads_at_once = False
+    one, other = plain([GOOD], 1), kept([GOOD], 1)
+    for name in ("loss", "grad_norm", "clipped", "weight"):
+        assert torch.equal(getattr(one, name), getattr(other, name).to(getattr(one, name).dtype))
+    assert _equal(_weights(plain), _weights(kept))
+
+
 def test_optimizer_without_a_stop_on_the_device_waits_and_raises():
     step = _step(optimizer="adafactor")
     step._reads_at_once = False
