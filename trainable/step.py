@@ -174,7 +174,7 @@ def known_errors(device: torch.device) -> Iterator[None]:
     """Turn what torch raises for reasons we know into errors that say what to do."""
     try:
         yield
-    except (RuntimeError, MemoryError) as problem:
+    except (RuntimeError, MemoryError, ValueError) as problem:
         if is_out_of_memory(problem):
             where = device_name(device)
             raise OutOfMemory(
@@ -182,10 +182,22 @@ def known_errors(device: torch.device) -> Iterator[None]:
                 "train.accumulation (the same batch in smaller parts), lower train.batch_size, or "
                 "give each trial a larger share of the device"
             ) from problem
-        if "does not have a deterministic implementation" not in str(problem):
-            raise
-        raise ConfigError(
-            f"true, and the model needs an operation that is not ({problem}); write "
-            "train.deterministic: false, and resumed runs are then equal up to rounding only",
-            key="train.deterministic",
-        ) from problem
+        if "does not have a deterministic implementation" in str(problem):
+            raise ConfigError(
+                f"true, and the model needs an operation that is not ({problem}); write "
+                "train.deterministic: false, and resumed runs are then equal up to rounding only",
+                key="train.deterministic",
+            ) from problem
+        if "Expected more than 1 value per channel" in str(problem):
+            raise ConfigError(
+                f"BatchNorm was given a single sample to train on ({problem}); write "
+                "train.loader.drop_last: true where it is what an epoch's last batch is left "
+                "with, or raise the micro-batch, which is batch_size / accumulation",
+                key="train.batch_size",
+            ) from problem
+        if "does not support sparse gradients" in str(problem):
+            raise TaskError(
+                f"the model has sparse gradients, which no optimizer here takes ({problem}); "
+                "build its embeddings without sparse=True"
+            ) from problem
+        raise

@@ -367,6 +367,32 @@ def test_missing_deterministic_implementation_names_the_switch(tmp_path, opened,
         list(trainer.events())
 
 
+def test_batch_norm_that_is_left_a_single_sample_says_what_to_do(tmp_path, opened, configure, toy):
+    class Normed(toy):  # 43 samples: the seventh and last batch of 7 has one
+        def build_model(self):
+            return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+    with pytest.raises(ConfigError, match=r"a single sample.*drop_last: true"):
+        list(opened(configure(batch_size=7), tmp_path / "left", Normed()).events())
+    whole = configure(batch_size=7, loader={"drop_last": True})
+    assert len(list(opened(whole, tmp_path / "whole", Normed()).events())) == 3
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adafactor"])
+def test_sparse_gradients_say_what_to_do(tmp_path, opened, configure, toy, optimizer):
+    class Looked(toy):
+        def build_model(self):
+            return nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
+
+        def build_data(self):
+            samples = (torch.randint(9, (43, 2)), torch.randint(3, (43,)))
+            return Data(train=samples, val=samples)
+
+    config = configure(optimizer={"name": optimizer})
+    with pytest.raises(TaskError, match=r"sparse gradients.*without sparse=True"):
+        list(opened(config, tmp_path, Looked()).events())
+
+
 @pytest.mark.parametrize("returned", [{}, None, 0.5])
 def test_evaluate_must_return_metrics(tmp_path, opened, configure, toy, returned):
     task = _task(toy, evaluate=lambda self, model, batches: returned)
