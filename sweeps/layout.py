@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sweeps.spec.sections import InvalidName, check_name
-from tracking.address import is_database
+from tracking.address import address_of, is_database
 
 FORMAT = 1
 """The form of all these files together. It grows when an earlier release would misread one of
@@ -53,7 +53,7 @@ def command_line(root: Path, *words: str, program: str = "sweep") -> str:
 
 def tracking_uri(root: Path) -> str:
     """The embedded tracking store's address."""
-    return f"sqlite:///{root / 'mlflow.db'}"
+    return address_of(root / "mlflow.db")
 
 
 def artifact_root(root: Path) -> Path:

@@ -9,7 +9,7 @@ import os
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 _DATABASES = frozenset({"sqlite", "postgresql", "mysql", "mssql"})
 _BUILT_IN = re.compile(
@@ -58,12 +58,17 @@ def is_database(uri: str) -> bool:
     return bool(separator) and scheme.partition("+")[0] in _DATABASES
 
 
+def address_of(file: Path) -> str:
+    """The address of an SQLite file, with what would not stand for itself there as escapes."""
+    return "sqlite:///" + str(file).replace("%", "%25").replace("?", "%3F")
+
+
 def file_of(uri: str) -> Path | None:
     """The file that an SQLite address names; None for any other address."""
     scheme, found, path = uri.partition(":///")
     if not found or scheme.partition("+")[0] != "sqlite":
         return None
-    return Path(path.partition("?")[0])
+    return Path(unquote(path.partition("?")[0]))
 
 
 def store_of(uri: str) -> str:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracking.address import address_of, file_of
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL, FoundRun, Refused, RunGone, RunState
 from tracking.limits import clean_key
 from tracking.outbox import SWEEP
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _PAGE = 1000
 _SQLITE = "sqlite:///"
+_SPECIAL = re.compile(r"file:|:memory:|.*\?")
+"""What is no path of a file to be made."""
 # A plain "bad request" is not among them: a proxy on the way answers so, too, and the next attempt
 # may get through.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE"})
@@ -55,8 +58,8 @@ def connect(uri: str) -> MlflowClient:
 
     if "MLFLOW_LOGGING_LEVEL" not in os.environ:
         _quiet()
-    plain = uri.startswith(_SQLITE) and not re.search(r"[?:]", uri.removeprefix(_SQLITE))
-    if plain and not (store := Path(uri.removeprefix(_SQLITE))).exists():
+    plain = uri.startswith(_SQLITE) and not _SPECIAL.match(uri.removeprefix(_SQLITE))
+    if plain and (store := file_of(uri)) is not None and not store.exists():
         _create(store)
     return mlflow.MlflowClient(tracking_uri=uri)
 
@@ -78,7 +81,7 @@ def _create(store: Path) -> None:
             return
         for rest in (aside, aside.with_name(f"{aside.name}-journal")):
             rest.unlink(missing_ok=True)  # of a process that was killed
-        mlflow.MlflowClient(tracking_uri=f"{_SQLITE}{aside}").search_experiments(max_results=1)
+        mlflow.MlflowClient(tracking_uri=address_of(aside)).search_experiments(max_results=1)
         aside.rename(store)
         os.fsync(directory)
     finally:

@@ -81,8 +81,8 @@ def probe(uri: str, *, known: bool = False) -> None:
         if is_server(uri):
             if not known:
                 _probe_server(uri)
-        elif uri.startswith("sqlite:"):
-            _probe_file(uri, known=known)
+        elif (file := file_of(uri)) is not None:
+            _probe_file(uri, file, known=known)
         elif is_database(uri):
             _probe_database(uri, known=known)
     except TablesDiffer as error:
@@ -154,8 +154,7 @@ def _get(uri: str, endpoint: str) -> Any:
         ) from error
 
 
-def _probe_file(uri: str, *, known: bool) -> None:
-    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+def _probe_file(uri: str, path: Path, *, known: bool) -> None:
     if not path.exists():
         if not path.parent.is_dir() and not known:
             where = path.parent

@@ -232,7 +232,7 @@ class _FileStorage(EditableStorage):
         # transaction instead of failing.
         arguments = {"timeout": ledger_file.WAIT_SECONDS, "factory": _Durable}
         super().__init__(
-            f"sqlite:///{place.path}",
+            sqlalchemy.URL.create("sqlite", database=str(place.path)).render_as_string(),
             # The connection that was returned last comes next: the one with the open transaction.
             {"connect_args": arguments, "pool_use_lifo": True},
         )

@@ -4,8 +4,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
-from sweeps.layout import ROOT_VARIABLE, SweepPaths, list_sweeps, tracking_place
+from sweeps.layout import ROOT_VARIABLE, SweepPaths, list_sweeps, tracking_place, tracking_uri
+from tracking.address import file_of
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,14 @@ def test_only_a_server_keeps_artifacts_itself(
     uri: str | None, place: tuple[str, Path | None]
 ) -> None:
     assert tracking_place(uri, Path("/r")) == place
+
+
+@pytest.mark.parametrize("name", ["runs", "what?", "50%25", "a{b} #1"])
+def test_the_store_is_the_file_that_its_address_names(name: str) -> None:
+    file = Path("/r") / name / "mlflow.db"
+    address = tracking_uri(file.parent)
+    assert file_of(address) == file
+    assert make_url(address).database == str(file)
 
 
 def test_a_command_is_one_that_a_shell_takes(tmp_path: Path) -> None:

@@ -339,6 +339,17 @@ def test_creating_twice_is_refused(ledger: Ledger, place: Place) -> None:
         Ledger.create(place, mode="min", sweep_id="s2")
 
 
+@pytest.mark.parametrize("name", ["what?", "50%25", "a{b}", "#1"])
+def test_it_lies_where_it_is_said_to_whatever_the_name_means_in_an_address(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name / "ledger.db"
+    path.parent.mkdir()
+    _ask(Ledger.create(path, mode="min", sweep_id="s1"))
+    assert LedgerFile(path).num_trials() == 1
+    assert [found.name for found in tmp_path.rglob("*")] == [name, "ledger.db"]
+
+
 def test_opening_nothing_or_garbage_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="there is no ledger at"):
         Ledger.open(tmp_path / "missing.db")
