@@ -351,7 +351,7 @@ def _axes(title: str, size: tuple[float, float] = (7.2, 4.2)) -> tuple[Figure, A
 
     figure = Figure(figsize=size)
     axes = figure.add_axes(_PLACE)  # finding one by the labels is a third of a picture's time
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(alpha=0.25)

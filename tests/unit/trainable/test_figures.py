@@ -99,6 +99,12 @@ def test_curve_is_one_line_across_the_interruption(tmp_path, drawn):
     assert mark.get_label() == "interrupted; resumed after step 2"
 
 
+def test_name_of_a_metric_is_no_formula(tmp_path):
+    metric = r"$\loss{$"
+    row = Row(1, 0, {metric: 1.0})
+    assert figures.curve([row], tmp_path / "c.png", metric=metric).read_bytes().startswith(PNG)
+
+
 def test_several_interruptions_are_marked_and_counted(tmp_path, drawn):
     figures.curve(
         _rows(val__loss=[4.0, 3.0, 2.0]), tmp_path / "c.png", metric="val/loss", resumed_at=[1, 2]
