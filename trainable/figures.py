@@ -13,8 +13,10 @@ state. What must not live here: numbers that are not read from a run's rows or i
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +42,7 @@ _PLACE = (0.105, 0.12, 0.85, 0.78)
 # Below this many steps a per-step line is drawn as it is; above, its running median stands out.
 _SMOOTH_FROM = 100
 _CLIPPED = "train/clip_fraction"
+_LONGEST_NAME = 60  # characters, each of four bytes at most; a file's name has 255
 
 
 def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = None) -> Path:
@@ -287,9 +290,17 @@ def draw_rows(
         written.append(learning_rate(rows, scheduled, target / "learning_rate.png"))
     for metric in dict.fromkeys(("train/loss", *config.metrics)):
         if metric in logged:
-            file = target / f"{metric.replace('/', '_')}.png"
+            file = target / f"{_file_name(metric)}.png"
             written.append(curve(rows, file, metric=metric, resumed_at=resumed_at))
     return written
+
+
+def _file_name(metric: str) -> str:
+    """A name that every file system, and an address, takes for a metric's picture."""
+    name = re.sub(r"^\.|[^\w.\- ]", "_", metric)[:_LONGEST_NAME]
+    if name == metric.replace("/", "_"):
+        return name
+    return f"{name}-{hashlib.sha256(metric.encode()).hexdigest()[:8]}"
 
 
 def _is_ours(rows: Sequence[Row]) -> bool:

@@ -203,6 +203,16 @@ def test_norms_and_rates_that_an_own_loop_logs_are_not_taken_for_those_of_steps(
     assert [path.name for path in written] == ["train_lr.png"]
 
 
+def test_metric_of_any_name_has_a_file_of_its_own(tmp_path):
+    metrics = ["ü" * 245, "loss #1", "loss ?1", "a\nb", ".."]
+    append_rows(tmp_path, [Row(1, 0, dict.fromkeys(metrics, 1.0))])
+    config = _config("my_loop:run", metric=metrics, mode=["min"] * len(metrics))
+    written = figures.draw_rows(config, tmp_path, tmp_path / "figures")
+    assert sorted(written) == sorted((tmp_path / "figures").iterdir())
+    assert len(written) == len(metrics)
+    assert not any(set("#?\n") & set(path.name) for path in written)
+
+
 def test_parameters_that_changed_while_it_trained_are_not_those_of_all_steps(tmp_path, drawn):
     config = _config("spiral", train={"clip": {"max_norm": 1.0}})
     append_rows(tmp_path, _rows(train__grad_norm=[0.5, 2.0], train__lr=[0.1, 0.2]))
