@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from sweeps.spec.problems import Refused
 from sweeps.spec.sections import InvalidName, check_name
 from tracking.address import address_of, is_database
 
@@ -34,8 +35,19 @@ TRIAL_CONFIG = "config.yaml"
 
 
 def resolve_root(root: Path | None) -> Path:
-    """Return the absolute root: the given one, or `SWEEP_ROOT`, or `./runs`."""
-    return (root or Path(os.environ.get(ROOT_VARIABLE) or "runs")).expanduser().absolute()
+    """Return the absolute root: the given one, or `SWEEP_ROOT`, or `./runs`.
+
+    Raises:
+        Refused: It lies in the home of nobody.
+    """
+    place = root or Path(os.environ.get(ROOT_VARIABLE) or "runs")
+    try:
+        return place.expanduser().absolute()
+    except RuntimeError:
+        raise Refused(
+            f"--root {place}: nobody here has a home that '{place.parts[0]}' stands for; sweeps "
+            "live in directories below a root; write a path without '~'"
+        ) from None
 
 
 def command_line(root: Path, *words: str, program: str = "sweep") -> str:
@@ -47,7 +59,9 @@ def command_line(root: Path, *words: str, program: str = "sweep") -> str:
         words: The command, its arguments and options.
         program: How it is called.
     """
-    where = () if root == resolve_root(None) else ("--root", str(root))
+    where: tuple[str, ...] = ("--root", str(root))
+    with contextlib.suppress(Refused):
+        where = () if root == resolve_root(None) else where
     return shlex.join((program, *words, *where))
 
 

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from sweeps.layout import ROOT_VARIABLE, SweepPaths, list_sweeps, tracking_place, tracking_uri
+from sweeps.layout import (
+    ROOT_VARIABLE,
+    SweepPaths,
+    list_sweeps,
+    resolve_root,
+    tracking_place,
+    tracking_uri,
+)
+from sweeps.spec.problems import Refused
 from tracking.address import file_of
 
 
@@ -32,6 +40,14 @@ def test_the_store_is_the_file_that_its_address_names(name: str) -> None:
     address = tracking_uri(file.parent)
     assert file_of(address) == file
     assert make_url(address).database == str(file)
+
+
+@pytest.mark.parametrize("given", ["option", "variable"])
+def test_a_home_that_nobody_has_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROOT_VARIABLE, "~no-such-user/runs")
+    with pytest.raises(Refused, match=r"^--root ~no-such-user/runs: nobody .* write a path"):
+        resolve_root(None if given == "variable" else Path("~no-such-user/runs"))
+    assert SweepPaths(Path("/r"), "a").command("status") == "sweep status a --root /r"
 
 
 def test_a_command_is_one_that_a_shell_takes(tmp_path: Path) -> None:
