@@ -21,6 +21,7 @@ from sweeps.spec.scalars import shown, write_flow
 from sweeps.spec.space import KINDS, WHEN, Choice, Distribution, Int, QUniform, Scalar
 
 _FORMS = ", ".join(KINDS)
+_MOST_STEPS = 2**53
 
 
 def parse_distribution(data: object) -> Distribution:
@@ -151,6 +152,12 @@ def _parse_range(kind: type[Distribution], arguments: Sequence[Any]) -> Distribu
     if kind is QUniform:
         step = arguments[2]
         span = Decimal(str(high)) - Decimal(str(low))
+        if span / Decimal(str(step)) > _MOST_STEPS:
+            raise _refuse(
+                kind,
+                f"high - low = {span} is more than {_MOST_STEPS:,} steps of {step}, as many as "
+                "numbers can tell apart; write a larger step, or use uniform",
+            )
         # In decimal, as people write it: 0.3 is three steps of 0.1, which binary numbers deny.
         if span % Decimal(str(step)):
             fit = Decimal(str(low)) + span // Decimal(str(step)) * Decimal(str(step))

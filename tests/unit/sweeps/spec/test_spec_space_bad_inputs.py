@@ -79,6 +79,13 @@ CASES = [
         id="21 step of zero",
     ),
     pytest.param(
+        HEAD + "space:\n  train.optimizer.lr: {quniform: [0, 1, 1.0e-30]}\n",
+        [
+            "s.yaml:7:34: space.train.optimizer.lr.quniform: high - low = 1 is more than 9,007,199,254,740,992 steps of 1e-30, as many as numbers can tell apart; write a larger step, or use uniform",
+        ],
+        id="21 more steps than numbers",
+    ),
+    pytest.param(
         HEAD + "space:\n  train.optimizer.lr: {choice: []}\n",
         [
             "s.yaml:7:32: space.train.optimizer.lr.choice: there is nothing to choose from; a choice has at least one option; write choice: [a, b]",
