@@ -163,8 +163,8 @@ def _compose(text: str, where: _Where) -> _Node | None:
         ) from None
     except MarkedYAMLError as error:
         raise _syntax_error(error, text, where) from None
-    except (YAMLError, ValueError) as error:
-        # ValueError: an escape such as "\UFFFFFFFF" that names no character, straight from chr().
+    except (YAMLError, ValueError, OverflowError) as error:
+        # The last two: an escape that names no character, straight from chr().
         raise _single(
             where(1, 1), f"not YAML ({cut(str(error))}); see https://yaml.org for the rules"
         ) from None
@@ -294,6 +294,7 @@ class _Builder:
         self.where = where
         self.environ = environ
         self.count = 0
+        self.refused: set[str] = set()  # variables of the present scalar
 
     def document(self, node: _Node) -> Document:
         self.doc.places[()] = self._place(node, node.mark)
@@ -341,6 +342,7 @@ class _Builder:
         return data
 
     def scalar(self, node: _Node, path: KeyPath) -> Any:
+        self.refused.clear()
         text = _VARIABLE.sub(lambda match: self.variable(match, path), node.text)
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             self.doc.add(
@@ -393,7 +395,9 @@ class _Builder:
             )
         else:
             return self.environ[name]
-        self.doc.add(Fault(path, fault))
+        if name not in self.refused:
+            self.refused.add(name)
+            self.doc.add(Fault(path, fault))
         return match[0]
 
 

@@ -229,6 +229,28 @@ CASES = [
         ],
         id="half a character",
     ),
+    pytest.param(
+        'name: "\\U00110000"\n',
+        [
+            "s.yaml:1:1: not YAML (chr() arg not in range(0x110000)); see https://yaml.org for the rules",
+        ],
+        id="escape of no character",
+    ),
+    pytest.param(
+        'name: "\\UFFFFFFFF"\n',
+        [
+            "s.yaml:1:1: not YAML (Python int too large to convert to C int); see https://yaml.org for the rules",
+        ],
+        id="escape of a number beyond all characters",
+    ),
+    pytest.param(
+        HEAD + "seed: ${NO_1}${NO_1}${NO_2}\n",
+        [
+            "s.yaml:6:7: seed: ${NO_1} is not set; variables come from the environment; run `export NO_1=...` first, or write the value",
+            "s.yaml:6:7: seed: ${NO_2} is not set; variables come from the environment; run `export NO_2=...` first, or write the value",
+        ],
+        id="a variable that is not set, twice",
+    ),
 ]
 
 
