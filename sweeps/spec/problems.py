@@ -265,10 +265,12 @@ def describe(error: Mapping[str, Any], info: FieldInfo | None, key: str, shown: 
         return f"{shown} is not known here; valid: {', '.join(options)}; {fix}"
     if kind in RANGE_ERRORS:
         rule = _bounds(info) or ", ".join(
-            f"{_BOUNDS[k]} {v}" for k, v in ctx.items() if k in _BOUNDS
+            f"{_BOUNDS[k]} {v:g}" for k, v in ctx.items() if k in _BOUNDS
         )
-        return f"{shown} is out of range; it must be {rule or 'finite'}{write}"
-    if _EXPECTED.get(kind) is _SECTION:
+        if kind == "finite_number":
+            rule = f"finite and {rule}" if rule else "finite"
+        return f"{shown} is out of range; it must be {rule}{write}"
+    if _EXPECTED.get(kind) is _SECTION and not (info and info.is_required()):
         write = "; write the keys below it, or leave it out for the defaults"
     if kind in _EXPECTED:
         decimal = re.fullmatch(r"'([-+]?\d+),(\d+(?:[eE][-+]?\d+)?)'", shown)

@@ -19,6 +19,30 @@ CASES = [
         id="24 lr of zero",
     ),
     pytest.param(
+        HEAD + "train: {optimizer: {lr: 1e400}}\nstop: {hours: .inf}\n",
+        [
+            "s.yaml:6:25: train.optimizer.lr: 1e400 is out of range; it must be finite and above 0; write for example 0.001",
+            "s.yaml:7:15: stop.hours: .inf is out of range; it must be finite and above 0; write for example 2 (null sets no limit)",
+        ],
+        id="24 what is above 0 and no number",
+    ),
+    pytest.param(
+        HEAD + "train: {optimizer: {betas: [-0.1, 1]}}\n",
+        [
+            "s.yaml:6:29: train.optimizer.betas[0]: -0.1 is out of range; it must be at least 0",
+            "s.yaml:6:35: train.optimizer.betas[1]: 1 is out of range; it must be below 1",
+        ],
+        id="decay rates that are none",
+    ),
+    pytest.param(
+        HEAD + "resources: {cpu: 1.0e-5, gpu: 1.0e-5}\n",
+        [
+            "s.yaml:6:18: resources.cpu: 1.0e-5 is out of range; it must be at least 0.0001; write for example 1",
+            "s.yaml:6:31: resources.gpu: 1e-05 is less than Ray counts; a GPU ask is 'auto', 0, a share below 1, or a whole number; write 0.0001 or more",
+        ],
+        id="shares that Ray does not count",
+    ),
+    pytest.param(
         HEAD + "train: {schedule: {warmup: 1.0}}\n",
         [
             "s.yaml:6:28: train.schedule.warmup: warmup is 1.0; it is a fraction of all steps in [0, 1), or a whole number of steps; write 0.1 for a tenth of the run or 100 for a hundred steps",
@@ -112,7 +136,7 @@ CASES = [
     pytest.param(
         HEAD + "resources: {cpu: 0, gpu: lots}\n",
         [
-            "s.yaml:6:18: resources.cpu: 0 is out of range; it must be above 0; write for example 1",
+            "s.yaml:6:18: resources.cpu: 0 is out of range; it must be at least 0.0001; write for example 1",
             "s.yaml:6:26: resources.gpu: 'lots' is not a GPU ask; a GPU ask is 'auto', 0, a share below 1, or a whole number; write auto, 0.5 or 1",
         ],
         id="36 gpu by a word, no cpu",
