@@ -230,6 +230,13 @@ CASES = [
         id="half a character",
     ),
     pytest.param(
+        "name: digits\ntask:\nmetric: val/loss\nmode: min\ntrials: 24\n",
+        [
+            "s.yaml:2:1: task: null has the wrong type; expected a section with keys of its own; write for example digits",
+        ],
+        id="a section without defaults",
+    ),
+    pytest.param(
         'name: "\\U00110000"\n',
         [
             "s.yaml:1:1: not YAML (chr() arg not in range(0x110000)); see https://yaml.org for the rules",
