@@ -197,7 +197,7 @@ def resume(
             raise SweepHeld(name, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
-        check_kept(view.spec, spec)
+        check_kept(view.paths, view.spec, spec)
         if view.concluded and spec == view.spec:
             outcome = view.outcome()
             messages.outcome(out, err, outcome, view.paths)

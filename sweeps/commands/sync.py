@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sweeps.engine.orphans import end_orphans
 from sweeps.layout import SweepPaths, tracking_place
-from sweeps.ledger.place import place_of
+from sweeps.ledger.place import check_kept, place_of
 from sweeps.ledger.view import LedgerView
 from sweeps.lock import SweepLock
 from sweeps.publishing.pictures import Gallery, undrawn
@@ -46,10 +46,12 @@ def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
         patience: Seconds without a single delivery after which it gives up.
 
     Raises:
+        StorageMoved: It is a copy of a sweep, or one that was renamed.
         SweepHeld: A driver runs the sweep, and delivers by itself.
         TrackingUnusable: The tracking server does not answer, or refuses.
     """
     paths = view.paths
+    check_kept(paths, view.spec, view.spec)
     uri, artifacts = tracking_place(view.spec.tracking.uri, paths.root)
     lock = SweepLock(paths.lock, view.place.lock())
     lock.acquire()

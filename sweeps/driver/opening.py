@@ -163,7 +163,7 @@ def open_ledger(
             ledger.note_warm_start(warm)
     else:
         before = read_spec(paths.spec).spec
-        check_kept(before, spec)
+        check_kept(paths, before, spec)
         ledger = Ledger.open(place)
         # Where nothing has been trained yet, there is nothing to compare with.
         accepted = accepted or not any(trial.reports for trial in ledger.trials())

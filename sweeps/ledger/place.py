@@ -8,6 +8,7 @@ storage of the place (`ledger.storage`). What must not live here: files (`ledger
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -118,12 +119,19 @@ def holder_of(paths: SweepPaths, place: Place) -> tuple[bool, Holder | None]:
     return holder is not None, holder
 
 
-def check_kept(before: SweepSpec, after: SweepSpec) -> None:
+def check_kept(paths: SweepPaths, before: SweepSpec, after: SweepSpec) -> None:
     """Make sure that a sweep goes on where its trials are written down, and what they saved lies.
 
     Raises:
         StorageMoved: It would not.
     """
+    if before.name != paths.name:
+        back = shlex.join(("mv", "-T", str(paths.directory), str(paths.root / before.name)))
+        raise StorageMoved(
+            f"{paths.directory} holds the sweep '{before.name}', copied or renamed: its runs in "
+            "tracking, and what it keeps elsewhere, are found by that name, and two copies would "
+            f"write into the same ones; rename it if it is the only one: {back}"
+        )
     pairs = {
         "ledger": (before.storage.ledger, after.storage.ledger),
         "checkpoints": (before.storage.checkpoints, after.storage.checkpoints),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from sweeps.commands.sync import deliver
 from sweeps.layout import SweepPaths
 from sweeps.ledger.place import StorageMoved, check_kept
+from sweeps.results.sweep_view import SweepView
 from sweeps.spec.spec import parse_spec
 from sweeps.stores import address_of, probe_store, trial_files
 from tests.integration.commandline import TINY
 from tests.specs import with_overrides
+from tests.unit.sweeps.made_sweep import MadeSweep
 
 PATHS = SweepPaths(Path("/runs"), "small")
 LOCAL = parse_spec(TINY, "s.yaml")
@@ -34,8 +38,21 @@ def test_names_below_the_prefix_are_those_below_the_root():
 
 @pytest.mark.parametrize(("before", "after"), [(LOCAL, STORED), (STORED, LOCAL)])
 def test_checkpoints_of_a_sweep_stay_where_they_are(before, after):
-    check_kept(before, before)
+    check_kept(PATHS, before, before)
     was, wanted = (one.storage.checkpoints or "null" for one in (before, after))
     said = f"^storage.checkpoints is {was} and cannot become {wanted}: a sweep's trials stay"
     with pytest.raises(StorageMoved, match=said):
-        check_kept(before, after)
+        check_kept(PATHS, before, after)
+
+
+def test_a_sweep_goes_on_in_the_directory_of_its_name(tmp_path):
+    sweep = MadeSweep(tmp_path)
+    shutil.copytree(sweep.paths.directory, tmp_path / "copy")
+    view = SweepView(SweepPaths(tmp_path, "copy"))
+    for refused in (
+        lambda: check_kept(view.paths, view.spec, view.spec),
+        lambda: deliver(view),
+    ):
+        with pytest.raises(StorageMoved, match=r"copy holds the sweep 'small'.*; rename .* mv "):
+            refused()
+    assert not view.paths.lock.exists()
