@@ -148,7 +148,7 @@ def run(
             raise SweepExists(paths)
         check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(paths.name, read_holder(paths.lock))
+            raise SweepHeld(paths.directory, read_holder(paths.lock))
         place_of(paths, spec).refuse_new()
         rehearse(spec)
         take_along(paths.root, spec)
@@ -194,7 +194,7 @@ def resume(
     with input_errors():
         view = view_of(name, root)
         if view.running:  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(name, view.holder)
+            raise SweepHeld(view.paths.directory, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)

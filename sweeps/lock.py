@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import re
-import shlex
 import socket
 import time
 import uuid
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from sweeps.layout import command_line
 from trainable.files import make_directory
 
 _LOOKING_SECONDS = 1.0
@@ -70,25 +70,26 @@ class LockLost(BaseException):
 
     Args:
         what: What happened to it.
-        name: The sweep's.
+        directory: The sweep's.
     """
 
-    def __init__(self, what: str, name: str) -> None:
+    def __init__(self, what: str, directory: Path) -> None:
         super().__init__(
             f"{what}; only its holder may write to a sweep; this driver left without writing; see "
-            f"who runs it with: sweep status {shlex.quote(name)}"
+            f"who runs it with: {command_line(directory.parent, 'status', directory.name)}"
         )
 
 
 class SweepHeld(Exception):
     """Another driver holds the sweep."""
 
-    def __init__(self, name: str, holder: Holder | None) -> None:
+    def __init__(self, directory: Path, holder: Holder | None) -> None:
         who = holder.describe() if holder else "another process"
         since = f", this one since {holder.since}" if holder else ""
+        watch = command_line(directory.parent, "status", directory.name, "--watch")
         super().__init__(
-            f"sweep '{name}' is already being run by {who}; only one driver may run a "
-            f"sweep{since}; watch it with: sweep status {shlex.quote(name)} --watch"
+            f"sweep '{directory.name}' is already being run by {who}; only one driver may run a "
+            f"sweep{since}; watch it with: {watch}"
         )
         self.holder = holder
 
@@ -140,7 +141,7 @@ class SweepLock:
             file = open(self._path, "a+", encoding="utf-8", opener=_for_its_owner)  # noqa: SIM115
             if not _take(file, self._path):
                 file.close()
-                raise SweepHeld(self._path.parent.name, _read_live_holder(self._path))
+                raise SweepHeld(self._path.parent, _read_live_holder(self._path))
             self._file = file
             if self.is_ours():
                 return file
@@ -157,7 +158,7 @@ class SweepLock:
         if not self.is_ours():
             raise LockLost(
                 f"the lock {self._path} was removed or replaced under this driver",
-                self._path.parent.name,
+                self._path.parent,
             )
         if self._beside is not None:
             self._beside.check()

@@ -94,6 +94,7 @@ class LedgerDatabase:
     def __init__(self, uri: str, study: str, directory: Path) -> None:
         self.uri = uri
         self.study = study
+        self.directory = directory
         self.notes = {_DIRECTORY: f"{socket.gethostname()}:{directory}"}
         self.turn: int | None = None
         """Whose number writes; None until the sweep's lock is taken through this object."""
@@ -186,7 +187,7 @@ class LedgerDatabase:
             SweepHeld: A driver runs one of that name, on whatever host.
         """
         if (holder := self.holder()) is not None:
-            raise SweepHeld(self.study, holder)
+            raise SweepHeld(self.directory, holder)
         with self.reading() as db:
             ours, versioned = (_has_table(db, n) for n in ("version_info", "alembic_version"))
             if ours and versioned:
@@ -271,7 +272,7 @@ class LedgerDatabase:
         """What ends a driver whose turn it is no more."""
         taker = self.holder()
         by = f" by {taker.describe()}" if taker else ""
-        return LockLost(f"the ledger {self} was taken over{by} from this driver", self.study)
+        return LockLost(f"the ledger {self} was taken over{by} from this driver", self.directory)
 
     def fell_back(self, count: int) -> LedgerError:
         """Return the error about a database that lacks transactions which it had committed."""

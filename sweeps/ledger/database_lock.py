@@ -75,7 +75,7 @@ class DatabaseLock:
             self._connect()
             if not self._ask(_LOCK):
                 self._connection.close()
-                raise SweepHeld(self._place.study, self._who_holds())
+                raise SweepHeld(self._place.directory, self._who_holds())
             self._place.turn = self._ask(
                 _TAKE, host=holder.host, pid=holder.pid, started=holder.started
             )

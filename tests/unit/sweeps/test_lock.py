@@ -47,11 +47,12 @@ def test_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
             assert is_held(path)
             with pytest.raises(SweepHeld) as refused:
                 SweepLock(path).acquire()
+            root = path.parent.parent
             assert re.fullmatch(
                 rf"sweep 'digits' is already being run by process {child.pid} "
                 rf"on {re.escape(socket.gethostname())}; only one driver may run a sweep, "
                 r"this one since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; "
-                "watch it with: sweep status digits --watch",
+                rf"watch it with: sweep status digits --watch --root {re.escape(str(root))}",
                 str(refused.value),
             )
         finally:

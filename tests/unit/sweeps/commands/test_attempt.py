@@ -80,7 +80,8 @@ def test_a_damaged_ledger_is_for_the_user_to_put_right(paths: SweepPaths) -> Non
 
 def test_what_another_process_holds(paths: SweepPaths) -> None:
     paths.spec.touch()
-    for error in (LedgerBusy(paths.ledger, 30.0), LockLost("the lock was replaced", "digits")):
+    lost = LockLost("the lock was replaced", paths.directory)
+    for error in (LedgerBusy(paths.ledger, 30.0), lost):
         code, lines = _end(error, paths)
         assert (code, lines[0]) == (HELD, str(error))
 
