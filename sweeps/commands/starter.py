@@ -5,6 +5,8 @@ What must not live here: anything a running sweep needs.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 from sweeps.spec.problems import Refused
@@ -93,7 +95,8 @@ def write_starter(directory: Path) -> list[Path]:
         The files that were written.
 
     Raises:
-        Refused: One of them exists already, or cannot be written; nothing was overwritten.
+        Refused: One of them exists already, or cannot be written; nothing was overwritten, and
+            nothing is left.
     """
     files = {directory / name: text for name, text in _FILES.items()}
     existing = [str(path) for path in files if path.exists() or path.is_symlink()]
@@ -103,14 +106,20 @@ def write_starter(directory: Path) -> list[Path]:
             "choose another directory: sweep init DIR"
         )
     written: list[Path] = []
+    missing = [each for each in (directory, *directory.parents) if not os.path.lexists(each)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
             # "x": refuses a file that appeared since the look above.
             with path.open("x", encoding="utf-8") as file:
+                written.append(path)
                 file.write(text)
-            written.append(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            for path in written:
+                path.unlink()
+            for each in missing:
+                each.rmdir()
         raise Refused(
             f"{error.filename or directory} cannot be written ({error.strerror}); "
             "a starter is two files in a directory; choose another directory: sweep init DIR"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import resource
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,18 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     )
     assert mine.read_text() == "mine"
     assert not (tmp_path / "sweep.yaml").exists()
+
+
+def test_a_disk_that_takes_one_file_keeps_none(tmp_path: Path) -> None:
+    largest = len((write_starter(tmp_path / "whole")[0]).read_bytes())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
+    try:
+        with pytest.raises(Refused, match=r"cannot be written \(File too large\)"):
+            write_starter(tmp_path / "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "full").exists()
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
