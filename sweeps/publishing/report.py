@@ -47,13 +47,25 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     Raises:
         UnknownSweep: There is no such sweep.
         LedgerError: Its ledger cannot be read.
+        OSError: It cannot be written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of each trial that it leaves out
     sweep = _read(paths)
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
     target.parent.mkdir(parents=True, exist_ok=True)
     text = page(sweep.spec.name, _summary(sweep), [_leaders(sweep), *drawn, _failures(sweep)])
-    target.write_text(text, encoding="utf-8")
+    is_ours = False
+    try:
+        with target.open("w", encoding="utf-8") as file:
+            is_ours = target.is_file()
+            file.write(text)
+    except OSError as error:
+        if is_ours:
+            target.unlink()
+        raise OSError(
+            f"{target} cannot be written ({error.strerror}); a page takes {len(text)} bytes; free "
+            "some, or name another place with --output"
+        ) from error
 
 
 def _read(paths: SweepPaths) -> SweepData:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import resource
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,18 @@ def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
     none = "Not drawn: the median rule has no rungs: it decides at the end of each epoch"
     assert (cut in long, none in long, bracket in long) == (True, True, False)
     assert (cut in short, none in short, bracket in short) == (False, False, True)
+
+
+def test_a_page_without_room_names_its_file_and_leaves_none(tmp_path: Path) -> None:
+    sweep, target = MadeSweep(tmp_path), tmp_path / "report.html"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=rf"^{target} cannot be written \(File too large\); a"):
+            write_report(sweep.paths, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not target.exists()
 
 
 def test_what_grows_with_the_square_of_the_trials_takes_some_of_them(
