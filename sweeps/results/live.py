@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sweeps.formats import format_best, format_duration, format_number
+from sweeps.results.plain_console import redraws
 from sweeps.results.running import Progress
 from sweeps.spec.spec import SweepSpec
 
@@ -38,14 +39,11 @@ def view_on(
 ) -> LiveTable | PlainLines:
     """Return the table where it can be drawn again in its place, plain lines elsewhere.
 
-    A pipe is no such place, even if colours are asked for (FORCE_COLOR), nor is a terminal that
-    calls itself dumb.
-
     Args:
         finished: How many trials had their end before this driver started.
         best: The best of these, and its value.
     """
-    if console.file.isatty() and console.is_interactive:
+    if redraws(console):
         return LiveTable(console, spec, finished=finished, best=best)
     return PlainLines(console, spec, finished=finished)
 

@@ -22,6 +22,13 @@ def line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ignore")
 
 
+def redraws(console: Console) -> bool:
+    """Whether what was shown can be drawn again in its place. A pipe is no such place, even if
+    colours are asked for (FORCE_COLOR), nor is a terminal that calls itself dumb.
+    """
+    return console.file.isatty() and console.is_interactive
+
+
 class PlainConsole(Console):
     """Prints `[x]` and `:x:` as what they are, colours only what is asked for, and shows what
     would command a terminal, or cannot be encoded, as escapes.

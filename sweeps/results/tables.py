@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from sweeps.layout import SweepPaths, command_line
 from sweeps.results import front
 from sweeps.results.front import cells, joined
 from sweeps.results.grid import Grid, plain_table, titles
-from sweeps.results.plain_console import line
+from sweeps.results.plain_console import line, redraws
 from sweeps.results.sweep_view import STATES, SweepView
 from sweeps.spec.spec import SweepSpec
 
@@ -253,14 +254,23 @@ def findings(found: Sequence[Finding]) -> RenderableType:
 
 
 def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0) -> None:
-    """Show a sweep's status until it no longer runs."""
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
+    """Show a sweep's status until it no longer runs; where it cannot be drawn again in its place,
+    each time that a trial's state or the best one is another.
+    """
+    table = Live(console=console, refresh_per_second=4, transient=True)
+    told = None
+    with table if redraws(console) else nullcontext() as live:
         while True:
             view = look()
-            found = status(view.status(), view.spec, view.paths)
+            now = view.status()
+            found = status(now, view.spec, view.paths)
             shown = Group(found, Text(), trials(view.rows(), view.spec))
-            live.update(shown)
+            if live is not None:
+                live.update(shown)
             if not view.running:
                 break
+            if live is None and (news := (now["trials"], now["best"])) != told:
+                console.print(found, crop=False)
+                told = news
             time.sleep(every)
     console.print(shown, crop=False)  # what is live is cut to the terminal, a command with it

@@ -7,12 +7,16 @@ import math
 import shlex
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from sweeps.results.plain_console import PlainConsole
+from sweeps.results.sweep_view import SweepView
+from sweeps.results.tables import watch
 from tests.unit.sweeps.made_sweep import MadeSweep
 
 COMMANDS = [
@@ -128,3 +132,19 @@ def test_a_pipe_gets_tables_as_wide_as_what_they_hold(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.splitlines()[0].split()[5:] == names
+
+
+def test_watching_without_a_terminal_tells_what_changes(tmp_path: Path) -> None:
+    sweep, said = MadeSweep(tmp_path), StringIO()
+    views = []
+    for ending, running in ((None, True), (None, True), ("complete", False)):
+        if not views or ending is not None:
+            sweep.add(ending, 0.5)
+        views.append(SweepView(sweep.paths))
+        views[-1].running = running
+    watch(PlainConsole(file=said), iter(views).__next__, every=0)
+    heads = [one for one in said.getvalue().splitlines() if one.startswith("small: ")]
+    assert heads == [
+        "small: running, 3 trials: 2 waiting, 1 running",
+        "small: interrupted, 3 trials: 2 waiting, 1 complete",
+    ]
