@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from sweeps.ledger import database
 from sweeps.results.plain_console import PlainConsole
 from sweeps.results.sweep_view import SweepView
 from sweeps.results.tables import watch
@@ -148,3 +152,33 @@ def test_watching_without_a_terminal_tells_what_changes(tmp_path: Path) -> None:
         "small: running, 3 trials: 2 waiting, 1 running",
         "small: interrupted, 3 trials: 2 waiting, 1 complete",
     ]
+
+
+def test_a_list_asks_silent_databases_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(database._LIMITS, "connect_timeout", 2)
+    open_at_the_last: list[bool] = []
+
+    def answer(silent: socket.socket) -> None:
+        with ExitStack() as stack:
+            first, *_ = (stack.enter_context(silent.accept()[0]) for _ in range(3))
+            first.setblocking(False)
+            first.recv(100)  # what it asked
+            try:
+                open_at_the_last.append(first.recv(100) != b"")
+            except BlockingIOError:
+                open_at_the_last.append(True)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = threading.Thread(target=answer, args=[silent])
+        server.start()
+        uri = f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/d"
+        for name in ("a", "b", "c"):
+            MadeSweep(tmp_path, name, more=f'storage: {{ledger: "{uri}"}}')
+        MadeSweep(tmp_path, "d").add("complete", 0.5)
+        said = CliRunner().invoke(app, ["list", "--root", str(tmp_path)])
+        server.join()
+    assert open_at_the_last == [True]
+    assert said.output.count("cannot be used") == 3
+    assert "d      interrupted" in said.output
