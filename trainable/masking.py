@@ -36,7 +36,8 @@ def mask_assigned(text: str) -> str:
 
 
 def mask(text: str) -> str:
-    """Return `text` without secrets.
+    """Return `text` without secrets, and with halves of characters as escapes: a name of a file
+    that is no UTF-8 holds such, and neither a file nor a database takes them.
 
     Hidden are the userinfo of URLs, what stands beside a secret's name, and, wherever they stand,
     the values of this process' environment variables of such names.
@@ -46,7 +47,8 @@ def mask(text: str) -> str:
     }
     for value in sorted(values, key=len, reverse=True):  # one may be the beginning of another
         text = text.replace(value, HIDDEN)
-    return mask_assigned(_USERINFO.sub(f"{HIDDEN}@", text))
+    text = mask_assigned(_USERINFO.sub(f"{HIDDEN}@", text))
+    return text.encode(errors="backslashreplace").decode()
 
 
 class MaskedLog(io.TextIOWrapper):

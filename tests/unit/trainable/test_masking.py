@@ -59,3 +59,11 @@ def test_a_log_holds_what_is_printed_without_secrets(tmp_path: Path) -> None:
     with MaskedLog(path) as log:
         print("epoch", 1, "von s3://u:canary@bucket ä", file=log)
     assert path.read_text(encoding="utf-8") == "before\nepoch 1 von s3://[hidden]@bucket ä\n"
+
+
+def test_what_is_no_text_is_told_as_escapes(tmp_path: Path) -> None:
+    path = tmp_path / "trial.log"
+    with MaskedLog(path) as log:
+        print(FileNotFoundError("caf\udce9.bin"), file=log)
+    assert path.read_text() == "caf\\udce9.bin\n"
+    assert mask("caf\udce9.bin \ud83d") == "caf\\udce9.bin \\ud83d"
