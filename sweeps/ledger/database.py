@@ -53,6 +53,11 @@ _SETTINGS = {
     "tcp_keepalives_interval": 5,
     "tcp_keepalives_count": 3,
 }
+_FOREIGN_VERSION = """
+SELECT 'schema_version' NOT IN (SELECT attname FROM pg_attribute WHERE attrelid = oid)
+FROM pg_class WHERE oid = to_regclass('version_info')
+"""
+"""Whether the table in which Optuna notes its version is another program's."""
 _PARAMETER = re.compile(r":(\w+)")
 _HOLDER = """
 SELECT host, driver.pid, started FROM gradsweep_drivers AS driver
@@ -190,14 +195,14 @@ class LedgerDatabase:
             raise SweepHeld(self.directory, holder)
         with self.reading() as db:
             ours, versioned = (_has_table(db, n) for n in ("version_info", "alembic_version"))
-            if ours and versioned:
-                check_tables(db, f"storage.ledger: {self.uri}")
-            elif versioned:
+            if one(db.execute(_FOREIGN_VERSION)) if ours else versioned:
                 raise LedgerError(
                     f"storage.ledger: {self.uri} holds the tables of another program, such as "
                     "MLflow's; ledgers need a database of their own, because both note their "
                     "version in one table; create one (createdb sweeps) and name it"
                 )
+            if ours and versioned:
+                check_tables(db, f"storage.ledger: {self.uri}")
             # Else there is none, or a driver was killed that made them: opening makes the rest.
         self._refuse_another()
 

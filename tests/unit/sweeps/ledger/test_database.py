@@ -348,6 +348,10 @@ def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
             ("alembic_version",)
         ]
         _do(mixed, "DROP TABLE alembic_version")
+        _do(mixed, "CREATE TABLE version_info (release text)")
+        with pytest.raises(LedgerError, match="holds the tables of another program"):
+            place.refuse_new()
+        _do(mixed, "DROP TABLE version_info")
         with held_place(mixed, tmp_path) as made:
             Ledger.create(made, mode="min", sweep_id="s")
         _do(mixed, "UPDATE version_info SET schema_version = 11")
