@@ -151,7 +151,11 @@ class Samplers:
             case "qmc":
                 given["seed"] = derive_seed(self._seed, "sampler") % _SEEDS
                 unconditional = self._space.unconditional().items()
-                own = {"number": number, "space": {k: d.to_optuna() for k, d in unconditional}}
+                own = {
+                    "number": number,
+                    "space": {k: d.to_optuna() for k, d in unconditional},
+                    "rest": optuna.samplers.RandomSampler(seed=seed),
+                }
         kind = _CLASSES.get(self._sampler) or _load(self._sampler)
         taken = inspect.signature(kind).parameters
         given = {key: value for key, value in given.items() if key in taken}
@@ -171,20 +175,26 @@ class _NumberedSequence(optuna.samplers.QMCSampler):
     """A low-discrepancy sequence in which a trial's place is its number.
 
     Optuna counts places in the study: a driver that died between counting and storing would leave
-    a place out. The sequence is one, so its scrambling must not change from trial to trial.
+    a place out. The sequence is one, so its scrambling must not change from trial to trial; what
+    is not part of it is drawn by `rest`, which does.
     """
 
     def __init__(
         self,
         number: int,
         space: dict[str, BaseDistribution],
+        rest: BaseSampler,
         *,
         seed: int,
         scramble: bool = True,
         qmc_type: str = "sobol",
     ) -> None:
         super().__init__(
-            scramble=scramble, seed=seed, qmc_type=qmc_type, warn_independent_sampling=False
+            scramble=scramble,
+            seed=seed,
+            qmc_type=qmc_type,
+            independent_sampler=rest,
+            warn_independent_sampling=False,
         )
         self._number = number
         self._space = space

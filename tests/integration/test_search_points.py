@@ -78,6 +78,19 @@ def test_trials_have_the_parameters_that_exist_beside_their_others(
     assert search(tmp_path / "died.db", spec, deaths=[1, 5, 6]) == once
 
 
+@pytest.mark.parametrize("sampler", [*LEARNING, "qmc", "random"])
+def test_what_exists_under_a_choice_is_drawn_anew_for_each_trial(
+    tmp_path: Path, sampler: str
+) -> None:
+    spec = spec_of(
+        "space={task.a: {choice: [x, y]}, task.b: {uniform: [0, 1], when: {task.a: x}}, "
+        "task.c: {uniform: [0, 1], when: {task.a: y}}, task.n: {int: [1, 100]}}",
+        f"search.sampler={sampler}", "search.startup_trials=20", "trials=12",
+    )  # fmt: skip
+    drawn = [one.get("task.b", one.get("task.c")) for one in search(tmp_path / "l.db", spec)]
+    assert len(set(drawn)) == 12
+
+
 def test_cmaes_models_what_every_trial_has_whatever_the_first_ones_had(tmp_path: Path) -> None:
     """It would give up for good if a parameter of its first generation were missing later."""
     first = ", ".join(["{train.optimizer.name: sgd}"] * 6)
