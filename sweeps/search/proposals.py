@@ -144,6 +144,7 @@ class Proposer:
                 found = suggested[key]
             else:
                 found = sampler.sample_independent(study, desk.draft, key, asked)
+            found = distribution.own(found)
             desk.set_trial_param(_DRAFT, key, asked.to_internal_repr(found), asked)
             return desk.draft.params[key]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sweeps.spec.constraints import Constraint
-from sweeps.spec.space import Choice, Distribution
+from sweeps.spec.space import Distribution
 
 MOST_DRAWS = 10_000
 """Random points among which one must satisfy the constraints."""
@@ -121,12 +121,7 @@ class SearchSpace:
 
     def place(self, point: Mapping[str, Any]) -> Place:
         """Return what two points have in common when a grid has them once."""
-        return frozenset(
-            # What a sampler has drawn of steps may lie a rounding error beside the grid's value.
-            (key, one if isinstance(kind, Choice) else kind.nearest(one))
-            for key, one in point.items()
-            for kind in (self.distributions[key],)
-        )
+        return frozenset(point.items())
 
     def digest(self) -> str:
         """Return what two spaces have in common when they draw from the same distributions."""

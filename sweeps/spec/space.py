@@ -80,7 +80,8 @@ class Distribution:
         raise NotImplementedError
 
     def own(self, value: Any) -> Any:
-        """Return a value that it contains as it would have drawn it: 1 as 1.0, for example."""
+        """Return a value that it contains as it would have drawn it: 1 as 1.0, for example, and a
+        rounding error beside a step as that step."""
         return value
 
     def nearest(self, value: float) -> Any:
@@ -172,10 +173,14 @@ class QUniform(_Range):
         return map(self._on_step, range(self._count()))
 
     def contains(self, value: object) -> bool:
-        if not is_number(value) or not self.low <= value <= self.high:
+        if not is_number(value) or not math.isfinite(value):
             return False
         steps = (value - self.low) / self.step
-        return math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # as Optuna has it
+        near = math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # as Optuna has it
+        return near and 0 <= round(steps) < self._count()
+
+    def own(self, value: Any) -> Any:
+        return self.nearest(value)
 
     def nearest(self, value: float) -> Any:
         return self._on_step(round((super().nearest(value) - self.low) / self.step))

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.distributions import FloatDistribution
 from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.proposal import Proposal
 from sweeps.publishing.report import write_report
 from sweeps.search.proposals import Proposer
 from sweeps.spec.revisions import read_revisions, read_spec, write_spec
@@ -149,6 +151,28 @@ def test_a_constraint_may_name_a_value_that_nobody_searches(tmp_path: Path) -> N
     )  # fmt: skip
     found = {params["train.accumulation"] for params in search(tmp_path / "l.db", spec)}
     assert found == {1, 2}
+
+
+@pytest.mark.parametrize("sampler", [*LEARNING, "qmc"])
+def test_steps_are_the_numbers_that_people_write(tmp_path: Path, sampler: str) -> None:
+    """Three times 0.1 is not 0.3 in binary: such a value would violate `<= 0.3`."""
+    spec = spec_of(
+        "space={task.a: {quniform: [0.1, 0.5, 0.1]}, task.b: {quniform: [0.1, 0.5, 0.1]}}",
+        "search.constraints=['task.a <= 0.3']", f"search.sampler={sampler}",
+        "search.startup_trials=6", "trials=12",
+    )  # fmt: skip
+    found = search(tmp_path / "l.db", spec)
+    assert {params["task.b"] for params in found} <= {0.1, 0.2, 0.3, 0.4, 0.5}
+    assert 0.3 in [params["task.a"] for params in found]
+
+
+def test_a_trial_on_the_last_step_of_an_edited_space_counts(tmp_path: Path) -> None:
+    ledger = ledger_at(tmp_path / "l.db")
+    steps = FloatDistribution(0.1, 0.5, step=0.1)
+    ledger.add(Proposal({"task.a": 0.1 + 2 * 0.1}, {"task.a": steps}))
+    end(ledger, 0)
+    for narrower in ("{quniform: [0.1, 0.3, 0.1]}", "{quniform: [0.1, 0.7, 0.2]}"):
+        assert _shown(ledger, spec_of(f"space={{task.a: {narrower}}}")) == [{"task.a": 0.3}]
 
 
 # A space that is edited between two drivers

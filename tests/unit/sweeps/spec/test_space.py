@@ -143,6 +143,14 @@ def test_whole_numbers_and_numbers_stand_for_each_other() -> None:
     assert repr(Choice((1.0, 2.0)).own(1)) == "1.0"
 
 
+def test_a_rounding_error_beside_a_step_is_that_step() -> None:
+    steps = QUniform(0.1, 0.3, 0.1)
+    for value, own in ((0.1 + 2 * 0.1, 0.3), (0.1 - 1e-12, 0.1), (0.2 + 1e-12, 0.2)):
+        assert steps.contains(value)
+        assert steps.own(value) == own
+    assert not any(map(steps.contains, (0.0, 0.4, 0.25, 0.3001, math.nan, math.inf, -math.inf)))
+
+
 def test_whole_numbers_are_probed_one_by_one_as_far_as_there_are_few() -> None:
     assert sorted(value for _, value in Int(1, 5).probes()) == [1, 2, 3, 4, 5]
     assert sorted(value for _, value in Int(1, 10**6).probes()) == [*range(1, 102), 10**6]
