@@ -189,6 +189,7 @@ def resume(
     from sweeps.results import messages
     from sweeps.search.rehearsal import rehearse
     from sweeps.spec.durations import parse_duration
+    from sweeps.spec.revisions import is_unchanged
     from sweeps.spec.spec import parse_placed
 
     with input_errors():
@@ -198,7 +199,7 @@ def resume(
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)
-        if view.concluded and spec == view.spec:
+        if view.concluded and is_unchanged(view.spec, spec):
             outcome = view.outcome()
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)

@@ -114,7 +114,7 @@ def write_spec(path: Path, spec: SweepSpec) -> None:
     before, what = b"", ""
     if path.exists():
         newest = read_spec(path)
-        if newest.spec == spec and newest.format is not None:
+        if is_unchanged(newest.spec, spec) and newest.format is not None:
             return
         before = path.read_bytes()
         before += (b"" if before.endswith(b"\n") else b"\n") + b"---\n"
@@ -135,6 +135,13 @@ def write_spec(path: Path, spec: SweepSpec) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def is_unchanged(before: SweepSpec, after: SweepSpec) -> bool:
+    """Return whether two specs would be written alike. To Python 1 and true are equal, and so are
+    mappings whose keys stand in another order.
+    """
+    return before.to_yaml() == after.to_yaml()
 
 
 def describe_changes(before: SweepSpec, after: SweepSpec) -> str:

@@ -12,6 +12,7 @@ from sweeps.layout import FORMAT
 from sweeps.spec.revisions import (
     RevisionError,
     describe_changes,
+    is_unchanged,
     read_revisions,
     read_spec,
     write_spec,
@@ -69,6 +70,30 @@ def test_nothing_is_written_when_nothing_changed(path: Path, first: SweepSpec) -
     before = path.stat()
     write_spec(path, first)
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "space={task.x: {choice: [true, 2]}, task.y: {int: [1, 2]}}",
+        "space={task.x: {choice: [1.0, 2]}, task.y: {int: [1, 2]}}",
+        "space={task.y: {int: [1, 2]}, task.x: {choice: [1, 2]}}",  # in which a grid is nested
+        "task={name: digits, width: true}",
+    ],
+)
+def test_what_equals_only_in_python_is_a_change(tmp_path: Path, change: str) -> None:
+    task, space = "{name: digits, width: 1}", "{task.x: {choice: [1, 2]}, task.y: {int: [1, 2]}}"
+    spec = parse_spec(
+        SPEC.replace("quad---", "quad"), "s.yaml", [f"task={task}", f"space={space}"]
+    )
+    changed = with_overrides(spec, [change])
+    assert changed == spec
+    assert not is_unchanged(spec, changed)
+    path = tmp_path / "sweep.yaml"
+    write_spec(path, spec)
+    write_spec(path, changed)
+    found = read_spec(path)
+    assert (found.number, found.spec.to_yaml()) == (2, changed.to_yaml())
 
 
 def test_dashes_in_a_value_begin_no_revision(path: Path) -> None:
