@@ -17,7 +17,7 @@ from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
-from sweeps.ledger.warm_start import WarmStart
+from sweeps.ledger.warm_start import Taken, WarmStart
 from sweeps.search.proposals import Proposer
 from sweeps.search.samplers import SamplerRefused, check_sampler
 from sweeps.spec.scalars import write_flow
@@ -27,6 +27,7 @@ from sweeps.spec.spec import SweepSpec
 _FIRST_GENERATION = {"NSGAIISampler:generation": 0}  # where chance's points belong
 _STARTUP = 3  # trials before a sampler of ours learns, where a spec has more
 _LEARNT = 3  # proposals after them
+_WARM = 12  # trials of a warm start, more than any sampler asks for before it learns from them
 
 
 def rehearse(spec: SweepSpec) -> None:
@@ -69,13 +70,15 @@ def rehearse(spec: SweepSpec) -> None:
 
 
 class _MadeUp:
-    """Trials that nobody trained, as a ledger has them."""
-
-    warm_start = WarmStart()
+    """Trials that nobody trained, as a ledger has them; also those of a warm start."""
 
     def __init__(self, spec: SweepSpec) -> None:
         self._epochs = spec.budget.epochs
         self._random = random.Random(0)
+        points = map(spec.search_space().drawn, range(_WARM if spec.search.warm_start else 0))
+        self.warm_start = WarmStart(
+            [Taken(one or {}, self._random.random(), self._epochs, True) for one in points]
+        )
         self._trials: list[FrozenTrial] = []
         self.directions = [
             StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE

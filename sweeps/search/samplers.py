@@ -163,10 +163,12 @@ class Samplers:
         try:
             built = kind(**given | arguments | own)
         except (TypeError, ValueError) as error:
-            written = write_flow(given | search.arguments)
+            what, fix = write_flow(given | search.arguments), "or search.startup_trials"
+            if "source_trials" in given:
+                what = f"{write_flow(search.arguments)} beside trials of search.warm_start"
+                fix = "or leave search.warm_start out"
             raise SamplerRefused(
-                f"{search.sampler} refuses {written}: {error}; change search.arguments or "
-                "search.startup_trials"
+                f"{search.sampler} refuses {what}: {error}; change search.arguments {fix}"
             ) from error
         return built
 

@@ -317,6 +317,22 @@ def test_an_argument_that_breaks_after_the_first_trials_is_refused_before_them(
     )
 
 
+@pytest.mark.parametrize("arguments", ["{sigma0: 0.1}", "{use_separable_cma: true}"])
+def test_an_argument_that_forbids_a_warm_start_is_refused_without_a_look_at_its_sweeps(
+    arguments: str,
+) -> None:
+    cmaes = ("search.sampler=cmaes", f"search.arguments={arguments}")
+    rehearse(spec_of(*cmaes))
+    with pytest.raises(SamplerRefused) as refused:
+        rehearse(spec_of(*cmaes, "search.warm_start=old"))
+    assert re.fullmatch(
+        rf"search\.sampler: cmaes refuses {re.escape(arguments)} beside trials of "
+        r"search\.warm_start: .*prohibited.*; change search\.arguments or leave "
+        r"search\.warm_start out",
+        str(refused.value),
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
