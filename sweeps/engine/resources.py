@@ -7,13 +7,15 @@ refused before. What must not live here: placing trials (Ray does), measuring wh
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -237,40 +239,53 @@ def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()  # no driver: no GPU
+
+    def told(handle: Any) -> Gpu:
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return Gpu(str(pynvml.nvmlDeviceGetName(handle)), memory)
+
     try:
-        found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpu = Gpu(
-                str(pynvml.nvmlDeviceGetName(handle)),
-                int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-            )
-            found.append((str(pynvml.nvmlDeviceGetUUID(handle)), gpu))
-        return select_visible(found, visible)
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(index)
+            for index in range(pynvml.nvmlDeviceGetCount())
+        ]
+        found = [(str(pynvml.nvmlDeviceGetUUID(handle)), told(handle)) for handle in handles]
+        instances = {}
+        for entry in (visible or "").split(","):
+            if entry.startswith("MIG-"):
+                with contextlib.suppress(pynvml.NVMLError):  # there is none
+                    instances[entry] = told(pynvml.nvmlDeviceGetHandleByUUID(entry))
+        return select_visible(found, visible, instances)
     finally:
         pynvml.nvmlShutdown()
 
 
-def select_visible(found: Sequence[tuple[str, Gpu]], visible: str | None) -> tuple[Gpu, ...]:
+def select_visible(
+    found: Sequence[tuple[str, Gpu]],
+    visible: str | None,
+    instances: Mapping[str, Gpu] = MappingProxyType({}),
+) -> tuple[Gpu, ...]:
     """Apply `CUDA_VISIBLE_DEVICES` the way CUDA does: the first entry that names no GPU ends the
-    list.
+    list, and one that is named twice makes it empty.
 
     Args:
         found: Unique id and GPU, in the driver's order.
         visible: Indices or (beginnings of) unique ids with commas between; None: all.
+        instances: By unique id, parts into which a GPU was cut (MIG) and which are named.
     """
     if visible is None:
         return tuple(gpu for _, gpu in found)
-    chosen: list[Gpu] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if entry.isdecimal():
-            match = [found[int(entry)][1]] if int(entry) < len(found) else []
+    known = [*found, *instances.items()]
+    chosen: list[int] = []
+    for entry in visible.split(","):
+        if entry.strip().isdecimal():  # blanks beside numbers alone are none to CUDA
+            match = [int(entry)] if int(entry) < len(found) else []
         else:
-            match = [gpu for uuid, gpu in found if entry and uuid.startswith(entry)]
+            match = [n for n, (uuid, _) in enumerate(known) if entry and uuid.startswith(entry)]
         if len(match) != 1:
             break
         chosen += match
-    return tuple(chosen)
+    return tuple(known[n][1] for n in chosen) if len({*chosen}) == len(chosen) else ()
 
 
 def _fit(node: Machine, cpu: float, gpu: float) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,6 +22,7 @@ from sweeps.engine.resources import (
     plan,
     select_visible,
     share_of_gpu,
+    visible_gpus,
 )
 from sweeps.spec.sections import ResourcesConfig
 from trainable.memory import CONTEXT_BYTES, tensor_fraction
@@ -199,10 +202,48 @@ FOUND = [("GPU-aa1", Gpu("a", 1)), ("GPU-ab2", Gpu("b", 1)), ("GPU-c3", Gpu("c",
         ("GPU-ab2,0", "ba"),
         ("GPU-a", ""),
         ("NoDevFiles", ""),
+        ("GPU-c, GPU-ab2", "c"),
+        ("1,0,1", ""),
+        ("GPU-c,2", ""),
+        ("MIG-d4", ""),
     ],
 )
 def test_visible_devices_are_read_as_cuda_reads_them(visible: str | None, names: str) -> None:
     assert "".join(gpu.name for gpu in select_visible(FOUND, visible)) == names
+
+
+class _Driver:
+    """What NVML tells of one GPU that was cut into instances, of which one is ours."""
+
+    NVMLError = ValueError
+    UUIDS = ("GPU-a", "MIG-1a/2", "MIG-3")
+
+    nvmlInit = nvmlShutdown = staticmethod(lambda: None)
+    nvmlDeviceGetCount = staticmethod(lambda: 1)
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
+    nvmlDeviceGetHandleByUUID = staticmethod(UUIDS.index)  # a ValueError where there is none
+    nvmlDeviceGetName = staticmethod(lambda handle: ("whole", "slice", "other")[handle])
+    nvmlDeviceGetUUID = staticmethod(lambda handle: _Driver.UUIDS[handle])
+    nvmlDeviceGetMemoryInfo = staticmethod(lambda handle: SimpleNamespace(total=80 >> 2 * handle))
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, [("whole", 80)]),
+        ("0", [("whole", 80)]),
+        ("MIG-1a/2", [("slice", 20)]),
+        ("MIG-3,MIG-1a/2", [("other", 5), ("slice", 20)]),
+        ("MIG-3,MIG-4,MIG-1a/2", [("other", 5)]),
+        ("MIG-3,MIG-3", []),
+        ("1", []),
+    ],
+)
+def test_an_instance_of_a_gpu_is_a_gpu_where_it_is_named(
+    visible: str | None, expected: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _Driver)  # type: ignore[arg-type]
+    assert visible_gpus(visible) == tuple(Gpu(*one) for one in expected)
 
 
 def test_the_control_group_bounds_the_cpus(tmp_path: Path) -> None:
