@@ -53,7 +53,7 @@ def ray_on_two_cores() -> Iterator[None]:
 
     before, token = dict(os.environ), uuid.uuid4().hex  # two sessions must not end each other's
     engine.configure(token)
-    machine = Machine("test", cpus=4, memory=2**30, gpus=(Gpu("logical", 2**30),) * 2)
+    machine = Machine("test", cpus=8, memory=2**30, gpus=(Gpu("logical", 2**30),) * 2)
     engine.start(token, machine, concurrency=4)
     yield
     engine.stop(token)

@@ -14,7 +14,7 @@ from trainable import Data, Task
 
 class Barrier(Task):
     """Waits in `build_data` until as many processes as asked for are there. Each leaves which GPUs
-    it sees, in a file of its own.
+    it sees, and how many threads it has, in a file of its own.
     """
 
     def __init__(self, *, directory: str, parties: int) -> None:
@@ -26,7 +26,7 @@ class Barrier(Task):
 
     def build_data(self) -> Data:
         mine = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        (self._directory / str(os.getpid())).write_text(mine)
+        (self._directory / str(os.getpid())).write_text(f"{mine} {torch.get_num_threads()}")
         deadline = time.monotonic() + 120
         while len(list(self._directory.iterdir())) < self._parties:
             if time.monotonic() > deadline:

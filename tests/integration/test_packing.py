@@ -28,9 +28,9 @@ mode: min
 trials: 4
 budget: {{epochs: 1}}
 space: {{train.optimizer.lr: {{loguniform: [1.0e-4, 1.0e-1]}}}}
-resources: {{cpu: 1, gpu: 0.5}}
+resources: {{cpu: 2, gpu: 0.5}}
 """
-TWO_GPUS = Machine("test", cpus=4, memory=2**33, gpus=(Gpu("logical", 2**33),) * 2)
+TWO_GPUS = Machine("test", cpus=8, memory=2**33, gpus=(Gpu("logical", 2**33),) * 2)
 
 
 @pytest.fixture
@@ -60,7 +60,11 @@ def test_four_trials_at_a_half_run_together_on_two_gpus(spec: SweepSpec, tmp_pat
     assert ended[0].exit_code == 0, log.file.getvalue()  # type: ignore[attr-defined]
     assert [t.state for t in Ledger.open(paths.ledger).trials()] == ["complete"] * 4
     seen = [left.read_text() for left in (tmp_path / "barrier").iterdir()]
-    assert sorted(seen) == ["0", "0", "1", "1"], "each sees one GPU alone, and shares it with one"
+    told = [one.split() for one in sorted(seen)]
+    assert [gpu for gpu, _ in told] == ["0", "0", "1", "1"], (
+        "each sees one GPU alone, with one other"
+    )
+    assert [threads for _, threads in told] == ["2"] * 4, "as many as its CPUs"
 
 
 def test_an_ask_that_no_machine_meets_is_refused_at_once(spec: SweepSpec) -> None:

@@ -56,6 +56,13 @@ def heir(tmp_path: Path, train: Train) -> Path:
     return tmp_path / "heir"
 
 
+def test_a_checkpoint_is_inherited_by_name_and_none_of_its_bytes_is_copied(heir: Path) -> None:
+    ours, theirs = inherited(heir), saved(heir.parent / "donor")
+    assert ours is not None
+    for file in theirs.path.iterdir():
+        assert (ours.path / file.name).samefile(file)
+
+
 def test_it_takes_what_the_other_learned_and_keeps_its_place_and_its_options(
     heir: Path, opened: Any, configure: Any, toy: Any
 ) -> None:
