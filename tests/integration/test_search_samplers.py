@@ -67,6 +67,22 @@ def test_nsgaii_has_generations_of_the_startup_trials(tmp_path: Path) -> None:
     ] * 4 + [3] * 2
 
 
+def test_a_generation_of_nsgaii_is_over_once_its_trials_are_complete_however_many_run(
+    tmp_path: Path,
+) -> None:
+    ledger = ledger_at(tmp_path / "l.db")
+    proposer = Proposer(spec_of("search.sampler=nsgaii", "search.startup_trials=4"), ledger)
+    found: list[int] = []
+    for ended in (*[None] * 6, "complete", "failed", "complete", "pruned", "complete", "complete"):
+        number = len(found)
+        if ended is not None:
+            end(ledger, number - 6, ended)
+        proposal = proposer.propose(number)
+        ledger.add(proposal)
+        found.append(proposal.notes["NSGAIISampler:generation"])
+    assert found == [0] * 11 + [1]
+
+
 def test_nsgaii_finds_better_than_chance(tmp_path: Path) -> None:
     found = {}
     for sampler in ("nsgaii", "random"):

@@ -126,6 +126,16 @@ def test_it_shows_nowhere(tmp_path: Path) -> None:
     assert (view.trials, view.best()) == ([], None)
 
 
+def test_what_a_sweep_was_given_itself_is_taken_where_its_owner_is_named(tmp_path: Path) -> None:
+    _earlier(tmp_path, trials=6)
+    middle = MadeSweep(tmp_path, "middle", space=SPACE)
+    middle.ledger.note_warm_start(take_along(tmp_path, _warm("name=middle")))
+    _add(middle, 50, 0.5, "complete")
+    assert [one.value for one in take_along(tmp_path, _warm(names="middle")).trials] == [0.5]
+    both = take_along(tmp_path, _warm(names="[old, middle]"))
+    assert both.told == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
+
+
 def test_an_edited_space_takes_what_still_lies_inside(tmp_path: Path) -> None:
     _earlier(tmp_path)
     ledger = _create(tmp_path, _warm())
