@@ -206,7 +206,8 @@ class Proposer:
         digest = trial.system_attrs.get(SPACE, self._digest)
         if (trial.params, trial.distributions, digest) != (params, distributions, self._digest):
             shown = copy.copy(trial)
-            shown.system_attrs = {}  # a sampler's notes mean nothing in another space
+            if (trial.distributions, digest) != (distributions, self._digest):
+                shown.system_attrs = {}  # a sampler's notes mean nothing in another space
             shown.params, shown.distributions = params or {}, distributions
             if params is None:
                 shown.state, shown.values = TrialState.FAIL, None

@@ -169,8 +169,11 @@ def test_steps_are_the_numbers_that_people_write(tmp_path: Path, sampler: str) -
 def test_a_trial_on_the_last_step_of_an_edited_space_counts(tmp_path: Path) -> None:
     ledger = ledger_at(tmp_path / "l.db")
     steps = FloatDistribution(0.1, 0.5, step=0.1)
-    ledger.add(Proposal({"task.a": 0.1 + 2 * 0.1}, {"task.a": steps}))
+    ledger.add(Proposal({"task.a": 0.1 + 2 * 0.1}, {"task.a": steps}, {"notes": "of cmaes"}))
     end(ledger, 0)
+    (drawn,) = ledger.frozen_trials()
+    same = Proposer(spec_of("space={task.a: {quniform: [0.1, 0.5, 0.1]}}"), ledger)._show(drawn)
+    assert (same.params, same.system_attrs) == ({"task.a": 0.3}, {"notes": "of cmaes"})
     for narrower in ("{quniform: [0.1, 0.3, 0.1]}", "{quniform: [0.1, 0.7, 0.2]}"):
         assert _shown(ledger, spec_of(f"space={{task.a: {narrower}}}")) == [{"task.a": 0.3}]
 
