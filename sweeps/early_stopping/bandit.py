@@ -9,6 +9,7 @@ ledger.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import warnings
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sweeps.ledger.view import TrialRecord
+from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.search_space import SearchSpace, mutable
 from sweeps.spec.space import Choice, Distribution, LogInt, LogUniform, is_number
 
@@ -28,6 +30,20 @@ Matrix = npt.NDArray[np.float64]
 _FEWEST = 3  # gains before there is anything to fit
 _CANDIDATES = 512
 _CAUTION = 2.0  # standard deviations above the mean
+
+
+def check_installed() -> None:
+    """See that there is what the model is made of.
+
+    Raises:
+        Refused: It is not installed.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        message = (
+            "pb2 needs the package 'scikit-learn', which is not installed; its model is made of "
+            "it; write pbt, or run `pip install scikit-learn`"
+        )
+        raise Refused([Fault(("early_stopping", "scheduler"), message)])
 
 
 class Bandit:

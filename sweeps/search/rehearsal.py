@@ -17,6 +17,7 @@ from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
+from sweeps.early_stopping.bandit import check_installed
 from sweeps.ledger.warm_start import Taken, WarmStart
 from sweeps.search.proposals import Proposer
 from sweeps.search.samplers import SamplerRefused, check_sampler
@@ -35,7 +36,10 @@ def rehearse(spec: SweepSpec) -> None:
 
     Raises:
         SamplerRefused: It cannot be built, or fails: with what is wrong, the rule and the remedy.
+        Refused: A package is missing for the model of a population.
     """
+    if spec.early_stopping.scheduler == "pb2":
+        check_installed()
     check_sampler(spec)
     search = spec.search
     ours = search.sampler in SAMPLERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
 from typing import Any
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from sweeps.early_stopping.bandit import Bandit
 from sweeps.early_stopping.population import Population, heirs, perturbed
 from sweeps.ledger.view import Mutation, TrialRecord
+from sweeps.search.rehearsal import rehearse
+from sweeps.spec.problems import Refused
 from sweeps.spec.search_space import SearchSpace, mutable
 from sweeps.spec.space import Choice, Int, LogUniform, QUniform, Uniform
 from sweeps.spec.spec import parse_spec
@@ -246,3 +249,17 @@ def test_what_was_inherited_is_no_gain() -> None:
     assert bandit._points[2] == bandit._points[1]
     unknown = Bandit(RATES, {0: members[0], 2: heir}, 2, minimize=True)
     assert len(unknown._gains) == 1, "nobody can say what it gained"
+
+
+def test_a_model_whose_package_is_missing_says_what_to_install_before_there_is_a_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    population = "early_stopping: {scheduler: pb2}\nbudget: {epochs: 4}\n"
+    space = "space: {train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}\n"
+    head = "name: s\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 4\n"
+    for scheduler in ("pbt", "pb2"):
+        spec = parse_spec(head + space + population.replace("pb2", scheduler), "s.yaml")
+        rehearse(spec)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(Refused, match=r"^early_stopping\.scheduler: pb2 needs .*; write pbt"):
+        rehearse(spec)
