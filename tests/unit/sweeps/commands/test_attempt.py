@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from sweeps.cli import app
 from sweeps.commands.attempt import give_up
 from sweeps.engine import engine
 from sweeps.engine.resources import Machine
@@ -19,6 +21,8 @@ from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.layout import LedgerBusy, LedgerError, SweepPaths
 from sweeps.ledger.file import LedgerFile
 from sweeps.lock import LockLost
+from sweeps.results.sweep_view import SweepView
+from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox_file import OutboxError
 
 
@@ -107,3 +111,16 @@ def test_a_ray_that_does_not_come_up_ends_the_attempt_with_a_sentence(
     assert code == NO_SUCCESS
     assert lines[0].startswith("stopped: Ray could not be started: The current node timed out")
     assert lines[1].endswith(f"resume digits --root {paths.root}")
+
+
+def test_a_finished_sweep_goes_on_with_what_equals_its_spec_only_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = "{task.x: {choice: [1, 2]}}"
+    made = MadeSweep(tmp_path, space=space, more="search: {sampler: 'nowhere:X'}")
+    made.add("complete", 0.5)
+    monkeypatch.setattr(SweepView, "concluded", True)
+    for options, goes_on in (("[1, 2]", False), ("[true, 2]", True)):
+        change = f"space.task.x={{choice: {options}}}"
+        done = CliRunner().invoke(app, ["resume", "small", "--root", str(tmp_path), "-s", change])
+        assert ("no module 'nowhere'" in done.output) is goes_on
