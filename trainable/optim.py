@@ -50,7 +50,7 @@ def check_form(groups: object) -> list[dict[str, Any]]:
 
 def _parameters(found: Any) -> list[nn.Parameter]:
     listed = [found] if isinstance(found, Tensor) else list(found)
-    parameters = [item[1] if isinstance(item, tuple) else item for item in listed]
+    parameters: list[Any] = [item[1] if isinstance(item, tuple) else item for item in listed]
     for parameter in parameters:
         if not isinstance(parameter, Tensor):
             raise TaskError(

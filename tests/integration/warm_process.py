@@ -64,6 +64,8 @@ class Meddler(Plain):
         torch.set_autocast_dtype("cpu", torch.float16)
         torch.autograd.set_detect_anomaly(True)
         torch.set_float32_matmul_precision("medium")
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        torch.backends.cuda.enable_flash_sdp(False)
         torch.set_deterministic_debug_mode("warn")
         torch.set_num_threads(1)
         nn.modules.module.register_module_forward_hook(lambda *_: torch.zeros(1))
@@ -81,6 +83,8 @@ def switches() -> dict[str, str]:
         "autocast": f"{torch.is_autocast_enabled('cpu')} {torch.get_autocast_dtype('cpu')}",
         "anomaly": str(torch.is_anomaly_enabled()),
         "matmul": torch.get_float32_matmul_precision(),
+        "convolution": torch.backends.cudnn.conv.fp32_precision,
+        "attention": str(torch.backends.cuda.flash_sdp_enabled()),
         "deterministic": str(torch.get_deterministic_debug_mode()),
         "module hooks": str(len(nn.modules.module._global_forward_hooks)),
         "optimizer hooks": str(len(optimizer._global_optimizer_pre_hooks)),
