@@ -347,6 +347,7 @@ class Trainer(Run):
         reported = self._last_metrics | boundary
         for metric in (self._metric, *self._also):
             if metric not in reported:
+                self._write()
                 raise ConfigError(
                     f"{metric!r} is not reported{nearest(metric, reported)}; it must be one that "
                     "is reported at the end of an epoch: "

@@ -206,6 +206,17 @@ def test_unknown_metric_lists_what_is_reported(tmp_path, opened, configure, toy)
         list(trainer.events())
 
 
+def test_metric_that_is_missing_after_an_epoch_keeps_the_curve_up_to_there(
+    tmp_path, opened, configure, toy
+):
+    queue = iter([{"loss": 1.0, "f1": 0.5}, {"loss": 0.9}])
+    task = _task(toy, evaluate=lambda self, model, batches: next(queue))
+    trainer = opened(configure(metric="val/f1", mode="max"), tmp_path, task)
+    with pytest.raises(ConfigError, match="'val/f1' is not reported"):
+        list(trainer.events())
+    assert [row.step for row in read_rows(tmp_path)] == list(range(1, 9))
+
+
 @pytest.mark.seeds("S12")
 def test_evaluation_restores_the_mode_of_each_module(tmp_path, opened, configure, toy):
     seen = []
