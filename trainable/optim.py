@@ -41,23 +41,34 @@ def check_form(groups: object) -> list[dict[str, Any]]:
     Raises:
         TaskError: It is no list of dicts, or one of them holds something else.
     """
-    if not isinstance(groups, list) or not all(
+    if not isinstance(groups, (list, tuple)) or not all(
         isinstance(group, dict) and "params" in group for group in groups
     ):
         raise TaskError("param_groups() must return a list of dicts, each with 'params'")
     return [{**group, "params": _parameters(group["params"])} for group in groups]
 
 
-def _parameters(found: Any) -> list[nn.Parameter]:
-    listed = [found] if isinstance(found, Tensor) else list(found)
-    parameters: list[Any] = [item[1] if isinstance(item, tuple) else item for item in listed]
-    for parameter in parameters:
-        if not isinstance(parameter, Tensor):
-            raise TaskError(
-                f"param_groups() lists an object of type {type(parameter).__name__} among the "
-                "parameters; list the parameters of modules, such as head.parameters()"
-            )
-    return parameters
+def _parameters(found: object) -> list[Tensor]:
+    if isinstance(found, Tensor):
+        return [found]
+    # A set has another order in each process, and moments are put back by their order.
+    if isinstance(found, (set, frozenset)) or not isinstance(found, Iterable):
+        raise TaskError(
+            f"param_groups() gives the parameters of a group as an object of type "
+            f"{type(found).__name__}; they must be a list, or have an order as one has, such as "
+            "head.parameters()"
+        )
+    return [_parameter(item) for item in found]
+
+
+def _parameter(item: object) -> Tensor:
+    match item:
+        case (Tensor() as parameter) | (str(), Tensor() as parameter):
+            return parameter
+    raise TaskError(
+        f"param_groups() lists an object of type {type(item).__name__} among the parameters; list "
+        "the parameters of modules, such as head.parameters()"
+    )
 
 
 def trained(groups: list[dict[str, Any]]) -> list[nn.Parameter]:

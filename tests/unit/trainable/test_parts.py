@@ -201,11 +201,22 @@ def test_groups_hold_their_parameters_in_all_forms_that_torch_takes(
     assert not torch.equal(before, trainer.model[3].weight)
 
 
+def test_groups_may_come_as_a_tuple(tmp_path, opened, configure, toy):
+    class Headed(toy):
+        def param_groups(self, model):
+            return {"params": model[0].parameters()}, {"params": model[3].parameters()}
+
+    assert len(opened(configure(), tmp_path, Headed()).groups) == 2
+
+
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
         (lambda model: model.parameters(), "must return a list of dicts"),
         (lambda model: [{"params": [model]}], "lists an object of type Sequential"),
+        (lambda model: [{"params": [(model[0].weight, model[0].bias)]}], "of type tuple among"),
+        (lambda model: [{"params": set(model.parameters())}], "of type set; they must be a list"),
+        (lambda model: [{"params": model[0]}], "of type Linear; they must be a list"),
     ],
 )
 def test_groups_of_another_form_are_refused(tmp_path, opened, configure, toy, groups, message):
