@@ -45,11 +45,12 @@ def cross_entropy(
     )
     if targets.is_floating_point():
         return total, targets.numel() // targets.shape[1]
-    counted = targets != ignore_index
+    # As bytes, class 156 would equal -100, and indexing would take them for a mask.
+    classes = targets.long()
+    counted = classes != ignore_index
     if weight is None:
         return total, counted.sum()
-    # long: where classes come as bytes, indexing would take them for a mask
-    return total, weight[targets.where(counted, 0).long()].mul(counted).sum()
+    return total, weight[classes.where(counted, 0)].mul(counted).sum()
 
 
 def binary_cross_entropy(

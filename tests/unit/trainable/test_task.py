@@ -44,10 +44,11 @@ def test_cross_entropy_with_probabilities_and_another_ignored_class():
     torch.testing.assert_close(total / share, F.cross_entropy(logits, targets, ignore_index=2))
 
 
-def test_cross_entropy_takes_classes_that_are_bytes():
+@pytest.mark.parametrize("weight", [None, torch.arange(1.0, 257.0)])
+def test_cross_entropy_takes_classes_that_are_bytes(weight):
     torch.manual_seed(0)
-    logits, weight = torch.randn(3, 3), torch.tensor([1.0, 2.0, 3.0])
-    targets = torch.tensor([1, 2, 1])  # as a mask they would be all classes
+    logits = torch.randn(4, 256)
+    targets = torch.tensor([1, 2, 1, 156])  # as a mask all classes; the last is -100 as a byte
     total, share = cross_entropy(logits, targets.to(torch.uint8), weight=weight)
     torch.testing.assert_close(total / share, F.cross_entropy(logits, targets, weight=weight))
 
