@@ -156,7 +156,7 @@ class History:
 
 def _up_to(path: Path, step: int) -> bytes:
     keep: list[bytes] = []
-    if path.exists():
+    if step >= 0 and path.exists():
         for line in _complete_lines(path):
             if _parse(line, path).step > step:
                 break

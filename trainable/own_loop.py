@@ -158,7 +158,8 @@ class OwnLoop(Run):
             interrupted_before = (
                 saved is not None and restore is None and resumed_at < config.budget.epochs
             )
-            history = History(directory, files, step=resumed_at, interrupted=interrupted_before)
+            covered = -1 if saved is None else resumed_at
+            history = History(directory, files, step=covered, interrupted=interrupted_before)
         earlier = read_rows(directory)
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
 

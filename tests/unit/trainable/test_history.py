@@ -50,6 +50,13 @@ def test_cut_drops_every_row_after_the_step(tmp_path, step, kept):
     assert [row.step for row in read_rows(tmp_path)] == [*kept, step + 1]
 
 
+def test_no_line_that_goes_is_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(bytes(64) + b"\n")  # as a machine leaves it that lost power before a save
+    _open(tmp_path, -1).close()
+    assert path.read_bytes() == b""
+
+
 def test_interruptions_beyond_the_cut_no_longer_count(tmp_path):
     marks = []
     for step, interrupted in [(0, False), (4, True), (9, True), (9, True), (6, True), (5, False)]:

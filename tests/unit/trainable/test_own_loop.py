@@ -200,6 +200,7 @@ def test_loop_without_state_starts_again(tmp_path, left_open):
     with pytest.raises(Crash):
         list(crashed.events())
     assert len(_curve(tmp_path)) == 3
+    (tmp_path / "metrics.jsonl").write_bytes(bytes(64) + b"\n")  # power was lost meanwhile
     with open_trainer(config, tmp_path, device="cpu") as again:
         assert _curve(tmp_path) == []
         assert again.resumed_at == 0
