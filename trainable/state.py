@@ -75,15 +75,15 @@ class TrainState:
         self._model = model
         self._optimizer = optimizer
         inside = {id(p) for p in model.parameters()}
-        self._outside: list[nn.Parameter] = [
+        self._outside = nn.ParameterList(
             p for group in optimizer.param_groups for p in group["params"] if id(p) not in inside
-        ]
+        )
         self._schedule = schedule
         self._precision = precision
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Tensors are the live ones: copy or write them before the next step."""
-        outside = {"outside": [p.detach() for p in self._outside]} if self._outside else {}
+        outside = {"outside": self._outside.state_dict()} if self._outside else {}
         return outside | {
             "format": FORMAT,
             "model": self._model.state_dict(),
@@ -116,9 +116,7 @@ class TrainState:
         _check_keys("the progress", state["progress"], set(asdict(Progress())))
         try:
             self._model.load_state_dict(state["model"], strict=True)
-            with torch.no_grad():
-                for p, saved in zip(self._outside, state.get("outside", ()), strict=True):
-                    p.copy_(saved)
+            self._outside.load_state_dict(state.get("outside", {}), strict=True)
             _load_optimizer(self._optimizer, state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as problem:
             raise CheckpointError(

@@ -200,6 +200,15 @@ def test_state_without_what_is_trained_outside_the_model_is_refused(
         opened(configure(), tmp_path, type("WeighingToy", (Weighing, toy), {})())
 
 
+def test_what_is_trained_outside_the_model_keeps_its_shape(tmp_path, opened, configure, toy):
+    kind = type("WeighingToy", (Weighing, toy), {})
+    _run(opened(configure(optimizer={"name": "sgd"}), tmp_path, kind(), until=1))
+    other = kind()
+    other.balance = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(CheckpointError, match=r"does not fit[\s\S]*size mismatch"):
+        opened(configure(optimizer={"name": "sgd"}), tmp_path, other)
+
+
 def _run_drawing(toy, opened, config, directory, *, crash_after=None):
     """Train a task that draws from every generator of the host; return them after each step."""
 
