@@ -26,6 +26,12 @@ from trainable.precision import Precision, device_name
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
 
+_NO_GRADIENT = (
+    "no parameter received a gradient; the loss does not depend on any parameter of "
+    "param_groups(); compute it from the model's output without detach() or no_grad(), and return "
+    "the weight 0 where there are no targets"
+)
+
 
 class Outcome(NamedTuple):
     """What one window did. On an accelerator the values are tensors that nobody has waited for.
@@ -92,14 +98,19 @@ class Step:
         """Take step number `step` (counted from 1) on the micro-batches of one window."""
         loss: Scalar = 0.0
         weight: Scalar = 0.0
+        constant = True
         self.optimizer.zero_grad(set_to_none=True)
         for batch in window:
             with self.precision.autocast():
                 part, share = self.task.loss(self.model, batch)
-            scaled = self.precision.scale(part)
-            if scaled.requires_grad:  # else it is a constant, as of a micro-batch without targets
-                scaled.backward()  # type: ignore[no-untyped-call]
+            if part.requires_grad:
+                self._backward(part)
+                constant = False
+            elif share:  # device synchronisation, where a constant comes with a weight on one
+                raise TaskError(_NO_GRADIENT)
             loss, weight = loss + self._read(part), weight + self._read(share)
+        if constant:  # no micro-batch has targets: the gradients are 0
+            self._backward(sum((p * 0).sum() for p in self.parameters if p.requires_grad))
         self.precision.unscale(self.optimizer)
         weight = self._divisor(weight)
         norm, clipped, norms = self.clipper(self._gradients(), weight)
@@ -110,6 +121,9 @@ class Step:
         if taken:
             self.schedule.set_lr(self.optimizer, step)
         return Outcome(taken, loss / weight, norm, lr, clipped, weight, norms)
+
+    def _backward(self, loss: Tensor) -> None:
+        self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _read(self, value: Scalar) -> Scalar:
         if not isinstance(value, Tensor):
@@ -132,11 +146,7 @@ class Step:
     def _gradients(self) -> list[Tensor]:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if not gradients:
-            raise TaskError(
-                "no parameter received a gradient; the loss does not depend on any parameter of "
-                "param_groups(); "
-                "compute it from the model's output without detach() or no_grad()"
-            )
+            raise TaskError(_NO_GRADIENT)
         return gradients
 
     def _guard(self, loss: Scalar, norm: Scalar, step: int) -> None:

@@ -119,7 +119,10 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__} must define build_data()")
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Weight]:
-        """Return the summed loss of a batch (a scalar) and its weight (targets counted)."""
+        """Return the summed loss of a batch (a scalar) and its weight (targets counted).
+
+        Of a batch without targets, whose weight is 0, the loss may be a constant tensor.
+        """
         inputs, targets = batch
         logits = model(inputs)
         if self.class_weights is not None and self.class_weights.device != logits.device:

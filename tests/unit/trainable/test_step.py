@@ -174,16 +174,40 @@ def test_window_of_ignored_targets_has_loss_zero():
     assert (outcome.loss, outcome.grad_norm) == (0.0, 0.0)
 
 
+class Sparse(Scripted):
+    """A batch whose factor is 0 has no targets."""
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) if batch[1] else (torch.zeros(()), 0)
+
+
+EMPTY = (GOOD[0], 0.0)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_micro_batch_without_targets_may_have_a_constant_loss(precision):
-    class Sparse(Scripted):
-        def loss(self, model, batch):
-            return super().loss(model, batch) if batch[1] else (torch.zeros(()), 0)
-
     alone, among = _step(Sparse(), precision=precision), _step(Sparse(), precision=precision)
-    empty = (GOOD[0], 0.0)
-    assert alone([GOOD], 1).loss == among([empty, GOOD, empty], 1).loss
+    assert alone([GOOD], 1).loss == among([EMPTY, GOOD, EMPTY], 1).loss
     assert _equal(_weights(alone), _weights(among))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_window_without_targets_may_have_a_constant_loss(precision):
+    ignored, constant = _step(precision=precision), _step(Sparse(), precision=precision)
+    for number, window in enumerate([[EMPTY], [GOOD], [EMPTY, EMPTY]], 1):
+        one, other = ignored(window, number), constant(window, number)
+        assert (one.loss, one.grad_norm) == (other.loss, other.grad_norm)
+        assert _equal(_weights(ignored), _weights(constant))
+
+
+def test_constant_loss_with_a_weight_is_refused():
+    class Broken(Scripted):
+        def loss(self, model, batch):
+            part, weight = super().loss(model, batch)
+            return (part, weight) if batch[1] else (part.detach(), weight)
+
+    with pytest.raises(TaskError, match=r"no parameter received a gradient.*return the weight 0"):
+        _step(Broken())([GOOD, EMPTY], 1)
 
 
 @pytest.mark.parametrize("requires_grad", [True, False])
