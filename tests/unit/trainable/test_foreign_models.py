@@ -218,9 +218,25 @@ class Single(Task):
         return cross_entropy(model(inputs, scale=self.scale), targets)
 
 
-def _single(directory, **arguments):
+class Remembering(nn.Linear):
+    table = None
+
+    def forward(self, inputs, scale=1.0):
+        if self.table is None:
+            self.table = torch.arange(2.0).cos()
+        return super().forward(inputs) * self.table * scale
+
+
+class Tabled(Single):
+    """The model keeps what it made in its first forward pass."""
+
+    def build_model(self):
+        return Remembering(3, 2)
+
+
+def _single(directory, task=Single, **arguments):
     """Its configuration, and its checkpoint."""
-    name = {"name": f"{__name__}:Single", **arguments}
+    name = {"name": f"{__name__}:{task.__name__}", **arguments}
     config = TrialConfig.model_validate(
         {"task": name, "metric": "val/loss", "mode": "min", "budget": {"epochs": 1}}
     )
@@ -229,8 +245,9 @@ def _single(directory, **arguments):
     return config, CheckpointStore(directory).newest().path
 
 
-def test_one_sample_and_a_default_by_name_give_a_graph_for_any_number(tmp_path):
-    model, inputs = load_model(*_single(tmp_path))
+@pytest.mark.parametrize("task", [Single, Tabled])
+def test_one_sample_and_a_default_by_name_give_a_graph_for_any_number(tmp_path, task):
+    model, inputs = load_model(*_single(tmp_path, task))
     samples = ({0: torch.export.Dim.AUTO},)
     graph = torch.export.export(model, inputs, dynamic_shapes=samples).module()
     for count in (1, 3):
