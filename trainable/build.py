@@ -181,10 +181,11 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
     train = config.train
     set_determinism(train.deterministic)
     precision = Precision(resolve_precision(train.precision, device), device)
+    set_seed(config.seed)
     if task is None:
         task = load_task(config.task.name, config.task.arguments)
 
-    set_seed(config.seed)
+    set_seed(config.seed)  # again, so that samples do not depend on what the constructor drew
     data = check_data(task.build_data(), task)
     set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
     built = _build_model(task)

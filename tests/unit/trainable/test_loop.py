@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
+from trainable.build import build_parts
 from trainable.diagnostics import MEASURED, memory_in_use, memory_since_report
 from trainable.errors import (
     ConfigError,
@@ -25,7 +26,7 @@ from trainable.errors import (
     TaskError,
 )
 from trainable.history import read_rows
-from trainable.task import Data
+from trainable.task import Data, Task
 
 
 def _task(toy, **methods):
@@ -462,6 +463,30 @@ def test_collate_that_is_never_called_warns(tmp_path, opened, configure, toy):
     with pytest.warns(UserWarning, match="collate is never called for train"):
         opened(configure(), tmp_path / "tensors", Mixing())
     opened(configure(), tmp_path / "samples", Mixing(augmented=True))
+
+
+class Drawing(Task):
+    """What is trained outside the model is drawn when the task is made."""
+
+    def __init__(self):
+        self.drawn = torch.rand(3)
+
+    def build_model(self):
+        return nn.Linear(2, 2)
+
+    def build_data(self):
+        samples = torch.ones(12, 2), torch.zeros(12, dtype=torch.long)
+        return Data(train=samples, val=samples)
+
+
+def test_what_a_task_draws_when_it_is_made_is_drawn_from_the_runs_seed(configure):
+    def drawn(seed):
+        config = configure(seed=seed)
+        task = config.task.model_copy(update={"name": f"{__name__}:Drawing"})
+        config = config.model_copy(update={"task": task})
+        return build_parts(config, device=torch.device("cpu")).task.drawn.tolist()
+
+    assert drawn(0) == drawn(0) != drawn(1)
 
 
 def test_initial_weights_do_not_depend_on_what_the_data_drew(tmp_path, opened, configure, toy):
