@@ -416,14 +416,17 @@ def _column(values: Sequence[Scalar | bool]) -> Tensor:
 
 
 def _fetched(found: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Fetch the numbers that may be on the device, all in one transfer."""
+    """Fetch the numbers that are on the device, all in one transfer."""
     single = {
-        name: value.detach().reshape(()).to(device)
+        name: value.detach().reshape(()).double()
         for name, value in found.items()
-        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+        if isinstance(value, Tensor)
+        and value.device == device
+        and value.numel() == 1
+        and not value.is_complex()
     }
     if not single:
         return found
     # device synchronisation: the only one of a report
-    fetched = torch.stack([value.double() for value in single.values()]).tolist()
+    fetched = torch.stack(list(single.values())).tolist()
     return found | dict(zip(single, fetched, strict=True))

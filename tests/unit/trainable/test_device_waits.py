@@ -11,6 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainable.loop import _fetched
+
 # What cannot be known on the host before the device has computed it.
 _FETCHING = ("_local_scalar_dense", "equal", "nonzero", "masked_select")
 # What copies to the host without an operation of its own where the value is there already.
@@ -96,3 +98,13 @@ def test_step_in_fp16_waits_for_what_the_scaler_must_know(tmp_path, opened, conf
     steps = _steps(opened, configure, toy, tmp_path, on_device=False, precision="fp16")
     # 43 samples in windows of 12: the last one has two micro-batches.
     assert [len(waits) for waits in steps] == [2 * count + 1 + 2 for count in (3, 3, 2)]
+
+
+def test_metrics_that_are_on_the_host_are_not_sent_to_the_device():
+    found = {"loss": torch.ones(()), "f1": torch.ones(1), "auc": 0.5}
+    assert _fetched(found, torch.device("meta")) == found
+
+
+def test_metrics_of_a_report_are_fetched_together():
+    found = {"loss": torch.ones(()), "f1": torch.ones(1), "auc": 0.5}
+    assert _waits_of(lambda: _fetched(found, torch.device("cpu"))) == ["tolist"]
