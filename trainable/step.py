@@ -128,9 +128,10 @@ class Step:
     def _read(self, value: Scalar) -> Scalar:
         if not isinstance(value, Tensor):
             return value
-        # Device synchronisation, on the CPU (free) and under fp16 (one more wait beside the
-        # scaler's own).
-        return value.item() if self._reads_at_once else value.detach().reshape(())
+        # Device synchronisation, on the CPU (free, also of what lies there while an accelerator
+        # trains) and under fp16 (one more wait beside the scaler's own).
+        at_once = self._reads_at_once or value.device != self.device
+        return value.item() if at_once else value.detach().reshape(())
 
     def _divisor(self, weight: Scalar) -> Scalar:
         """The window's weight; 1 for a window of ignored targets: loss and gradient are 0."""

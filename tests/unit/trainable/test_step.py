@@ -156,6 +156,12 @@ def test_losses_and_weights_of_one_element_are_those_of_one_number():
     assert _equal(_weights(plain), _weights(kept))
 
 
+def test_weight_on_the_host_is_read_where_the_training_is_elsewhere():
+    step = _step()
+    step.device, step._reads_at_once = torch.device("meta"), False
+    assert isinstance(step._read(torch.tensor(2)), int)
+
+
 def test_optimizer_without_a_stop_on_the_device_waits_and_raises():
     step = _step(optimizer="adafactor")
     step._reads_at_once = False
