@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -230,11 +231,17 @@ class _FileStorage(EditableStorage):
     def __init__(self, place: LedgerFile) -> None:
         # Looking commands read while the driver writes; SQLite then waits for the other's
         # transaction instead of failing.
-        arguments = {"timeout": ledger_file.WAIT_SECONDS, "factory": _Durable}
+        connect = functools.partial(
+            sqlite3.connect,
+            place.path,
+            timeout=ledger_file.WAIT_SECONDS,
+            factory=_Durable,
+            check_same_thread=False,
+        )
         super().__init__(
-            sqlalchemy.URL.create("sqlite", database=str(place.path)).render_as_string(),
+            "sqlite:///ledger.db",  # the path itself would be read as parts of an address
             # The connection that was returned last comes next: the one with the open transaction.
-            {"connect_args": arguments, "pool_use_lifo": True},
+            {"creator": connect, "pool_use_lifo": True},
         )
 
     def _transact(self, work: Callable[[], _T]) -> _T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -339,7 +340,7 @@ def test_creating_twice_is_refused(ledger: Ledger, place: Place) -> None:
         Ledger.create(place, mode="min", sweep_id="s2")
 
 
-@pytest.mark.parametrize("name", ["what?", "50%25", "a{b}", "#1"])
+@pytest.mark.parametrize("name", ["what?", "50%25", "a{b}", "#1", os.fsdecode(b"M\xfcller")])
 def test_it_lies_where_it_is_said_to_whatever_the_name_means_in_an_address(
     tmp_path: Path, name: str
 ) -> None:
