@@ -15,6 +15,7 @@ _DATABASES = frozenset({"sqlite", "postgresql", "mysql", "mssql"})
 _BUILT_IN = re.compile(
     r"https?://[^/]|sqlite(\+\w+)?:///.|(postgresql|mysql|mssql)(\+\w+)?://|databricks(://|$)"
 )
+_ESCAPE = re.compile(r"%(?=[0-9A-Fa-f]{2})")
 
 _OF_SERVERS = (
     "MLFLOW_TRACKING_URI",  # may hold them
@@ -59,8 +60,12 @@ def is_database(uri: str) -> bool:
 
 
 def address_of(file: Path) -> str:
-    """The address of an SQLite file, with what would not stand for itself there as escapes."""
-    return "sqlite:///" + str(file).replace("%", "%25").replace("?", "%3F")
+    """The address of an SQLite file, with what would not stand for itself there as escapes.
+
+    Nothing else is one: beside a file whose address holds any, MLflow makes a directory of the name
+    that is written in it.
+    """
+    return "sqlite:///" + _ESCAPE.sub("%25", str(file)).replace("?", "%3F")
 
 
 def file_of(uri: str) -> Path | None:

@@ -34,12 +34,18 @@ def test_only_a_server_keeps_artifacts_itself(
     assert tracking_place(uri, Path("/r")) == place
 
 
-@pytest.mark.parametrize("name", ["runs", "what?", "50%25", "a{b} #1"])
+@pytest.mark.parametrize("name", ["runs", "what?", "50%25", "%%41%?%4", "ü%C3%BC", "a{b} #1"])
 def test_the_store_is_the_file_that_its_address_names(name: str) -> None:
     file = Path("/r") / name / "mlflow.db"
     address = tracking_uri(file.parent)
     assert file_of(address) == file
     assert make_url(address).database == str(file)
+
+
+@pytest.mark.parametrize("name", ["50%", "a{b} #1", "100%_ü: x"])
+def test_an_address_holds_no_escape_that_it_can_do_without(name: str) -> None:
+    file = Path("/r") / name / "mlflow.db"
+    assert tracking_uri(file.parent) == f"sqlite:///{file}"
 
 
 @pytest.mark.parametrize("given", ["option", "variable"])
