@@ -42,12 +42,14 @@ def resolve_root(root: Path | None) -> Path:
     """
     place = root or Path(os.environ.get(ROOT_VARIABLE) or "runs")
     try:
-        return place.expanduser().absolute()
+        place = place.expanduser().absolute()
     except RuntimeError:
         raise Refused(
             f"--root {place}: nobody here has a home that '{place.parts[0]}' stands for; sweeps "
             "live in directories below a root; write a path without '~'"
         ) from None
+    # Whoever is given an address would leave out ".." together with the link before it.
+    return Path(os.path.realpath(place)) if ".." in place.parts else place
 
 
 def command_line(root: Path, *words: str, program: str = "sweep") -> str:

@@ -56,6 +56,13 @@ def test_a_home_that_nobody_has_is_refused(given: str, monkeypatch: pytest.Monke
     assert SweepPaths(Path("/r"), "a").command("status") == "sweep status a --root /r"
 
 
+def test_a_root_above_a_link_is_where_the_system_finds_it(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("elsewhere/deep")
+    assert resolve_root(tmp_path / "link" / ".." / "runs") == tmp_path / "elsewhere" / "runs"
+    assert resolve_root(tmp_path / "link" / "runs") == tmp_path / "link" / "runs"
+
+
 def test_a_command_is_one_that_a_shell_takes(tmp_path: Path) -> None:
     root = tmp_path / "my runs"
     told = SweepPaths(root, "x; touch y").command("resume", "-s", "trials=4")
