@@ -100,9 +100,6 @@ def _own(option: str) -> Callable[[dict[str, Any]], float]:
     return lambda given: float(getattr(OWN_DEFAULTS[given["name"]], option))
 
 
-_Rate = Annotated[float, Field(ge=0, lt=1)]
-
-
 class OptimizerConfig(Section):
     """The optimizer. What is left out, or `None`, is the chosen optimizer's own default."""
 
@@ -112,7 +109,7 @@ class OptimizerConfig(Section):
     """The peak learning rate."""
     weight_decay: float = Field(default_factory=_own("weight_decay"), ge=0, examples=[0.01])
     """Decay of weights; biases and norm layers are never decayed."""
-    betas: Annotated[tuple[_Rate, _Rate], Field(strict=False)] | None = None
+    betas: Annotated[tuple[float, float], Field(strict=False)] | None = None
     """Decay rates of the moment estimates (Adam family, LAMB, Lion)."""
     momentum: float = Field(default_factory=_own("momentum"), ge=0, lt=1, examples=[0.9])
     """Momentum of `sgd`."""

@@ -2,7 +2,7 @@
 
 They work on plain data, so that they also run where another part is wrong, and all problems are
 told in one pass. What must not live here: rules of one field or one section (they stand beside the
-field).
+field), unless they came later: a sweep from before opens, for these checks are not made of it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from sweeps.spec.scalars import shown, write_flow
 from sweeps.spec.search_checks import search_faults, sound_constraints
 from sweeps.spec.search_space import UNFIT, SearchSpace, mutable
 from sweeps.spec.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
-from sweeps.spec.space import Choice, Distribution, Scalar
+from sweeps.spec.space import Choice, Distribution, Scalar, is_number
 from trainable.config import BudgetConfig, TrainConfig
 from trainable.masking import is_secret
 
 LONGEST_VALUE = 6000  # characters that the tracking store takes for a parameter
+_LEAST_SHARE = 0.0001
+"""Ray counts CPUs and GPUs in ten-thousandths."""
 _ONE_METRIC_SAMPLERS = {"cmaes"}
 
 Show = Callable[[KeyPath, object], str]
@@ -67,6 +69,8 @@ def cross_faults(
     yield from _early_stopping_faults(data, space)
     yield from _shared_database_faults(data)
     yield from _inheritance_faults(data)
+    yield from _share_faults(data.get("resources"), show)
+    yield from _rate_faults(data.get("train"), show)
     task, search = data.get("task"), data.get("search")
     if isinstance(task, dict):
         yield from _argument_faults(task)
@@ -237,6 +241,32 @@ def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
             f"{scheduler} lets trials go on from each other's checkpoints, which are linked, and "
             "an object store has no links; leave it out, or write another scheduler",
         )
+
+
+def _share_faults(resources: object, show: Show) -> Iterator[Fault]:
+    """Refuse less of a CPU or a GPU than Ray counts."""
+    for key, value in resources.items() if isinstance(resources, dict) else ():
+        path = ("resources", key)
+        if key in ("cpu", "gpu") and is_number(value) and 0 < value < _LEAST_SHARE:
+            yield Fault(
+                path,
+                f"{show(path, value)} is less than Ray counts, which is in ten-thousandths; write "
+                f"{_LEAST_SHARE:g} or more",
+            )
+
+
+def _rate_faults(train: object, show: Show) -> Iterator[Fault]:
+    """Refuse decay rates that no optimizer takes."""
+    optimizer = train.get("optimizer") if isinstance(train, dict) else None
+    betas = optimizer.get("betas") if isinstance(optimizer, dict) else None
+    for index, rate in enumerate(betas if isinstance(betas, list | tuple) else ()):
+        path = ("train", "optimizer", "betas", index)
+        if is_number(rate) and not 0 <= rate < 1:
+            yield Fault(
+                path,
+                f"{show(path, rate)} is no decay rate; it must be at least 0 and below 1; write "
+                "for example 0.9",
+            )
 
 
 def _argument_faults(task: Mapping[str, Any]) -> Iterator[Fault]:

@@ -33,8 +33,6 @@ from trainable.config import Mode, Section
 LONGEST_KEY = 250  # what the tracking store takes
 _LONGEST_METRIC = LONGEST_KEY - len("best/")
 _LONGEST_NAME = 100
-_LEAST_SHARE = 0.0001
-"""Ray counts CPUs and GPUs in ten-thousandths."""
 # The tracking store's own, beside the sweeps' directories.
 _RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
 CREDENTIALS = re.compile(r"://[^/?#\s]*@")
@@ -108,8 +106,6 @@ def _check_gpu(value: object) -> object:
         raise Refused(f"{text} is not a GPU ask; {rule}; write auto, 0.5 or 1")
     if value < 0:
         raise Refused(f"{text} is negative; {rule}; write 0 for none")
-    if 0 < value < _LEAST_SHARE:
-        raise Refused(f"{text} is less than Ray counts; {rule}; write {_LEAST_SHARE:g} or more")
     if value > 1 and not float(value).is_integer():
         raise Refused(
             f"{text} is neither below 1 nor whole; {rule}; write 0.5 to share a GPU "
@@ -288,7 +284,7 @@ class StopConfig(Section):
 class ResourcesConfig(Section):
     """What one trial gets."""
 
-    cpu: Number = Field(default=1, ge=_LEAST_SHARE)
+    cpu: Number = Field(default=1, gt=0)
     """CPUs of one trial; also the number of its threads. Loader processes come on top."""
     gpu: Annotated[Literal["auto"] | Number, BeforeValidator(_check_gpu)] = "auto"
     """GPUs of one trial: a share below 1, a whole number, or auto: an equal share of each, with

@@ -21,7 +21,8 @@ from sweeps.spec.scalars import shown, write_flow
 from sweeps.spec.space import KINDS, WHEN, Choice, Distribution, Int, QUniform, Scalar
 
 _FORMS = ", ".join(KINDS)
-_MOST_STEPS = 2**53
+_MOST_STEPS = 10**28
+"""As far as Decimal counts."""
 
 
 def parse_distribution(data: object) -> Distribution:
@@ -152,11 +153,11 @@ def _parse_range(kind: type[Distribution], arguments: Sequence[Any]) -> Distribu
     if kind is QUniform:
         step = arguments[2]
         span = Decimal(str(high)) - Decimal(str(low))
-        if span / Decimal(str(step)) > _MOST_STEPS:
+        if span / Decimal(str(step)) >= _MOST_STEPS:
             raise _refuse(
                 kind,
-                f"high - low = {span} is more than {_MOST_STEPS:,} steps of {step}, as many as "
-                "numbers can tell apart; write a larger step, or use uniform",
+                f"high - low = {span} is {_MOST_STEPS:.0e} steps of {step} or more; steps are "
+                "counted; write a larger step, or use uniform",
             )
         # In decimal, as people write it: 0.3 is three steps of 0.1, which binary numbers deny.
         if span % Decimal(str(step)):

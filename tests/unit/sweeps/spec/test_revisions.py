@@ -175,16 +175,24 @@ def test_an_edit_by_hand_is_told_how_to_change_a_sweep(path: Path, first: SweepS
         read_spec(path)
 
 
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("  train.batch_size: {logint: [16, 256]}\ntrain: {accumulation: 4}\n", "batch_size"),
+        ("train: {optimizer: {betas: [0.9, 1.0]}}\n", r"betas\[1\]: 1.0 is no decay rate"),
+        ("resources: {cpu: 1.0e-5}\n", "resources.cpu: .* is less than Ray counts"),
+        ("resources: {gpu: 1.0e-5}\n", "resources.gpu: .* is less than Ray counts"),
+    ],
+)
 def test_a_sweep_that_would_be_refused_today_is_read_and_not_continued_as_it_is(
-    path: Path,
+    path: Path, written: str, told: str
 ) -> None:
-    sizes = "  train.batch_size: {logint: [16, 256]}\ntrain: {accumulation: 4}\n"
-    then = parse_spec(SPEC + sizes, "quad.yaml", drawn=None)
+    then = parse_spec(SPEC + written, "quad.yaml", drawn=None)
     write_spec(path, then)
     found = read_spec(path)
     assert found.spec == then
     assert read_revisions(path) == [then]
-    with pytest.raises(SpecError, match=r"batch_size"):
+    with pytest.raises(SpecError, match=told):
         parse_placed(found.text, str(path), ["trials=8"], drawn=4)
 
 

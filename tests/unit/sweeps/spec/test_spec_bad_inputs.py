@@ -29,16 +29,16 @@ CASES = [
     pytest.param(
         HEAD + "train: {optimizer: {betas: [-0.1, 1]}}\n",
         [
-            "s.yaml:6:29: train.optimizer.betas[0]: -0.1 is out of range; it must be at least 0",
-            "s.yaml:6:35: train.optimizer.betas[1]: 1 is out of range; it must be below 1",
+            "s.yaml:6:29: train.optimizer.betas[0]: -0.1 is no decay rate; it must be at least 0 and below 1; write for example 0.9",
+            "s.yaml:6:35: train.optimizer.betas[1]: 1 is no decay rate; it must be at least 0 and below 1; write for example 0.9",
         ],
         id="decay rates that are none",
     ),
     pytest.param(
         HEAD + "resources: {cpu: 1.0e-5, gpu: 1.0e-5}\n",
         [
-            "s.yaml:6:18: resources.cpu: 1.0e-5 is out of range; it must be at least 0.0001; write for example 1",
-            "s.yaml:6:31: resources.gpu: 1e-05 is less than Ray counts; a GPU ask is 'auto', 0, a share below 1, or a whole number; write 0.0001 or more",
+            "s.yaml:6:18: resources.cpu: 1.0e-5 is less than Ray counts, which is in ten-thousandths; write 0.0001 or more",
+            "s.yaml:6:31: resources.gpu: 1.0e-5 is less than Ray counts, which is in ten-thousandths; write 0.0001 or more",
         ],
         id="shares that Ray does not count",
     ),
@@ -136,7 +136,7 @@ CASES = [
     pytest.param(
         HEAD + "resources: {cpu: 0, gpu: lots}\n",
         [
-            "s.yaml:6:18: resources.cpu: 0 is out of range; it must be at least 0.0001; write for example 1",
+            "s.yaml:6:18: resources.cpu: 0 is out of range; it must be above 0; write for example 1",
             "s.yaml:6:26: resources.gpu: 'lots' is not a GPU ask; a GPU ask is 'auto', 0, a share below 1, or a whole number; write auto, 0.5 or 1",
         ],
         id="36 gpu by a word, no cpu",

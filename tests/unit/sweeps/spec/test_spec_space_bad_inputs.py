@@ -81,9 +81,9 @@ CASES = [
     pytest.param(
         HEAD + "space:\n  train.optimizer.lr: {quniform: [0, 1, 1.0e-30]}\n",
         [
-            "s.yaml:7:34: space.train.optimizer.lr.quniform: high - low = 1 is more than 9,007,199,254,740,992 steps of 1e-30, as many as numbers can tell apart; write a larger step, or use uniform",
+            "s.yaml:7:34: space.train.optimizer.lr.quniform: high - low = 1 is 1e+28 steps of 1e-30 or more; steps are counted; write a larger step, or use uniform",
         ],
-        id="21 more steps than numbers",
+        id="21 more steps than are counted",
     ),
     pytest.param(
         HEAD + "space:\n  train.optimizer.lr: {choice: []}\n",
