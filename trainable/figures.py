@@ -288,19 +288,25 @@ def draw_rows(
         written.append(norm_histogram(rows, target / "grad_norm.png", max_norm=clip))
         scheduled = [] if changed else _scheduled(config, _steps_per_epoch(rows))
         written.append(learning_rate(rows, scheduled, target / "learning_rate.png"))
-    for metric in dict.fromkeys(("train/loss", *config.metrics)):
+    for metric, name in _file_names(("train/loss", *config.metrics)).items():
         if metric in logged:
-            file = target / f"{_file_name(metric)}.png"
+            file = target / f"{name}.png"
             written.append(curve(rows, file, metric=metric, resumed_at=resumed_at))
     return written
 
 
-def _file_name(metric: str) -> str:
-    """A name that every file system, and an address, takes for a metric's picture."""
-    name = re.sub(r"^\.|[^\w.\- ]", "_", metric)[:_LONGEST_NAME]
-    if name == metric.replace("/", "_"):
-        return name
-    return f"{name}-{hashlib.sha256(metric.encode()).hexdigest()[:8]}"
+def _file_names(metrics: Iterable[str]) -> dict[str, str]:
+    """Names for the pictures of metrics, which every file system, and an address, takes, and of
+    which no two are alike.
+    """
+    names, taken = {}, {"grad_norm", "learning_rate"}
+    for metric in dict.fromkeys(metrics):
+        name = re.sub(r"^\.|[^\w.\- ]", "_", metric)[:_LONGEST_NAME]
+        if name != metric.replace("/", "_") or name in taken:
+            name += f"-{hashlib.sha256(metric.encode()).hexdigest()[:8]}"
+        taken.add(name)
+        names[metric] = name
+    return names
 
 
 def _is_ours(rows: Sequence[Row]) -> bool:

@@ -204,12 +204,14 @@ def test_norms_and_rates_that_an_own_loop_logs_are_not_taken_for_those_of_steps(
 
 
 def test_metric_of_any_name_has_a_file_of_its_own(tmp_path):
-    metrics = ["ü" * 245, "loss #1", "loss ?1", "a\nb", ".."]
-    append_rows(tmp_path, [Row(1, 0, dict.fromkeys(metrics, 1.0))])
+    metrics = ["ü" * 245, "loss #1", "loss ?1", "a\nb", "..", "val/loss", "val_loss", "train_loss"]
+    metrics += ["grad_norm", "learning_rate"]
+    steps = ["train/loss", "train/lr", "train/grad_norm"]
+    append_rows(tmp_path, [Row(1, 0, dict.fromkeys([*metrics, *steps], 1.0))])
     config = _config("my_loop:run", metric=metrics, mode=["min"] * len(metrics))
     written = figures.draw_rows(config, tmp_path, tmp_path / "figures")
     assert sorted(written) == sorted((tmp_path / "figures").iterdir())
-    assert len(written) == len(metrics)
+    assert len(written) == len(metrics) + len(steps)
     assert not any(set("#?\n") & set(path.name) for path in written)
 
 
