@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -54,18 +55,26 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
     target.parent.mkdir(parents=True, exist_ok=True)
     text = page(sweep.spec.name, _summary(sweep), [_leaders(sweep), *drawn, _failures(sweep)])
-    is_ours = False
     try:
-        with target.open("w", encoding="utf-8") as file:
-            is_ours = target.is_file()
-            file.write(text)
+        _put(text, target)
     except OSError as error:
-        if is_ours:
-            target.unlink()
+        elsewhere = paths.command("report", "--output", "FILE")
         raise OSError(
-            f"{target} cannot be written ({error.strerror}); a page takes {len(text)} bytes; free "
-            "some, or name another place with --output"
+            f"{target} cannot be written ({error.strerror}); a page takes {len(text.encode())} "
+            f"bytes; make room for it, or write it elsewhere: {elsewhere}"
         ) from error
+
+
+def _put(text: str, target: Path) -> None:
+    """Write a file as a whole or not at all; into what is none, such as a pipe, as it comes."""
+    if target.exists() and not target.is_file():
+        target.write_text(text, encoding="utf-8")
+        return
+    place = Path(os.path.realpath(target))  # a link stays one
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".report-") as directory:
+        aside = Path(directory, "page")
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(place)
 
 
 def _read(paths: SweepPaths) -> SweepData:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -93,8 +95,14 @@ def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
     assert (cut in short, none in short, bracket in short) == (False, False, True)
 
 
-def test_a_page_without_room_names_its_file_and_leaves_none(tmp_path: Path) -> None:
-    sweep, target = MadeSweep(tmp_path), tmp_path / "report.html"
+@pytest.mark.parametrize("earlier", [[], ["report.html"]])
+def test_a_page_without_room_names_its_file_and_leaves_what_was_there(
+    tmp_path: Path, earlier: list[str]
+) -> None:
+    sweep, target = MadeSweep(tmp_path), tmp_path / "pages" / "report.html"
+    target.parent.mkdir()
+    for name in earlier:
+        target.with_name(name).write_text("an earlier one")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
@@ -102,7 +110,23 @@ def test_a_page_without_room_names_its_file_and_leaves_none(tmp_path: Path) -> N
             write_report(sweep.paths, target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not target.exists()
+    assert [page.name for page in target.parent.iterdir()] == earlier
+    assert not earlier or target.read_text() == "an earlier one"
+
+
+def test_a_page_goes_where_a_link_leads_and_into_what_is_no_file(tmp_path: Path) -> None:
+    sweep, link, pipe = MadeSweep(tmp_path), tmp_path / "link", tmp_path / "pipe"
+    (tmp_path / "pages").mkdir()
+    link.symlink_to("pages/one.html")
+    write_report(sweep.paths, link)
+    assert link.is_symlink()
+    assert [page.name for page in (tmp_path / "pages").iterdir()] == ["one.html"]
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as reader:
+        read = reader.submit(pipe.read_text)
+        write_report(sweep.paths, pipe)
+    assert read.result().startswith("<!doctype html>")
+    assert pipe.is_fifo()
 
 
 def test_what_grows_with_the_square_of_the_trials_takes_some_of_them(
