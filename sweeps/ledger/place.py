@@ -98,7 +98,7 @@ def place_of(paths: SweepPaths, spec: SweepSpec) -> Place:
     """Return the place of a sweep's ledger."""
     if spec.storage.ledger is None:
         return LedgerFile(paths.ledger)
-    return LedgerDatabase(spec.storage.ledger, paths.name, paths.directory)
+    return LedgerDatabase(spec.storage.ledger, spec.name, paths.directory)
 
 
 def as_place(place: Place | Path) -> Place:

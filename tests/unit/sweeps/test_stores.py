@@ -9,7 +9,7 @@ import pytest
 
 from sweeps.commands.sync import deliver
 from sweeps.layout import SweepPaths
-from sweeps.ledger.place import StorageMoved, check_kept
+from sweeps.ledger.place import StorageMoved, check_kept, place_of
 from sweeps.results.sweep_view import SweepView
 from sweeps.spec.spec import parse_spec
 from sweeps.stores import address_of, probe_store, trial_files
@@ -56,3 +56,11 @@ def test_a_sweep_goes_on_in_the_directory_of_its_name(tmp_path):
         with pytest.raises(StorageMoved, match=r"copy holds the sweep 'small'.*; rename .* mv "):
             refused()
     assert not view.paths.lock.exists()
+
+
+def test_a_renamed_sweep_is_found_in_its_database():
+    spec = with_overrides(LOCAL, ["storage.ledger=postgresql://db.example/sweeps"])
+    place = place_of(SweepPaths(Path("/runs"), "renamed"), spec)
+    assert place.study == LOCAL.name
+    with pytest.raises(StorageMoved, match=rf"^/runs/renamed holds the sweep '{LOCAL.name}'"):
+        check_kept(SweepPaths(Path("/runs"), "renamed"), spec, spec)
