@@ -60,12 +60,11 @@ def is_database(uri: str) -> bool:
 
 
 def address_of(file: Path) -> str:
-    """The address of an SQLite file, with what would not stand for itself there as escapes.
-
-    Nothing else is one: beside a file whose address holds any, MLflow makes a directory of the name
-    that is written in it.
-    """
-    return "sqlite:///" + _ESCAPE.sub("%25", str(file)).replace("?", "%3F")
+    """The address of an SQLite file, with what would not stand for itself there as escapes."""
+    path = _ESCAPE.sub("%25", str(file)).replace("?", "%3F")
+    # After the short scheme MLflow makes the directory that is written, escapes and all.
+    scheme = "sqlite" if path == str(file) else "sqlite+pysqlite"
+    return f"{scheme}:///{path}"
 
 
 def file_of(uri: str) -> Path | None:

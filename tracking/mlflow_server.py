@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 _PAGE = 1000
-_SQLITE = "sqlite:///"
-_SPECIAL = re.compile(r"file:|:memory:|.*\?")
-"""What is no path of a file to be made."""
+_FILE = re.compile(r"sqlite(\+pysqlite)?:///(?!file:|:memory:|.*\?)")
+"""The address of a file that may be made."""
 # A plain "bad request" is not among them: a proxy on the way answers so, too, and the next attempt
 # may get through.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE"})
@@ -58,8 +57,7 @@ def connect(uri: str) -> MlflowClient:
 
     if "MLFLOW_LOGGING_LEVEL" not in os.environ:
         _quiet()
-    plain = uri.startswith(_SQLITE) and not _SPECIAL.match(uri.removeprefix(_SQLITE))
-    if plain and (store := file_of(uri)) is not None and not store.exists():
+    if _FILE.match(uri) and (store := file_of(uri)) is not None and not store.exists():
         _create(store)
     return mlflow.MlflowClient(tracking_uri=uri)
 
