@@ -180,7 +180,8 @@ class QUniform(_Range):
         return near and 0 <= round(steps) < self._count()
 
     def own(self, value: Any) -> Any:
-        return self.nearest(value)
+        found = self.nearest(value)
+        return found if self.contains(found) else float(value)  # else Optuna takes none
 
     def nearest(self, value: float) -> Any:
         return self._on_step(round((super().nearest(value) - self.low) / self.step))

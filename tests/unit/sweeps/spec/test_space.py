@@ -151,6 +151,13 @@ def test_a_rounding_error_beside_a_step_is_that_step() -> None:
     assert not any(map(steps.contains, (0.0, 0.4, 0.25, 0.3001, math.nan, math.inf, -math.inf)))
 
 
+def test_a_step_that_optuna_would_not_take_is_left_as_it_was_drawn() -> None:
+    many, drawn = QUniform(1000.0, 100_000.0, 0.001), 80922.16500000001
+    assert many.contains(drawn)
+    assert not many.to_optuna()._contains(80922.165)
+    assert many.own(drawn) == drawn
+
+
 def test_whole_numbers_are_probed_one_by_one_as_far_as_there_are_few() -> None:
     assert sorted(value for _, value in Int(1, 5).probes()) == [1, 2, 3, 4, 5]
     assert sorted(value for _, value in Int(1, 10**6).probes()) == [*range(1, 102), 10**6]
