@@ -150,8 +150,7 @@ def run(
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
             raise SweepHeld(paths.directory, read_holder(paths.lock))
         place_of(paths, spec).refuse_new()
-        rehearse(spec)
-        take_along(paths.root, spec)
+        rehearse(spec, take_along(paths.root, spec))
         seconds = parse_duration(grace, "--grace")
         code = attempt(
             paths,
@@ -185,6 +184,7 @@ def resume(
     from sweeps.commands.attempt import attempt
     from sweeps.engine.address import find_address
     from sweeps.ledger.place import check_kept
+    from sweeps.ledger.warm_start import WarmStart
     from sweeps.lock import SweepHeld
     from sweeps.results import messages
     from sweeps.search.rehearsal import rehearse
@@ -204,7 +204,7 @@ def resume(
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
         with document.placing():
-            rehearse(spec)
+            rehearse(spec, WarmStart.from_data(view.ledger.warm_start()))
             seconds = parse_duration(grace, "--grace")
             code = attempt(
                 view.paths,

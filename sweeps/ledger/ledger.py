@@ -30,6 +30,7 @@ from sweeps.ledger.view import (
     REPORT,
     SECONDS,
     SIGNALS,
+    WARM_START,
     Ending,
     Mutation,
     TrialRecord,
@@ -56,8 +57,6 @@ __all__ = [
 ]
 
 
-WARM_START = "gradsweep:warm_start"
-"""A study's system attribute, which looking commands do not read."""
 _STATES: dict[TrialState, str] = {
     TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
@@ -291,8 +290,8 @@ class Ledger:
     @_storing
     def warm_start(self) -> WarmStart:
         """What the sweep was given of earlier ones when it was created."""
-        data = self._storage.get_study_system_attrs(self._study_id).get(WARM_START)
-        return WarmStart() if data is None else WarmStart.from_data(data)
+        attributes = self._storage.get_study_system_attrs(self._study_id)
+        return WarmStart.from_data(attributes.get(WARM_START))
 
     @_at_once
     def note_warm_start(self, warm: WarmStart) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from sweeps.ledger.place import Place, as_place
-from sweeps.ledger.sql import Rows, check_tables
+from sweeps.ledger.sql import Rows, check_tables, one
 
 ATTEMPT = "attempt "
 """A study's notes, by number from 1: from where and with what each driver ran it."""
@@ -28,6 +28,8 @@ SIGNALS = "signals"
 """A trial's note: what deserved a look when it reported last."""
 GENERATION = "generation"
 """A study's note: the epoch at which a population last decided who goes on from whom."""
+WARM_START = "gradsweep:warm_start"
+"""A study's system attribute, which is read only where it is asked for."""
 LINEAGE = "lineage"
 """A trial's note: from whom it went on, after which epoch, and with what parameters."""
 ACCUMULATION = "accumulation"
@@ -286,6 +288,22 @@ class LedgerView:
         """
         curves = self.reports()
         return [TrialRecord(**vars(t), reports=curves[t.number]) for t in self.trials]
+
+    def warm_start(self) -> dict[str, Any] | None:
+        """What the sweep was given of earlier ones, as `WarmStart` writes it.
+
+        Raises:
+            LedgerError: It can no longer be read.
+        """
+        with self._place.reading() as db:
+            text = one(
+                db.execute(
+                    "SELECT value_json FROM study_system_attributes "
+                    "WHERE study_id = :study AND key = :key",
+                    {**self._study, "key": WARM_START},
+                )
+            )
+        return None if text is None else json.loads(text)
 
     def reports(self) -> dict[int, dict[int, float]]:
         """The (first) metric after each reported epoch, by trial.

@@ -62,9 +62,13 @@ class WarmStart:
         return {"trials": [asdict(trial) for trial in self.trials], "told": self.told}
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> WarmStart:
-        """Read what `to_data` wrote."""
-        return cls([Taken(**trial) for trial in data["trials"]], data["told"])
+    def from_data(cls, data: Mapping[str, Any] | None) -> WarmStart:
+        """Read what `to_data` wrote; None: nothing was."""
+        return (
+            cls()
+            if data is None
+            else cls([Taken(**trial) for trial in data["trials"]], data["told"])
+        )
 
 
 def take_along(root: Path, spec: SweepSpec) -> WarmStart:

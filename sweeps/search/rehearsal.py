@@ -31,8 +31,12 @@ _LEARNT = 3  # proposals after them
 _WARM = 12  # trials of a warm start, more than any sampler asks for before it learns from them
 
 
-def rehearse(spec: SweepSpec) -> None:
+def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
     """Build a sweep's sampler, and let it propose before and after trials have ended.
+
+    Args:
+        spec: The sweep.
+        warm: What it is given of earlier ones; None: made up, where it names some.
 
     Raises:
         SamplerRefused: It cannot be built, or fails: with what is wrong, the rule and the remedy.
@@ -47,7 +51,7 @@ def rehearse(spec: SweepSpec) -> None:
         few = min(search.startup_trials, _STARTUP)
         search = search.model_copy(update={"startup_trials": few})
     search = search.model_copy(update={"try_first": []})
-    made_up = _MadeUp(spec)
+    made_up = _MadeUp(spec, warm)
     proposer = Proposer(spec.model_copy(update={"search": search}), made_up)
     space = spec.search_space()
     distributions = {key: one.to_optuna() for key, one in space.distributions.items()}
@@ -74,15 +78,17 @@ def rehearse(spec: SweepSpec) -> None:
 
 
 class _MadeUp:
-    """Trials that nobody trained, as a ledger has them; also those of a warm start."""
+    """Trials that nobody trained, as a ledger has them, behind those of a warm start."""
 
-    def __init__(self, spec: SweepSpec) -> None:
+    def __init__(self, spec: SweepSpec, warm: WarmStart | None) -> None:
         self._epochs = spec.budget.epochs
         self._random = random.Random(0)
-        points = map(spec.search_space().drawn, range(_WARM if spec.search.warm_start else 0))
-        self.warm_start = WarmStart(
-            [Taken(one or {}, self._random.random(), self._epochs, True) for one in points]
-        )
+        if warm is None:
+            points = map(spec.search_space().drawn, range(_WARM if spec.search.warm_start else 0))
+            taken = [Taken(one or {}, self._random.random(), self._epochs, True) for one in points]
+        else:
+            taken = sorted(warm.trials, key=lambda one: not one.complete)
+        self.warm_start = WarmStart(taken[:_WARM])  # each costs a sampler time
         self._trials: list[FrozenTrial] = []
         self.directions = [
             StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE

@@ -12,8 +12,10 @@ from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.proposal import Proposal
 from sweeps.ledger.view import LedgerView, Mutation
-from sweeps.ledger.warm_start import WarmStartRefused, take_along
+from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, take_along
 from sweeps.search.proposals import Proposer
+from sweeps.search.rehearsal import rehearse
+from sweeps.search.samplers import SamplerRefused
 from sweeps.spec.origin import Origin
 from sweeps.spec.search_changes import SearchChanged, check_search_changes
 from sweeps.spec.spec import SweepSpec
@@ -134,6 +136,22 @@ def test_what_a_sweep_was_given_itself_is_taken_where_its_owner_is_named(tmp_pat
     assert [one.value for one in take_along(tmp_path, _warm(names="middle")).trials] == [0.5]
     both = take_along(tmp_path, _warm(names="[old, middle]"))
     assert both.told == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
+
+
+def test_arguments_beside_a_warm_start_are_rehearsed_with_what_it_has_taken(
+    tmp_path: Path,
+) -> None:
+    """CMA-ES takes a `sigma0` beside fewer than it would learn from, and does not beside more."""
+    given = _warm("search.arguments={sigma0: 0.1}", sampler="cmaes")
+    _earlier(tmp_path, trials=9)
+    _create(tmp_path, given)
+    path = SweepPaths(tmp_path, "new").ledger
+    rehearse(given, WarmStart.from_data(LedgerView(path).warm_start()))
+    _earlier(tmp_path, "more", trials=20)
+    with pytest.raises(SamplerRefused, match="beside trials of"):
+        rehearse(given, take_along(tmp_path, _warm(names="more")))
+    made = MadeSweep(tmp_path, "alone")
+    rehearse(given, WarmStart.from_data(LedgerView(made.paths.ledger).warm_start()))
 
 
 def test_an_edited_space_takes_what_still_lies_inside(tmp_path: Path) -> None:
