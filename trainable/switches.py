@@ -94,6 +94,7 @@ _SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
             _BACKENDS.mkldnn.rnn,
         )
     ),
+    _attribute(_BACKENDS.cuda.matmul, "allow_fp16_accumulation"),
     _attribute(_BACKENDS.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
     _attribute(_BACKENDS.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
     _attribute(_BACKENDS.cudnn, "enabled"),

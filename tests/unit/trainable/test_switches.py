@@ -43,6 +43,14 @@ def _precisions():
     )
 
 
+def test_sums_of_half_precision_are_made_as_before():
+    matmul = BACKENDS.cuda.matmul
+    before, switches = matmul.allow_fp16_accumulation, Switches()
+    matmul.allow_fp16_accumulation = not before
+    switches.restore()
+    assert matmul.allow_fp16_accumulation is before
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "value"),
     [
