@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -39,6 +40,7 @@ _EARLY = re.compile(r"interrupted before anything was started")
 _SLOW_SAVE = '''
 """The probe's task, whose state takes long to be copied when a test wants it to."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -73,9 +75,15 @@ def _wait(driver: Driver, condition: Callable[[], object]) -> None:
     driver.until(condition, seconds=120)
 
 
+def _has(driver: Driver, is_it: Callable[[psutil.Process], bool]) -> bool:
+    children = psutil.Process(driver.pid).children(recursive=True)
+    with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended meanwhile: asked again
+        return any(map(is_it, children))
+    return False
+
+
 def _in_preflight(driver: Driver) -> bool:
-    children = psutil.Process(driver.pid).children()
-    return any("trainable.preflight" in " ".join(child.cmdline()) for child in children)
+    return _has(driver, lambda child: "trainable.preflight" in " ".join(child.cmdline()))
 
 
 def _starting_ray(driver: Driver) -> bool:
@@ -83,8 +91,7 @@ def _starting_ray(driver: Driver) -> bool:
 
 
 def _raylet_runs(driver: Driver) -> bool:
-    below = psutil.Process(driver.pid).children(recursive=True)
-    return any("raylet" in child.name() for child in below)
+    return _has(driver, lambda child: "raylet" in child.name())
 
 
 def _no_more_trials(driver: Driver) -> bool:
