@@ -8,6 +8,7 @@ must not live here: how a step is taken (`step.py`), what is saved (`state.py`) 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +30,6 @@ from trainable.diagnostics import (
 from trainable.errors import (
     ConfigError,
     NonFiniteGradient,
-    NonFiniteLoss,
     NonFiniteMetric,
     TaskError,
 )
@@ -155,7 +155,7 @@ class Trainer(Run):
         if progress.epoch >= self._epochs:
             yield self._news([])
         while progress.epoch < self._epochs and not interrupted:
-            with known_errors(self._step.device):
+            with known_errors(self._step.device), self._curve_kept():
                 self._throughput.start()
                 for window in self._train.windows(progress.epoch, progress.window):
                     self._take_step(window)
@@ -173,8 +173,8 @@ class Trainer(Run):
                             return
                 boundary = self._boundary_metrics()
                 boundary |= self._evaluate() | memory_since_report(self._step.device)
-            value = self._value_of_metric(boundary)
-            new_best = self._note_best(value, boundary)
+                value = self._value_of_metric(boundary)
+                new_best = self._note_best(value, boundary)
             self._step.schedule.observe(value, progress.step)
             self._close_epoch(boundary)
             interrupted = self._interrupted()
@@ -228,16 +228,12 @@ class Trainer(Run):
         progress = self.state.progress
         number = progress.step + 1
         lr = applied_lr(self._step.optimizer)
-        try:
-            if self._device_time is None:
+        if self._device_time is None:
+            outcome = self._step(window, number)
+        else:
+            window = list(window)  # fetched before: loading is not the device's time
+            with self._device_time.measure():
                 outcome = self._step(window, number)
-            else:
-                window = list(window)  # fetched before: loading is not the device's time
-                with self._device_time.measure():
-                    outcome = self._step(window, number)
-        except (NonFiniteLoss, NonFiniteGradient):
-            self._write_fetched()  # the curve up to here is worth keeping
-            raise
         size = self._train.plan.size(progress.window)
         progress.window += 1
         progress.samples += size
@@ -259,24 +255,18 @@ class Trainer(Run):
         progress.skipped += 1
         progress.skipped_in_a_row += 1
         if progress.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
-            self._write_fetched()
             raise NonFiniteGradient(number, float(outcome.grad_norm))
 
     def _fetch(self) -> None:
         """Turn what the steps left on the device into rows.
 
         Raises:
-            NonFiniteLoss: A step's loss was not finite; rows of the steps before it are written
-                first.
+            NonFiniteLoss: A step's loss was not finite; the steps before it have their rows.
             NonFiniteGradient: The same for its gradient norm.
         """
         pending, self._pending = self._pending, []
         for entry, (loss, norm, clipped, weight) in zip(pending, _values(pending), strict=True):
-            try:
-                raise_if_not_finite(loss, norm, entry.step)
-            except (NonFiniteLoss, NonFiniteGradient):
-                self._write()
-                raise
+            raise_if_not_finite(loss, norm, entry.step)
             metrics = {"train/loss": loss, "train/grad_norm": norm, "train/lr": entry.lr}
             self._scheduled[entry.step] = entry.outcome.lr
             if entry.layers is not None:
@@ -294,8 +284,22 @@ class Trainer(Run):
         self._unwritten = []
 
     def _write_fetched(self) -> None:
-        self._fetch()
-        self._write()
+        try:
+            self._fetch()
+        finally:
+            self._write()
+
+    @contextlib.contextmanager
+    def _curve_kept(self) -> Iterator[None]:
+        """Let an error leave when the steps before it are in the file: their curve says how the
+        run came to it.
+        """
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(RuntimeError):  # of a device that no longer answers
+                self._write_fetched()
+            raise
 
     def _snapshot(self) -> dict[str, Any]:
         """Make the state to be saved; the rows that it covers are in the file first."""
@@ -347,7 +351,6 @@ class Trainer(Run):
         reported = self._last_metrics | boundary
         for metric in (self._metric, *self._also):
             if metric not in reported:
-                self._write()
                 raise ConfigError(
                     f"{metric!r} is not reported{nearest(metric, reported)}; it must be one that "
                     "is reported at the end of an epoch: "
@@ -356,7 +359,6 @@ class Trainer(Run):
                 )
         for metric in self._also:
             if not math.isfinite(reported[metric]):
-                self._write()  # the curve up to here is worth keeping
                 raise NonFiniteMetric(metric, self.state.progress.epoch + 1, reported[metric])
         return reported[self._metric]
 
@@ -369,7 +371,6 @@ class Trainer(Run):
         if progress.best is not None:
             boundary[f"best/{self._metric}"] = progress.best
         elif progress.epoch + 1 >= self._epochs:  # it would come to nothing
-            self._write()
             raise NonFiniteMetric(self._metric, progress.epoch + 1, value)
         now = self._last_metrics | boundary
         boundary |= at_best(self._also, now, progress.metrics, is_best=is_best)

@@ -293,6 +293,36 @@ def test_non_finite_loss_keeps_the_curve_up_to_it(tmp_path, opened, configure, t
     assert trainer.store.newest().step == 4
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_tasks_error_keeps_the_curve_up_to_it(tmp_path, opened, configure, toy, at_once):
+    def loss(self, model, batch):
+        self.calls = getattr(self, "calls", 0) + model.training
+        if self.calls == 7:
+            raise KeyError("token")
+        return toy.loss(self, model, batch)
+
+    trainer = opened(configure(), tmp_path, _task(toy, loss=loss))
+    trainer._step._reads_at_once = at_once
+    with pytest.raises(KeyError, match="token"):
+        list(trainer.events())
+    assert [row.step for row in read_rows(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_error_is_told_as_it_was_where_the_device_answers_no_more(
+    tmp_path, opened, configure, toy, monkeypatch
+):
+    def loss(self, model, batch):
+        raise KeyError("token")
+
+    def lost(pending):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    trainer = opened(configure(), tmp_path, _task(toy, loss=loss))
+    monkeypatch.setattr("trainable.loop._values", lost)
+    with pytest.raises(KeyError, match="token"):
+        list(trainer.events())
+
+
 @pytest.mark.seeds("S2")
 @pytest.mark.parametrize(
     ("precision", "dtype"),
