@@ -38,7 +38,7 @@ def resolve_root(root: Path | None) -> Path:
     """Return the absolute root: the given one, or `SWEEP_ROOT`, or `./runs`.
 
     Raises:
-        Refused: It lies in the home of nobody.
+        Refused: It lies in the home of nobody, or its name is no text.
     """
     place = root or Path(os.environ.get(ROOT_VARIABLE) or "runs")
     try:
@@ -47,6 +47,13 @@ def resolve_root(root: Path | None) -> Path:
         raise Refused(
             f"--root {place}: nobody here has a home that '{place.parts[0]}' stands for; sweeps "
             "live in directories below a root; write a path without '~'"
+        ) from None
+    try:
+        str(place).encode()
+    except UnicodeEncodeError:
+        raise Refused(
+            f"--root {place}: a part of it is no UTF-8, which databases, MLflow and Ray need; "
+            "write a path of which each directory is"
         ) from None
     # Whoever is given an address would leave out ".." together with the link before it.
     return Path(os.path.realpath(place)) if ".." in place.parts else place

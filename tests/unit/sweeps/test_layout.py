@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def test_a_home_that_nobody_has_is_refused(given: str, monkeypatch: pytest.Monke
     with pytest.raises(Refused, match=r"^--root ~no-such-user/runs: nobody .* write a path"):
         resolve_root(None if given == "variable" else Path("~no-such-user/runs"))
     assert SweepPaths(Path("/r"), "a").command("status") == "sweep status a --root /r"
+
+
+def test_a_root_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"runs\udcff.*no UTF-8.*write a path"):
+        resolve_root(tmp_path / os.fsdecode(b"runs\xff"))
 
 
 def test_a_root_above_a_link_is_where_the_system_finds_it(tmp_path: Path) -> None:
