@@ -5,8 +5,9 @@ What must not live here: tables and sentences (`results`), and reading what peop
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -19,6 +20,23 @@ def format_number(value: Any) -> str:
     if isinstance(value, int) or not math.isfinite(value):
         return str(value)
     return f"{value:.4g}"
+
+
+def format_value(value: Any) -> str:
+    """A parameter's value for people: as a spec has it, and a number as above."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return format_number(value)
+
+
+def format_parameter(params: Mapping[str, Any], key: str) -> str:
+    """The value of one parameter; a dash where there is no such parameter."""
+    return format_value(params[key]) if key in params else "-"
+
+
+def joined(params: Mapping[str, Any]) -> str:
+    """Parameters, or metrics, in one line."""
+    return ", ".join(f"{key} {format_value(value)}" for key, value in params.items())
 
 
 def format_best(metrics: Sequence[str], result: float | Sequence[float]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sweeps.formats import format_best, format_number
+from sweeps.formats import format_best, format_value
 from sweeps.layout import TRIAL_CONFIG
 from sweeps.ledger.view import TrialSummary
 from sweeps.spec.parameters import flatten
@@ -49,7 +49,7 @@ def model_card(
     arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())
     whole = dict(flatten(config))
     searched = [
-        f"| `{k}` | {format_number(v)} | searched: {_range(spec, k)} |"
+        f"| `{k}` | {format_value(v)} | searched: {_range(spec, k)} |"
         for k, v in record.best_params.items()
     ]
     told = [

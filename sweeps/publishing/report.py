@@ -21,7 +21,7 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.formats import format_number, format_result
+from sweeps.formats import format_parameter, format_result, joined
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.view import TrialSummary
@@ -165,9 +165,8 @@ def _summary(sweep: SweepData) -> list[str]:
         f"{spec.search.sampler}; early stopping {early}",
     ]
     for best in sweep.view.ledger.front():
-        params = ", ".join(f"{k} {format_number(v)}" for k, v in best.best_params.items())
         result = format_result(spec.metrics, best.result)
-        lines.append(f"best: trial {best.number} with {result} ({params})")
+        lines.append(f"best: trial {best.number} with {result} ({joined(best.best_params)})")
     return [*lines, f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"]
 
 
@@ -182,7 +181,7 @@ def _leaders(sweep: SweepData) -> Section:
             str(one["epoch"]),
             str(one["attempts"]),
             "-" if one["clip_fraction"] is None else f"{one['clip_fraction']:.0%}",
-            *(format_number(one["params"].get(key)) for key in keys),
+            *(format_parameter(one["params"], key) for key in keys),
         ]
         for one in found["leaders"]
     ]
@@ -205,10 +204,7 @@ def _failures(sweep: SweepData) -> Section:
             record.reason or "no reason was given",
             str(record.epoch),
             str(record.step),
-            ", ".join(
-                f"{sweep.names[key]} {format_number(value)}"
-                for key, value in record.params.items()
-            ),
+            joined({sweep.names[key]: value for key, value in record.params.items()}),
         ]
         for record in failed
     ]

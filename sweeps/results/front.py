@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from sweeps.formats import format_best, format_number
+from sweeps.formats import format_best, format_number, format_parameter, joined
 from sweeps.layout import SweepPaths
 from sweeps.results.grid import plain_table, titles
 from sweeps.results.plain_console import line
@@ -26,11 +26,6 @@ def cells(result: Any, spec: SweepSpec) -> list[str]:
     """One cell for each metric of a sweep; dashes before the first report."""
     values = result if isinstance(result, list | tuple) else [result] * len(spec.metrics)
     return [format_number(value) for value in values]
-
-
-def joined(params: Mapping[str, Any]) -> str:
-    """Parameters in one line."""
-    return ", ".join(f"{key} {format_number(value)}" for key, value in params.items())
 
 
 def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[RenderableType]:
@@ -54,7 +49,7 @@ def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -
             str(one["number"]),
             *cells(one["value"], spec),
             str(one["epoch"]),
-            *(format_number(one["params"].get(key)) for key in spec.space),
+            *(format_parameter(one["params"], key) for key in spec.space),
         )
     choose = paths.command("best", "--trial", "K", "--export", "DIR")
     return Group(Text(_head(len(front)), style="bold"), found, line(f"take one of them: {choose}"))

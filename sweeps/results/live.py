@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.formats import format_best, format_duration, format_number
+from sweeps.formats import format_best, format_duration, format_number, joined
 from sweeps.results.plain_console import redraws
 from sweeps.results.running import Progress
 from sweeps.spec.spec import SweepSpec
@@ -223,14 +223,14 @@ class PlainLines:
 
     def started(self, number: int, params: Mapping[str, Any], attempt: int) -> None:
         again = f" (attempt {attempt})" if attempt > 1 else ""
-        self._print(f"trial {number} started{again}: {_join(params)}")
+        self._print(f"trial {number} started{again}: {joined(params)}")
 
     def reported(self, progress: Progress) -> None:
         names = (*self._spec.metrics, "train/lr", "train/grad_norm")
         shown = {name: progress.metrics[name] for name in names if name in progress.metrics}
         self._print(
             f"trial {progress.number} epoch {progress.epoch}/{self._spec.budget.epochs}: "
-            f"{_join(shown)}"
+            f"{joined(shown)}"
         )
 
     def paused(self, number: int, value: float | None) -> None:
@@ -262,7 +262,3 @@ class PlainLines:
 def _warn(console: Console, number: int, sentence: str) -> None:
     line = f"trial {number}: {sentence}"
     console.print(line, style="yellow", soft_wrap=True)
-
-
-def _join(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {format_number(value)}" for key, value in values.items())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 
 from sweeps.exits import NO_SUCCESS
-from sweeps.formats import format_number
+from sweeps.formats import format_number, joined
 from sweeps.layout import SweepPaths
 from sweeps.results import front
 from sweeps.results.plain_console import PlainConsole, line
@@ -44,7 +44,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         (best,) = result.best
         out.print(
             f"best: trial {best.number} with {format_number(best.value)} "
-            f"({front.joined(best.best_params)})",
+            f"({joined(best.best_params)})",
             style="bold",
             soft_wrap=True,
         )

@@ -16,10 +16,16 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from sweeps.formats import format_best, format_number
+from sweeps.formats import (
+    format_best,
+    format_number,
+    format_parameter,
+    format_value,
+    joined,
+)
 from sweeps.layout import SweepPaths, command_line
 from sweeps.results import front
-from sweeps.results.front import cells, joined
+from sweeps.results.front import cells
 from sweeps.results.grid import Grid, plain_table, titles
 from sweeps.results.plain_console import line, redraws
 from sweeps.results.sweep_view import STATES, SweepView
@@ -131,7 +137,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 *cells(one["value"], spec),
                 str(one["epoch"]),
                 str(one["step"]),
-                *(format_number(one["params"].get(key)) for key in keys),
+                *(format_parameter(one["params"], key) for key in keys),
                 *([str(one["attempts"])] if attempts else []),
                 *([one["reason"] or ""] if reasons else []),
             )
@@ -163,7 +169,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         elif found[key] is not None:
             table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
     for key, value in found["params"].items():
-        table.add_row(Text(key, style="bold"), format_number(value))
+        table.add_row(Text(key, style="bold"), format_value(value))
     for one in found["lineage"]:
         told = f"from trial {one['donor']}: {joined(one['params'])}"
         table.add_row(Text(f"after epoch {one['epoch']}", style="bold"), told)
@@ -217,7 +223,7 @@ def comparison(found: dict[str, Any]) -> RenderableType:
             str(one["attempts"]),
             "-" if clipped is None else f"{clipped:.0%}",
             *(
-                Text(format_number(one["params"].get(name)), style=_against(one, best, name))
+                Text(format_parameter(one["params"], name), style=_against(one, best, name))
                 for name in found["differing"]
             ),
         )

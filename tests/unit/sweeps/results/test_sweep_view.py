@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.formats import format_bytes, format_duration, format_number
+from sweeps.formats import (
+    format_bytes,
+    format_duration,
+    format_number,
+    format_parameter,
+    joined,
+)
 from sweeps.layout import SweepPaths, list_sweeps
 from sweeps.lock import SweepLock
 from sweeps.publishing.publish import export_best
@@ -148,3 +154,10 @@ def test_numbers_for_people() -> None:
     ]
     assert [format_duration(s) for s in (6.6, 125, 3785)] == ["7s", "2m05s", "1h03m"]
     assert [format_bytes(n) for n in (512, 49488, 3 * 2**30)] == ["512 B", "48.33 KiB", "3 GiB"]
+
+
+def test_parameters_are_shown_as_a_spec_has_them() -> None:
+    """What is searched as `null`, such as no clipping, is told from what a trial does not have."""
+    params = {"max_norm": None, "nesterov": True, "lr": 0.123456, "name": "adamw"}
+    assert joined(params) == "max_norm null, nesterov true, lr 0.1235, name adamw"
+    assert [format_parameter(params, key) for key in ("max_norm", "depth")] == ["null", "-"]
