@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,26 @@ def test_a_driver_neither_imports_mlflow_nor_has_tune_hold_and_write_more_than_i
     assert len(kept.split()) == TRIALS
     assert max(map(int, kept.split())) < 8_000, "characters of a trial that has ended"
     assert len(cli.json("trials", "small")) == TRIALS
+
+
+# As in the thread in which Ray tells what its head has heard, such as of a worker's death; what
+# repeats itself within seconds it tells when it is stopped.
+SAYING = """
+import sys
+import sweeps
+from ray._private.worker import print_to_stdstream
+told = {"lines": ["a worker died"], "pid": "raylet", "is_err": False}
+print_to_stdstream(told, ignore_prefix=False)
+print("the last line", file=sys.stderr)
+"""
+
+
+def test_what_ray_says_stands_before_what_is_said_later(tmp_path: Path) -> None:
+    with open(tmp_path / "said", "w+", encoding="utf-8") as said:
+        buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+        command = [sys.executable, "-c", SAYING]
+        subprocess.run(command, env=buffered, stdout=said, stderr=said, check=True)
+        said.seek(0)
+        rays, last = said.read().splitlines()
+    assert "a worker died" in rays
+    assert last == "the last line"
