@@ -125,6 +125,9 @@ def _interrupt(
     token and the trials.
     """
     cli.write("small.yaml", LONG)
+    # Its first tables are made before: that can take longer than who is interrupted delivers.
+    cli.root.mkdir()
+    MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}").search_experiments(max_results=1)
     driver = cli.start("run", "small.yaml")
     wait_until(lambda: driver.poll() is not None or _trained(cli))
     assert driver.poll() is None, driver.communicate()
