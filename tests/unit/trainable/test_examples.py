@@ -59,7 +59,7 @@ def test_lab_is_configured_as_it_is_taught():
     assert str(spec.checkpoint.every) == "100 steps"
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Stands for a kill."""
 
 

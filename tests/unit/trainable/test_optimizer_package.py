@@ -92,7 +92,7 @@ def test_bytes_told_before_the_run_are_what_the_state_takes(name):
     assert size == state_bytes(config, model.parameters())
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Stands for a kill."""
 
 

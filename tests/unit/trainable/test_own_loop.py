@@ -133,7 +133,7 @@ def test_best_generation_is_kept(tmp_path, mode, best):
     assert len(CheckpointStore(tmp_path).generations()) == 3
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Stands for a kill: nothing is saved, nothing is closed properly."""
 
 

@@ -22,7 +22,7 @@ from trainable.history import History, read_resumptions, read_rows
 WARMUP = {"name": "cosine", "warmup": 6}
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Stands for a kill: nothing is saved, nothing is closed properly."""
 
 

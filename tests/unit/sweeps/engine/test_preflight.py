@@ -12,6 +12,7 @@ import pytest
 from sweeps.engine.preflight import Inspection, largest_config, longest_warmup
 from sweeps.engine.resources import Plan, StepMemory
 from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.integration.commandline import wait_until
 from tests.specs import with_overrides
 
 SPEC = """
@@ -130,9 +131,13 @@ def test_what_a_task_leaves_running_is_ended_and_not_waited_for(
     inspection.give_up()  # as when a signal comes after the answer
     left = (tmp_path / "pids").read_text().split()
     assert len(left) == 2
-    for pid in map(int, left):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "nobody's, and runs"
+    wait_until(lambda: not any(_runs(int(pid)) for pid in left), seconds=10)
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_what_a_task_prints_need_not_be_text(
