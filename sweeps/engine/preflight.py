@@ -202,14 +202,15 @@ def largest_config(spec: SweepSpec) -> TrialConfig:
     Of each searched number the largest is taken, and of what is known to work the other way round
     the smallest. What a spec cannot tell: which of several words, such as a model's name, stands
     for the largest model (the first is taken), and whether a larger number makes a model smaller,
-    as a stride does. Where these values do not fit together, those of `example_params` are taken.
+    as a stride does. Constraints are not asked: who leaves out the largest would be taken for the
+    smallest. Where these values do not fit together, those of `example_params` are taken.
     """
-    params = {
-        key: max((value for _, value in distribution.probes()), key=partial(_weight, key))
-        for key, distribution in spec.space.items()
-    }
+
+    def heaviest(key: str, distribution: Distribution) -> Any:
+        return max((value for _, value in distribution.probes()), key=partial(_weight, key))
+
     try:
-        return spec.trial_config(0, params)
+        return spec.trial_config(0, spec.search_space().point(heaviest))
     except SpecError:
         return spec.trial_config(0, spec.example_params())
 

@@ -23,6 +23,9 @@ CLIPPED = "train/clip_fraction"
 _CONFIGURATION = ("budget.", "checkpoint.", "task.", "train.")
 """What a trial's result may depend on."""
 
+_ABSENT = object()
+"""Stands for a parameter that a trial does not have, which is not one that is null."""
+
 
 class Incomparable(ValueError):
     """Sweeps whose values mean different things."""
@@ -63,18 +66,15 @@ def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
         for view, record in chosen
     ]
     names = dict.fromkeys(name for row in rows for name in row["params"])
-    values = {name: [row["params"].get(name) for row in rows] for name in names}
+    values = {name: [row["params"].get(name, _ABSENT) for row in rows] for name in names}
+    differing = [name for name in names if not _one(values[name])]
     searched = {name for view in views for name in view.spec.space}
     return {
         "metric": first.metric,
         "mode": first.mode,
         "leaders": rows,
-        "differing": [n for n in names if any(v != values[n][0] for v in values[n])],
-        "same": {
-            n: values[n][0]
-            for n in names
-            if n in searched and all(v == values[n][0] for v in values[n])
-        },
+        "differing": differing,
+        "same": {n: values[n][0] for n in names if n in searched and n not in differing},
         **_pages(views, rows, first.metrics),
     }
 
@@ -102,6 +102,12 @@ def resolved(view: SweepView, record: TrialSummary) -> dict[str, Any]:
     """Return a trial's parameters: what it was trained with, by dotted key."""
     whole = flatten(trained_with(view.paths, view.spec, record))
     return {key: value for key, value in whole if key.startswith(_CONFIGURATION)}
+
+
+def _one(values: Sequence[Any]) -> bool:
+    """Return whether all are the same; to Python 1 and true are."""
+    first = values[0]
+    return all(v == first and isinstance(v, bool) == isinstance(first, bool) for v in values)
 
 
 def _order(view: SweepView, record: TrialSummary) -> tuple[bool, float]:

@@ -68,6 +68,14 @@ def test_the_largest_trial_has_the_tasks_largest_numbers_and_its_first_words() -
     }
 
 
+def test_the_largest_trial_has_no_parameter_that_exists_only_beside_another_choice() -> None:
+    spec = _spec(
+        "task.kind: {choice: [small, large]}",
+        "task.heads: {int: [2, 8], when: {task.kind: large}}",
+    )
+    assert largest_config(spec).task.arguments == {"samples": 20, "kind": "small"}
+
+
 def test_values_that_do_not_fit_together_make_room_for_the_usual_example() -> None:
     spec = _spec("train.batch_size: {choice: [6, 9]}", "train.accumulation: {choice: [3, 2]}")
     assert spec.trial_config(0, spec.example_params()) == largest_config(spec)

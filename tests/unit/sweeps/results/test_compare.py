@@ -115,6 +115,16 @@ def test_a_card_claims_what_was_tried_and_no_samples_that_no_metric_names(
     assert "\ntrain/loss 0.3, after epoch 1 (step 1)." in card
 
 
+def test_null_and_true_differ_from_what_is_not_there_and_from_one(tmp_path: Path) -> None:
+    first = MadeSweep(tmp_path, "first", space="{task.a: {choice: [null]}, task.b: {choice: [1]}}")
+    first.add("complete", 0.3)
+    second = MadeSweep(tmp_path, "second", space="{task.b: {choice: [true]}}")
+    second.add("complete", 0.4)
+    found = compare([first.view, second.view], top=5)
+    assert (found["differing"], found["same"]) == (["task.a", "task.b"], {})
+    assert [line[-2:] for line in _shown(found)[1:3]] == [["null", "1"], ["-", "true"]]
+
+
 def test_what_all_leaders_share_is_said_once(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, space="{train.batch_size: {choice: [32]}}")
     sweep.add("complete", 0.3)
