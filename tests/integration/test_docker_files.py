@@ -347,8 +347,15 @@ def test_a_slurm_job_goes_on_with_a_sweep_that_exists(tmp_path: Path) -> None:
     job = Job(tmp_path)
     (job.root / "first").mkdir(parents=True)
     (job.root / "first" / "sweep.yaml").touch()
-    assert job.run("first", "my.yaml") == (3, "", "")
-    assert job.calls("sweep") == ["sweep resume first --address 10.0.0.7:20042"]
+    assert job.run("first", "my.yaml", "-s", "trials=8") == (3, "", "")
+    assert job.calls("sweep") == ["sweep resume first --address 10.0.0.7:20042 -s trials=8"]
+
+
+def test_a_slurm_job_refuses_what_it_could_not_say_again(tmp_path: Path) -> None:
+    code, _, said = Job(tmp_path).run("first", "my.yaml", "--tracking-uri=http://127.0.0.1:5000")
+    assert code == 2
+    assert "write: -s tracking.uri=ADDRESS" in said
+    assert not (tmp_path / "runs").exists()
 
 
 def test_slurms_warning_reaches_the_sweep(tmp_path: Path) -> None:
