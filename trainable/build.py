@@ -263,11 +263,12 @@ def _build_model(task: Task) -> nn.Module:
 
 
 def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str]:
-    if not model.training:
+    if (part := _in_evaluation_mode(model)) is not None:
         yield (
-            "build_model() returned the model in evaluation mode, and it is trained as it is: "
-            "without dropout, and with BatchNorm's statistics as they are; return model.train(), "
-            "with single modules in evaluation mode where they are meant to be"
+            f"build_model() returned {f'`{part}`' if part else 'the model'} in evaluation mode, "
+            "and it is trained as it is: without dropout, and with BatchNorm's statistics as they "
+            "are; return model.train(), with single modules in evaluation mode where they are "
+            "meant to be"
         )
     if data.collate is not None and isinstance(data.train, tuple):
         yield (
@@ -286,6 +287,19 @@ def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str
             f"samples, not the batch of {config.batch_size}, so the result is not that of the "
             "large batch; use GroupNorm or LayerNorm, or accumulation 1"
         )
+
+
+def _in_evaluation_mode(model: nn.Module) -> str | None:
+    """Return the outermost part that is trained and in evaluation mode, as ready-made models
+    come, "" for the whole; None where there is none. Single modules are meant to be.
+    """
+    for name, module in model.named_modules():
+        is_single = name and next(module.children(), None) is None
+        if module.training or is_single:
+            continue
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            return str(name)
+    return None
 
 
 def _train_plan(config: TrainConfig, samples: int, seed: int) -> Plan:

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import math
 import mmap
+from collections import OrderedDict
 
 import numpy
 import pytest
@@ -483,6 +484,29 @@ def test_model_in_evaluation_mode_warns_and_stays_in_it(tmp_path, opened, config
     with pytest.warns(UserWarning, match=r"in evaluation mode.*return model.train\(\)"):
         trainer = opened(configure(), tmp_path, Pretrained())
     assert not any(module.training for module in trainer.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("frozen", "single", "warns"),
+    [(False, False, True), (True, False, False), (False, True, False)],
+)
+def test_part_in_evaluation_mode_warns_where_it_is_trained(
+    tmp_path, opened, configure, toy, recwarn, frozen, single, warns
+):
+    """A ready-made backbone below one's own head; a frozen one and single modules are meant."""
+
+    class Headed(toy):
+        def build_model(self):
+            backbone = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+            (backbone[1] if single else backbone).eval()
+            backbone.requires_grad_(not frozen)
+            return nn.Sequential(OrderedDict(backbone=backbone, head=nn.Linear(4, 3)))
+
+    opened(configure(), tmp_path, Headed())
+    told = [str(one.message) for one in recwarn if "in evaluation mode" in str(one.message)]
+    assert [text.startswith("build_model() returned `backbone`") for text in told] == [
+        True
+    ] * warns
 
 
 def test_collate_that_is_never_called_warns(tmp_path, opened, configure, toy):
