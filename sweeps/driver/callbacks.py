@@ -42,7 +42,7 @@ from sweeps.recording.curves import recorded
 from sweeps.recording.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags, lineage_tags
 from sweeps.results.running import Progress, View
 from sweeps.spec.parameters import searched, trial_parameters
-from sweeps.spec.spec import SpecError, SweepSpec
+from sweeps.spec.spec import SpecError, SweepSpec, trial_yaml
 from sweeps.stores import trial_store
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
@@ -178,12 +178,12 @@ class Bookkeeper(Callback):
         number, params = trial.config["number"], trial.config["params"]
         directory = self._paths.trial(number)
         make_directory(directory)
-        config = self._spec.trial_yaml(number, params)
-        (directory / TRIAL_CONFIG).write_text(config, encoding="utf-8")
+        config = self._spec.trial_config(number, params)
+        (directory / TRIAL_CONFIG).write_text(trial_yaml(config), encoding="utf-8")
         self._losses.started(number, self._newest_generation(number))
         self._live.add(number)
         # Of halved micro-batches a tag tells: they are no change of what the trial was asked for.
-        parameters = trial_parameters(self._spec.trial_config(number, params), params)
+        parameters = trial_parameters(config, params)
         if number in self._paused:
             self._paused.discard(number)
             if told := lineage_tags(self._ledger.trial(number)):

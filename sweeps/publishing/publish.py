@@ -19,7 +19,7 @@ from sweeps.publishing.model_card import FILE_NAME, model_card
 from sweeps.recording.tags import attempt_tags
 from sweeps.results.configuration import trained_with
 from sweeps.results.sweep_view import NoBest, SweepView
-from sweeps.spec.spec import SweepSpec
+from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.stores import trial_files, trial_store
 from trainable.errors import StorageError
 from trainable.export import AWAY
@@ -88,7 +88,7 @@ def export_trial(
         where = trial_files(paths, spec, record.number).address("")
         raise NoBest(f"there is no sound checkpoint with a value at {where}")
     if record.lineage:  # the file beside the trial is that of its last hyperparameters
-        resolved = spec.trial_yaml(record.number, record.best_params).encode()
+        resolved = trial_yaml(spec.trial_config(record.number, record.best_params)).encode()
     else:
         resolved = (paths.trial(record.number) / TRIAL_CONFIG).read_bytes()
     directory.mkdir(parents=True, exist_ok=True)

@@ -89,6 +89,7 @@ __all__ = [
     "load_spec",
     "parse_placed",
     "parse_spec",
+    "trial_yaml",
 ]
 
 VERSION = 1
@@ -238,10 +239,6 @@ class SweepSpec(Section):
                     doc.add(fault)
         raise SpecError([problem for _, _, problem in doc.problems])
 
-    def trial_yaml(self, number: int, params: Mapping[str, object]) -> str:
-        """Return the configuration of one trial as YAML, for its directory. See `trial_config`."""
-        return "".join(_write_block(self.trial_config(number, params).model_dump(mode="json"), ""))
-
     def example_params(self) -> dict[str, Any]:
         """Return a point of the space, to look at a trial before any is drawn."""
         space = self.search_space()
@@ -262,6 +259,11 @@ class SweepSpec(Section):
         if set(data["task"]) == {"name"}:
             data["task"] = data["task"]["name"]
         return "".join(_write_block(data, ""))
+
+
+def trial_yaml(config: TrialConfig) -> str:
+    """Return the configuration of one trial as YAML, for its directory."""
+    return "".join(_write_block(config.model_dump(mode="json"), ""))
 
 
 def load_spec(

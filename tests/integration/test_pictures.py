@@ -13,7 +13,7 @@ from sweeps.commands.sync import draw_what_is_missing
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.publishing.pictures import Gallery
-from sweeps.spec.spec import parse_spec
+from sweeps.spec.spec import parse_spec, trial_yaml
 from tests.asking import ask
 from tests.curves import append_rows
 from tests.specs import with_overrides
@@ -115,7 +115,7 @@ def test_a_trial_is_drawn_as_it_was_trained(sweep: Sweep, monkeypatch: pytest.Mo
     number = sweep.add()
     record = sweep.ledger.trial(number)
     config = sweep.paths.trial(number) / TRIAL_CONFIG
-    config.write_text(sweep.spec.trial_yaml(number, record.best_params))
+    config.write_text(trial_yaml(sweep.spec.trial_config(number, record.best_params)))
     sweep.spec = with_overrides(sweep.spec, ["train.schedule.name=linear", "budget.epochs=20"])
     asked: list[TrialConfig] = []
 

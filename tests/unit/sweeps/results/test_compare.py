@@ -18,6 +18,7 @@ from sweeps.results import tables
 from sweeps.results.compare import Incomparable, compare
 from sweeps.results.configuration import trained_with
 from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import trial_yaml
 from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox import SWEEP, Outbox
@@ -80,7 +81,7 @@ def test_each_trial_has_the_configuration_that_it_was_trained_with(tmp_path: Pat
         write_spec(sweep.paths.spec, spec)
         number = sweep.add("complete", 0.3 + size)
         sweep.paths.trial(number).mkdir(parents=True)
-        text = spec.trial_yaml(number, sweep.view.records[number].best_params)
+        text = trial_yaml(spec.trial_config(number, sweep.view.records[number].best_params))
         (sweep.paths.trial(number) / TRIAL_CONFIG).write_text(text)
     found = compare([sweep.view], top=5)
     assert [one["params"]["train.batch_size"] for one in found["leaders"]] == [64, 128]
