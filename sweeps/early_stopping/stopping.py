@@ -84,7 +84,7 @@ def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> Fired | None:
         return None
     # One with a reason was stopped by its user or by a stop: it was not tried.
     tried = [t for t in trials if t.state in ("complete", "pruned") and t.reason is None]
-    tried.sort(key=lambda trial: (trial.ended_at or datetime.min, trial.number))
+    tried.sort(key=lambda trial: (trial.ended_as, trial.ended_at or datetime.min, trial.number))
 
     def is_flat(count: int) -> bool:
         before = _best(tried[:-count], minimize=minimize)

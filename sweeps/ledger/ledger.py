@@ -25,6 +25,7 @@ from sweeps.ledger.storage import EditableStorage, open_storage
 from sweeps.ledger.view import (
     ACCUMULATION,
     ATTEMPT,
+    ENDED,
     GENERATION,
     LINEAGE,
     REPORT,
@@ -136,10 +137,10 @@ class Ledger:
         self.place = place
         self._study = study
         self._storage = storage
-        self._study.get_trials(
-            deepcopy=False
-        )  # the study's cache only knows trials that it has seen
         self._study_id = storage.get_study_id_from_name(study.study_name)
+        # Also because the study's cache only knows trials that it has seen.
+        trials = study.get_trials(deepcopy=False)
+        self._ends = sum(trial.state.is_finished() for trial in trials)
         self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in study.directions)
         """Of each metric, whether less is better."""
 
@@ -430,6 +431,8 @@ class Ledger:
             self._storage.set_trial_user_attr(self._id(number), "reason", reason)
         if traceback is not None:
             self._storage.set_trial_user_attr(self._id(number), "traceback", traceback)
+        self._ends += 1  # of a transaction that fails a number is left out
+        self._storage.set_trial_user_attr(self._id(number), ENDED, self._ends)
         value = record.result if ending == "complete" else None
         return self._record(self._study.tell(number, value, state=_ENDINGS[ending]))
 

@@ -34,6 +34,8 @@ LINEAGE = "lineage"
 """A trial's note: from whom it went on, after which epoch, and with what parameters."""
 ACCUMULATION = "accumulation"
 """A trial's note: its micro-batches per step, once they are not those of its configuration."""
+ENDED = "ended"
+"""A trial's note: how many of the sweep's trials had ended with it. Clocks may be set back."""
 REPORT = "report "
 """A trial's notes where the sweep has several metrics, by epoch: all their values. Optuna reports
 single values, and TPE breaks on a trial that was pruned after one if the study has several
@@ -77,6 +79,8 @@ class TrialSummary:
     checkpoint, the best one."""
     ended_at: datetime | None = None
     """When its end was told."""
+    ended_as: int = 0
+    """Which end among the sweep's that was, from 1; 0 where an earlier version told it."""
     attempts: int = 0
     reason: str | None = None
     traceback: str | None = None
@@ -208,6 +212,7 @@ def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str,
         "best_epoch": progress.get("best_epoch"),
         "signals": tuple(attributes.get(SIGNALS, ())),
         "accumulation": attributes.get(ACCUMULATION),
+        "ended_as": attributes.get(ENDED, 0),
     }
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from sweeps.early_stopping.stopping import Fired, Stops, fired
+from sweeps.ledger import statements
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.proposal import Proposal
 from sweeps.ledger.view import LedgerView, TrialRecord, TrialSummary
 from sweeps.reconciliation.reconcile import (
     Ended,
@@ -111,6 +113,25 @@ def test_a_plateau_counts_trials_in_the_order_in_which_they_ended() -> None:
     assert _key(_spec(PLATEAU), trials) == "stop.plateau"
     late = [replace(trials[0], ended_at=START + timedelta(hours=1)), *trials[1:]]
     assert _key(_spec(PLATEAU), late) is None
+
+
+def test_a_plateau_counts_trials_as_they_ended_although_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "ledger.db"
+    ledger = Ledger.create(place, mode="min", sweep_id="s")
+    for hour, value in ((12, 1.0), (13, 0.9), (14, 0.8), (11, 0.5)):
+        now = START + timedelta(hours=hour)
+        clock = type("Clock", (datetime,), {"now": staticmethod(lambda now=now: now)})
+        monkeypatch.setattr(statements, "datetime", clock)
+        number = ledger.add(Proposal({}, {}, {})).number
+        ledger.report(number, epoch=1, step=1, value=value)
+        ledger = Ledger.open(place)  # by the next driver
+        ledger.finish(number, "complete")
+    for trials in (ledger.trials(), LedgerView(place).trials):
+        ends = [trial.ended_at for trial in trials if trial.ended_at is not None]
+        assert ends.index(min(ends)) == 3
+        assert _key(_spec(PLATEAU), trials) is None
 
 
 def test_who_was_stopped_by_hand_or_with_the_sweep_was_not_tried() -> None:
