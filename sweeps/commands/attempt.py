@@ -29,6 +29,7 @@ from tracking.address import credentials
 from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox
 from trainable.errors import StorageError
+from trainable.history import CurveDamaged
 from trainable.startup import without_collection
 
 _REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
@@ -131,7 +132,7 @@ def attempt(
             else:
                 messages.nothing_started(err)
             return left.exit_code
-    except (LedgerError, LockLost, StorageError, OSError) as error:
+    except (CurveDamaged, LedgerError, LockLost, StorageError, OSError) as error:
         return give_up(error, paths, err)
     (outcome,) = outcomes
     messages.outcome(out, err, outcome, paths)
@@ -189,13 +190,15 @@ def _is_known(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> bool:
 
 
 def give_up(
-    error: LedgerError | LockLost | StorageError | OSError, paths: SweepPaths, err: Console
+    error: CurveDamaged | LedgerError | LockLost | StorageError | OSError,
+    paths: SweepPaths,
+    err: Console,
 ) -> int:
     """Say why a sweep could not go on, and what continues it if there is one by now.
 
     Returns:
         The exit code: a storage that fails under a sweep stops it; one that fails before there is
-        a sweep, and a ledger that is damaged, are for the user to put right first.
+        a sweep, and a ledger or a curve that is damaged, are for the user to put right first.
     """
     code = WRONG_INPUT
     if isinstance(error, LedgerBusy | LockLost):

@@ -120,6 +120,7 @@ class Bookkeeper(Callback):
         self._node_died = node_died
         self._live: set[int] = set()
         self._paused: set[int] = set()
+        self._signals: dict[int, list[str]] = {}  # as they were noted last
         self._asked: dict[int, str | None] = {}
         self._losses = Losses(spec.failures.max_retries)
         self._given_up: dict[int, Failure] = {}
@@ -247,9 +248,7 @@ class Bookkeeper(Callback):
         )
         rows = [Row(*row) for told in reports for row in told["rows"]]
         self._recorder.log(number, recorded(rows, self._spec.tracking.every))
-        if signals := reports[-1].get("signals"):
-            self._recorder.tag(number, {"health": "; ".join(signals)})
-            self._ledger.note(number, SIGNALS, signals)
+        self._note_signals(number, reports[-1].get("signals", []))
         for told in reports:
             self._view.reported(
                 Progress(
@@ -373,6 +372,14 @@ class Bookkeeper(Callback):
         often = f"{times} times in a row" if times > 1 else "once"
         reason = f"lost: its process ended {often} without a new checkpoint"
         return Failure("lost", reason, str(trial.get_pickled_error()))
+
+    def _note_signals(self, number: int, signals: list[str]) -> None:
+        if number not in self._signals:
+            self._signals[number] = list(self._ledger.trial(number).signals)
+        if signals != self._signals[number]:  # also when all is well again
+            self._recorder.tag(number, {"health": "; ".join(signals)})
+            self._ledger.note(number, SIGNALS, signals)
+            self._signals[number] = signals
 
     def _note_accumulation(self, trial: Trial, accumulation: int) -> None:
         """A trial went on with smaller micro-batches; it does so wherever it goes on next."""

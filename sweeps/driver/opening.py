@@ -22,7 +22,7 @@ from sweeps.ledger.warm_start import take_along
 from sweeps.reconciliation.corrections import apply, close_stores
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import reconcile
-from sweeps.recording.tags import NOT_STOPPED, attempt_tags, curve_tags, leaders_view
+from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_view
 from sweeps.spec.origin import Origin, check_origin
 from sweeps.spec.parameters import flatten
 from sweeps.spec.revisions import read_revisions, read_spec, write_spec
@@ -131,7 +131,7 @@ def open_sweep(
         tags={
             **attempt_tags(ledger.attempts),
             **curve_tags([one.tracking.every for one in read_revisions(paths.spec)]),
-            **({} if new else NOT_STOPPED),
+            **({} if new else SWEEP_GOES_ON),
         },
         inherited=now,
         experiment_tags={charts.tag: charts.state},

@@ -29,6 +29,7 @@ from sweeps.recording.tags import BY_THE_USER
 from sweeps.results.running import View
 from sweeps.search.searcher import LedgerSearcher
 from trainable.errors import StorageError
+from trainable.history import CurveDamaged
 from trainable.masking import is_secret
 from trainable.ray_adapter import TuneTrial
 
@@ -144,7 +145,7 @@ def tune_trials(
         bookkeeper.interrupt_live()  # they continue from their last checkpoint
     except TuneError as error:
         # Tune turns what a callback raises into text, and keeps the error itself as the context.
-        if isinstance(error.__context__, LedgerError | StorageError | OSError):
+        if isinstance(error.__context__, CurveDamaged | LedgerError | StorageError | OSError):
             raise error.__context__ from None
         raise
 

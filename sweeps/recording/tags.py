@@ -21,6 +21,8 @@ BY_THE_USER = "stopped by the user"
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
 """What a run that goes on is tagged with: the interruption it was stopped by is over."""
+SWEEP_GOES_ON = NOT_STOPPED | {"reason": "", "health": ""}
+"""The same of a sweep's own run, whose end says anew why it failed and who deserves a look."""
 
 
 def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:

@@ -115,8 +115,9 @@ class LedgerSearcher(Searcher):
             self._tell_past(trial, trial_id)
             self._live[trial_id] = trial.number
             resolved = config.model_dump(mode="json")
-            if trial.accumulation:
-                resolved["train"]["accumulation"] = trial.accumulation
+            noted, train = trial.accumulation or 0, config.train
+            if noted > train.accumulation and train.batch_size % noted == 0:  # else it was edited
+                resolved["train"]["accumulation"] = noted
             return {
                 "number": trial.number,
                 "params": trial.params,

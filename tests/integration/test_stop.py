@@ -136,3 +136,22 @@ def test_stopping_at_once_waits_for_nothing(cli: CommandLine) -> None:
     assert not (cli.root / "small/control").exists()
     assert [trial["state"] for trial in cli.json("trials", "small")] == ["waiting"] * 2
     assert cli.json("status", "small")["state"] == "interrupted"
+
+
+def test_a_curve_that_is_damaged_when_its_trial_is_stopped_ends_in_a_sentence(
+    cli: CommandLine,
+) -> None:
+    cli.write("small.yaml", LONG)
+    driver = cli.start("run", "small.yaml")
+    _wait_for(cli, driver, 0, rows=7)
+    token = cli.token("small")
+    curve = cli.root / "small/trials/0000/metrics.jsonl"
+    with curve.open("r+b") as file:
+        file.write(b"?")
+    assert cli("stop", "small", "--trial", "0").returncode == 1  # the sweep ended before it did
+    printed, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 2, printed
+    assert "Traceback" not in printed
+    assert f"{curve} is damaged" in " ".join(printed.split())
+    assert printed.splitlines()[-1] == "sweep resume small"
+    assert no_process_of(token)

@@ -108,6 +108,10 @@ def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: 
     points = recorder.runs[number].points
     assert {step for key, step in points if key == "val/loss"} == {23 * epoch for epoch in told}
 
+    keeper.on_trial_result(0, [trial], trial, dict(last) | {"epoch": 4, "step": 92, "signals": []})
+    assert sweep.ledger.trial(number).signals == ()
+    assert recorder.runs[number].tags["health"] == ""
+
 
 def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> None:
     """Where workers alone are lost, the third in a row without progress is one too many."""

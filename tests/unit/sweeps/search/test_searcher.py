@@ -16,7 +16,7 @@ from ray.tune.search import Searcher
 from sweeps.driver.callbacks import Bookkeeper
 from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.layout import SweepPaths
-from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger import ACCUMULATION, Ledger
 from sweeps.lock import LockLost, SweepLock
 from sweeps.search.proposals import Proposer
 from sweeps.search.searcher import LedgerSearcher
@@ -179,6 +179,24 @@ def test_a_paused_trial_is_handed_out_once_it_is_promoted_and_nobody_before(
     train("e", third, 0.6)
     assert driver.ask("f") == Searcher.FINISHED
     assert driver.searcher.left_behind() == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("train", "accumulation"),
+    [
+        ({"batch_size": 64}, 4),
+        ({"batch_size": 18}, 1),
+        ({"batch_size": 64, "accumulation": 8}, 8),
+    ],
+)
+def test_smaller_micro_batches_are_kept_where_they_fit_the_spec_as_it_is_now(
+    tmp_path: Path, spec: SweepSpec, train: dict[str, int], accumulation: int
+) -> None:
+    driver = Driver(tmp_path / "l.db", spec)
+    driver.ledger.note(driver.ask("a")["number"], ACCUMULATION, 4)
+    now = spec.model_copy(update={"train": spec.train.model_copy(update=train)})
+    config = Driver(tmp_path / "l.db", now).ask("b")
+    assert (config["number"], config["config"]["train"]["accumulation"]) == (0, accumulation)
 
 
 def test_while_a_stop_holds_nothing_is_handed_out_and_the_live_are_waited_for(
