@@ -113,6 +113,7 @@ class Trainer(Run):
         resumed_at = state.progress.step
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
         self.state = state
+        self._keep_position(train.plan.batch_size)
         self._step = step
         self._train, self._val = train, val
         self._epochs = epochs
@@ -220,6 +221,15 @@ class Trainer(Run):
     def _release(self) -> None:
         self._train.close()
         self._val.close()
+
+    def _keep_position(self, batch_size: int) -> None:
+        """Go on with other windows than before where the data is: no sample is left out, and those
+        of a window that was begun come again.
+        """
+        progress = self.state.progress
+        before = progress.batch_size or batch_size
+        progress.window = progress.window * before // batch_size
+        progress.batch_size = batch_size
 
     # The parts of an epoch
 

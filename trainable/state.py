@@ -36,6 +36,8 @@ class Progress:
     """Epochs completed."""
     window: int = 0
     """Windows of the current epoch consumed, skipped ones included."""
+    batch_size: int = 0
+    """Samples in each of them; 0 in states of earlier versions, which did not say."""
     samples: int = 0
     """Samples trained on."""
     skipped: int = 0
@@ -113,7 +115,8 @@ class TrainState:
                 f"the state has format {state['format']}; this version reads {FORMAT}; use the "
                 "version that wrote it"
             )
-        _check_keys("the progress", state["progress"], set(asdict(Progress())))
+        progress = {"batch_size": 0, **state["progress"]}
+        _check_keys("the progress", progress, set(asdict(Progress())))
         try:
             self._model.load_state_dict(state["model"], strict=True)
             self._outside.load_state_dict(state.get("outside", {}), strict=True)
@@ -126,7 +129,7 @@ class TrainState:
             ) from problem
         self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["scaler"])
-        self.progress = Progress(**state["progress"])
+        self.progress = Progress(**progress)
         _restore_random(state["random"])
 
     def _expected_keys(self) -> set[str]:

@@ -459,6 +459,29 @@ def test_run_that_starts_from_another_one_keeps_its_groups_multipliers(
     assert {metrics["train/lr"] for _, metrics in _curve(tmp_path / "heir")} == {0.01}
 
 
+@pytest.mark.parametrize(("size", "again"), [(12, 0), (6, 0), (4, 0), (8, 0), (9, 6), (30, 24)])
+def test_other_batches_in_the_middle_of_an_epoch_leave_no_sample_out(
+    tmp_path, opened, configure, toy, size, again
+):
+    """What is more than a whole new window comes twice instead."""
+    seen = []
+
+    class Seen(toy):
+        def loss(self, model, batch):
+            if model.training:
+                seen.extend(batch[0][:, 0].tolist())
+            return super().loss(model, batch)
+
+    asked = iter([False, True])
+    first = opened(
+        configure(epochs=1), tmp_path, Seen(samples=60), interrupted=lambda: next(asked)
+    )
+    _run(first)
+    assert len(seen) == 24
+    _run(opened(configure(epochs=1, batch_size=size), tmp_path, Seen(samples=60)))
+    assert (len(set(seen)), len(seen)) == (60, 60 + again)
+
+
 CRASHING = """
 import os, sys
 from pathlib import Path
