@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -34,6 +32,7 @@ from trainable.naming import nearest
 from trainable.precision import device_name
 from trainable.run import Report, Run, at_best, describe, is_better, one_number
 from trainable.seeding import derive_seed, set_determinism, set_seed
+from trainable.state import check_state
 from trainable.step import known_errors
 
 Yielded = dict[str, Any] | tuple[dict[str, Any], dict[str, Any] | None]
@@ -43,7 +42,6 @@ FORMAT = 1
 _KEYS = {"format", "loop", "progress"}
 _OVER = object()
 """What stands for the end of a loop; a loop may yield None by mistake."""
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 
 
 @dataclass(frozen=True)
@@ -303,35 +301,6 @@ class OwnLoop(Run):
         return self._report(
             progress.epoch, progress.epoch, progress.metrics, rows, finished=finished
         )
-
-
-def check_state(state: object, where: str = "state") -> None:
-    """Refuse what `torch.load(weights_only=True)` would not give back.
-
-    Raises:
-        CheckpointError: An object in it is neither a tensor nor plain data.
-    """
-    if isinstance(state, Mapping) and type(state) in (dict, OrderedDict):
-        for key, value in state.items():
-            check_state(key, f"a key of {where}")
-            check_state(value, f"{where}[{key!r}]")
-    elif type(state) in (list, tuple):
-        for index, value in enumerate(state):  # type: ignore[arg-type]
-            check_state(value, f"{where}[{index}]")
-    elif type(state) not in (*_PLAIN, Tensor, nn.Parameter, nn.Buffer):
-        raise CheckpointError(
-            f"{where} is {describe(state)}; a state holds tensors, numbers, strings, lists, "
-            "tuples and dicts, so that it can be read back without running code; save "
-            f"{_remedy(state)}"
-        )
-
-
-def _remedy(value: object) -> str:
-    if hasattr(value, "state_dict"):
-        return "its state_dict()"
-    if type(value).__module__ == "numpy":
-        return "torch.as_tensor() or .item() of it"
-    return "plain data from which the loop can make it again"
 
 
 def _parse(saved: dict[str, Any] | None) -> tuple[_Progress, dict[str, Any] | None]:

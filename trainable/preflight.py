@@ -37,6 +37,7 @@ def examine(config: TrialConfig, far: TrialConfig | None = None) -> dict[str, An
     """
     from trainable.build import build_parts, check_steps, find_device
     from trainable.fingerprint import code_digests
+    from trainable.state import model_state
     from trainable.task import load_loop
 
     if load_loop(config.task.name) is not None:
@@ -45,6 +46,7 @@ def examine(config: TrialConfig, far: TrialConfig | None = None) -> dict[str, An
     parts = build_parts(config, device=find_device(None))
     parts.train.close()
     parts.val.close()
+    model_state(parts.model)  # else found when it is saved, and its training lost
     plans = parts.train.plan, parts.val.plan
     if far is not None:
         check_steps(far, plans[0].samples)

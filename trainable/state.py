@@ -9,19 +9,23 @@ types that `torch.load(weights_only=True)` accepts. What must not live here: fil
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainable.errors import CheckpointError
 from trainable.precision import Precision
+from trainable.run import describe
 from trainable.schedule import Schedule
 
 FORMAT = 1
 
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _OWN_OPTIONS = ("initial_lr", "lr_multiplier")
 """What a parameter group holds beside an optimizer's own options."""
 
@@ -84,11 +88,15 @@ class TrainState:
         self._precision = precision
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state. Tensors are the live ones: copy or write them before the next step."""
+        """Return the state. Tensors are the live ones: copy or write them before the next step.
+
+        Raises:
+            CheckpointError: The model's state could not be read back.
+        """
         outside = {"outside": self._outside.state_dict()} if self._outside else {}
         return outside | {
             "format": FORMAT,
-            "model": self._model.state_dict(),
+            "model": model_state(self._model),
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "scaler": self._precision.state_dict(),
@@ -135,6 +143,48 @@ class TrainState:
     def _expected_keys(self) -> set[str]:
         expected = {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
         return expected | {"outside"} if self._outside else expected
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """Return a model's state, all of which can be read back.
+
+    Raises:
+        CheckpointError: It holds what is neither a tensor nor plain data: `get_extra_state()` may
+            return anything.
+    """
+    state = model.state_dict()
+    extra = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+    check_state(extra, "the model's state")
+    return state
+
+
+def check_state(state: object, where: str = "state") -> None:
+    """Refuse what `torch.load(weights_only=True)` would not give back.
+
+    Raises:
+        CheckpointError: An object in it is neither a tensor nor plain data.
+    """
+    if isinstance(state, Mapping) and type(state) in (dict, OrderedDict):
+        for key, value in state.items():
+            check_state(key, f"a key of {where}")
+            check_state(value, f"{where}[{key!r}]")
+    elif type(state) in (list, tuple):
+        for index, value in enumerate(state):  # type: ignore[arg-type]
+            check_state(value, f"{where}[{index}]")
+    elif type(state) not in (*_PLAIN, Tensor, nn.Parameter, nn.Buffer):
+        raise CheckpointError(
+            f"{where} is {describe(state)}; a state holds tensors, numbers, strings, lists, "
+            "tuples and dicts, so that it can be read back without running code; save "
+            f"{_remedy(state)}"
+        )
+
+
+def _remedy(value: object) -> str:
+    if hasattr(value, "state_dict"):
+        return "its state_dict()"
+    if type(value).__module__ == "numpy":
+        return "torch.as_tensor() or .item() of it"
+    return "plain data from which it can be made again"
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -21,8 +21,9 @@ from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.export import export_weights
 from trainable.history import read_rows
-from trainable.own_loop import OwnLoop, check_state
+from trainable.own_loop import OwnLoop
 from trainable.preflight import examine
+from trainable.state import check_state
 
 LOOPS = """
 import os, random

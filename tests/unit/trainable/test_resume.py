@@ -18,6 +18,7 @@ from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError
 from trainable.files import LocalFiles
 from trainable.history import History, read_resumptions, read_rows
+from trainable.preflight import examine
 
 WARMUP = {"name": "cosine", "warmup": 6}
 
@@ -480,6 +481,51 @@ def test_other_batches_in_the_middle_of_an_epoch_leave_no_sample_out(
     assert len(seen) == 24
     _run(opened(configure(epochs=1, batch_size=size), tmp_path, Seen(samples=60)))
     assert (len(set(seen)), len(seen)) == (60, 60 + again)
+
+
+COUNTING = """
+import numpy
+import torch
+from torch import nn
+from trainable.task import Data, Task
+
+
+class Counting(nn.Linear):
+    def get_extra_state(self):
+        return {"seen": numpy.int64(3)}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+
+class Counted(Task):
+    def build_model(self):
+        return nn.Sequential(Counting(5, 3))
+
+    def build_data(self):
+        samples = torch.ones(24, 5), torch.zeros(24, dtype=torch.long)
+        return Data(train=samples, val=samples)
+"""
+
+
+def test_model_whose_state_could_not_be_read_back_is_refused_before_it_is_trained(
+    tmp_path, opened, configure, monkeypatch
+):
+    """And by whoever saves it, for it may turn so later."""
+    (tmp_path / "counting_task.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = {"name": "counting_task:Counted"}
+    config = TrialConfig.model_validate(configure(every="2 steps").model_dump() | {"task": task})
+    wanted = (
+        r"the model's state\['0._extra_state'\]\['seen'\] is an object of type numpy.int64; .*"
+        r"save torch.as_tensor\(\) or .item\(\) of it"
+    )
+    trainer = opened(config, tmp_path / "run", None)
+    with pytest.raises(CheckpointError, match=wanted):
+        _run(trainer)
+    assert trainer.state.progress.step == 2
+    with pytest.raises(CheckpointError, match=wanted):
+        examine(config)
 
 
 CRASHING = """
