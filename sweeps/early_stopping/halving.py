@@ -111,7 +111,7 @@ class Pauses(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder(Pauses):
-    """Of the trials at a rung the best go on.
+    """Of the trials at a rung the best go on; one of them trains to the end in any case.
 
     Attributes:
         reduction: One trial in this many goes on.
@@ -139,6 +139,29 @@ class Ladder(Pauses):
                 reduction=self.reduction,
                 minimize=self.minimize,
             ):
+                return found[0]
+        return None if live else self._last_hope(reports, unfinished, last)
+
+    def _last_hope(
+        self, reports: Reports, unfinished: Set[int], last: Mapping[int, int]
+    ) -> int | None:
+        """Return the best of the highest rung where nobody would train to the end: of few trials
+        no rung may have enough for one to go on.
+        """
+        waiting = all(self.pauses_at(reports[number]) for number in unfinished)
+        if len(reports) < self.awaited or not waiting:
+            return None
+        if any(epoch > self.rungs[-1] for epoch in last.values()):
+            return None
+        for rung in reversed(self.rungs):
+            found = promotable(
+                {n: reports[n][rung] for n in unfinished if last[n] == rung},
+                num_seen=1,
+                num_promoted=0,
+                reduction=1,
+                minimize=self.minimize,
+            )
+            if found:
                 return found[0]
         return None
 

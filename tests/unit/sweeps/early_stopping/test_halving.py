@@ -90,6 +90,7 @@ class Serial:
 
     def __init__(self, curves: list[list[float]]) -> None:
         self.curves = curves
+        self.ladder = replace(LADDER, awaited=len(curves))
         self.reports: dict[int, dict[int, float]] = {}
         self.complete: set[int] = set()
         self.handed_out: list[tuple[int, int]] = []
@@ -102,7 +103,7 @@ class Serial:
         """Run until nothing is left, or until so many epochs were trained; True at the end."""
         while (number := self._next()) is not None:
             reports = self.reports.setdefault(number, {})
-            until = LADDER.until(max(reports, default=0)) or EPOCHS
+            until = self.ladder.until(max(reports, default=0)) or EPOCHS
             while max(reports, default=0) < until:
                 if dies_after == 0:
                     return False
@@ -115,14 +116,14 @@ class Serial:
         return True
 
     def _next(self) -> int | None:
-        begun = [n for n in self.unfinished if not LADDER.pauses_at(self.reports[n])]
+        begun = [n for n in self.unfinished if not self.ladder.pauses_at(self.reports[n])]
         # A trial that was trained to its end, and died before that was told, has ended.
         for number in [n for n in begun if max(self.reports[n], default=0) == EPOCHS]:
             self.complete.add(number)
             begun.remove(number)
         if begun:
             return begun[0]
-        if (number := LADDER.next_promotion(self.reports, self.unfinished)) is not None:
+        if (number := self.ladder.next_promotion(self.reports, self.unfinished)) is not None:
             return number
         return len(self.reports) if len(self.reports) < len(self.curves) else None
 
@@ -135,15 +136,16 @@ def _curves(seed: int, count: int) -> list[list[float]]:
 @given(st.integers(0, 1000), st.integers(1, 20))
 @settings(max_examples=50)
 def test_at_each_rung_as_many_go_on_as_there_are_places(seed: int, count: int) -> None:
+    """And one where there is none."""
     sweep = Serial(_curves(seed, count))
     sweep.run()
     places = count
     for rung, above in zip(LADDER.rungs, [*LADDER.rungs[1:], EPOCHS], strict=True):
         there = [n for n in sweep.reports if rung in sweep.reports[n]]
         assert len(there) == places
-        places = len(there) // 2
+        places = max(len(there) // 2, 1)
         assert sum(above in sweep.reports[n] for n in there) == places
-    behind = replace(LADDER, awaited=count).left_behind(sweep.reports, sweep.unfinished)
+    behind = sweep.ladder.left_behind(sweep.reports, sweep.unfinished)
     assert behind == sweep.unfinished
 
 
@@ -174,7 +176,19 @@ def test_a_promotion_comes_before_a_new_trial() -> None:
         *[(2, 1), (3, 1), (1, 2), (0, 4)],  # and of two that came as far
         *[(4, 1), (5, 1), (2, 2)],
         *[(6, 1), (7, 1), (3, 2), (1, 4), (0, 8)],
+        (0, EPOCHS),  # nobody else would train to the end
     ]
+
+
+def test_of_few_trials_the_best_that_came_farthest_trains_to_the_end() -> None:
+    ladder = replace(LADDER, awaited=3)
+    reports = {0: {1: 0.9, 2: math.nan}, 1: {1: 0.5}, 2: {1: 0.4}}
+    assert ladder.next_promotion(reports, {0, 1, 2}, live={2}) is None
+    assert replace(ladder, awaited=4).next_promotion(reports, {0, 1, 2}) is None
+    assert ladder.next_promotion(reports, {0, 1, 2}) == 2
+    assert replace(ladder, minimize=False).next_promotion(reports, {0, 1, 2}) == 1
+    assert ladder.next_promotion(reports, {0}) is None, "none that could be the best"
+    assert ladder.left_behind(reports, {0}) == {0}
 
 
 def test_a_trial_that_is_worked_on_takes_its_place_and_is_not_handed_out_twice() -> None:
@@ -192,7 +206,9 @@ def test_a_trial_that_ended_while_it_waited_makes_room_for_the_next() -> None:
 def test_nobody_is_left_behind_while_somebody_can_still_come() -> None:
     reports = {0: {1: 0.1}, 1: {1: 0.2}, 2: {1: 0.3, 2: 0.3}}
     assert replace(LADDER, awaited=4).left_behind(reports, {0, 1, 2}) == frozenset()
-    assert replace(LADDER, awaited=3).left_behind(reports, {0, 1, 2}) == {0, 1, 2}
+    assert replace(LADDER, awaited=3).left_behind(reports, {0, 1, 2}) == frozenset()
+    at_the_end = {**reports, 2: dict.fromkeys(range(1, EPOCHS + 1), 0.3)}
+    assert replace(LADDER, awaited=3).left_behind(at_the_end, {0, 1}) == {0, 1}
     under_way = {**reports, 2: {1: 0.3, 2: 0.3, 3: 0.2}}
     assert replace(LADDER, awaited=3).left_behind(under_way, {0, 1, 2}) == frozenset()
 

@@ -177,8 +177,12 @@ def test_a_paused_trial_is_handed_out_once_it_is_promoted_and_nobody_before(
     assert (third["number"], third["until"]) == (2, 1)
     assert driver.searcher.left_behind() == frozenset()
     train("e", third, 0.6)
-    assert driver.ask("f") == Searcher.FINISHED
-    assert driver.searcher.left_behind() == {0, 1, 2}
+    last = driver.ask("f")
+    assert (last["number"], last["until"]) == (1, None), "nobody else would train to the end"
+    train("f", last, 0.2)
+    driver.ledger.finish(1, "complete")
+    assert driver.ask("g") == Searcher.FINISHED
+    assert driver.searcher.left_behind() == {0, 2}
 
 
 @pytest.mark.parametrize(
