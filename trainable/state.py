@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainable.errors import CheckpointError
 from trainable.precision import Precision
@@ -142,6 +142,14 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
     optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)
+    for parameter, moments in optimizer.state.items():
+        for key, value in moments.items():
+            if not isinstance(value, Tensor) or value.shape != parameter.shape:
+                continue
+            # Fused kernels walk memory without a look at strides, and a run may be resumed with
+            # another `channels_last`.
+            if value.stride() != parameter.stride():
+                moments[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _check_keys(what: str, found: dict[str, Any], expected: set[str]) -> None:
