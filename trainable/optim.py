@@ -162,12 +162,16 @@ def _construct(
             for unused in ("eps", "betas"):
                 options.pop(unused, None)
             options |= {"momentum": config.momentum, "nesterov": config.nesterov}
+            # torch's fused kernel takes uninitialised memory for momentum when fp16 overflows on
+            # the very first step. From zero the first real step makes it its gradient, as without
+            # us; but not with dampening, and what is lazy has no shape to make a zero in.
+            if any(map(is_lazy, parameters)) or any(g.get("dampening") for g in groups):
+                fused = None
             sgd = torch.optim.SGD(groups, **options, fused=fused)
-            if config.momentum:
-                # torch leaves these as uninitialised memory when fp16 overflows on the very first
-                # fused step. From zero the first real step makes them its gradient, as without us.
-                for p in parameters:
-                    sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
+            for group in sgd.param_groups:
+                if fused and group["momentum"]:
+                    for p in group["params"]:
+                        sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
             return sgd
         case "adam":
             return torch.optim.Adam(groups, **options, fused=fused)

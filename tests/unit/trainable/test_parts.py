@@ -271,6 +271,26 @@ def test_sgd_whose_first_step_is_stopped_goes_on_as_if_it_had_not_been(nesterov)
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("momentum", "own"), [(0.9, {"dampening": 0.9}), (0.0, {"momentum": 0.5}), (0.5, {})]
+)
+def test_sgd_whose_groups_have_options_takes_torchs_steps_once_fp16_fits(momentum, own):
+    ours, theirs = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    config = OptimizerConfig(name="sgd", lr=0.1, momentum=momentum, weight_decay=0)
+    optimizer = build_optimizer(config, [{"params": [ours], **own}])
+    reference = torch.optim.SGD([{"params": [theirs], **own}], lr=0.1, momentum=momentum)
+    precision = Precision("fp16", CPU, initial_scale=1.0)
+    for number in (torch.inf, 1.0, -2.0, 0.5):
+        theirs.grad = torch.full((4,), number)
+        ours.grad = precision.scale(theirs.grad)
+        precision.unscale(optimizer)
+        precision.step(optimizer)
+        if precision.update():
+            reference.step()
+    assert not torch.equal(theirs, torch.ones(4))
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_groups_without_or_with_repeated_parameters_are_refused():
     weight = nn.Parameter(torch.ones(1))
     with pytest.raises(TaskError, match="hold no parameter"):
