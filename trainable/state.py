@@ -121,8 +121,8 @@ class TrainState:
         except (RuntimeError, ValueError, KeyError) as problem:
             raise CheckpointError(
                 f"the checkpoint does not fit the model or the optimizer ({problem}); continue "
-                "with the code and the "
-                "configuration that wrote it, or start a new run"
+                "with the code, the version and the configuration that wrote it, or start a new "
+                "run"
             ) from problem
         self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["scaler"])
@@ -139,6 +139,13 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
         {key: group[key] for key in (*optimizer.defaults, *_OWN_OPTIONS) if key in group}
         for group in optimizer.param_groups
     ]
+    # Moments are put back by their order, which is another one in groups of other parameters.
+    saved, ours = (
+        [len(group["params"]) for group in groups]
+        for groups in (state["param_groups"], optimizer.param_groups)
+    )
+    if saved != ours:
+        raise ValueError(f"its parameter groups hold {saved} parameters, those of the task {ours}")
     optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)
