@@ -149,13 +149,19 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
     optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)
+    # Fused kernels walk memory without a look at shapes and strides, and a run may be resumed with
+    # another `channels_last`.
+    fused = optimizer.defaults.get("fused")
     for parameter, moments in optimizer.state.items():
         for key, value in moments.items():
-            if not isinstance(value, Tensor) or value.shape != parameter.shape:
+            if key == "step" or not isinstance(value, Tensor):
                 continue
-            # Fused kernels walk memory without a look at strides, and a run may be resumed with
-            # another `channels_last`.
-            if value.stride() != parameter.stride():
+            if fused and value.shape != parameter.shape:
+                raise ValueError(
+                    f"its {key} is of a parameter of shape {list(value.shape)}, in whose place "
+                    f"the task has one of shape {list(parameter.shape)}"
+                )
+            if value.shape == parameter.shape and value.stride() != parameter.stride():
                 moments[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 

@@ -246,6 +246,26 @@ def test_state_whose_groups_hold_other_parameters_is_refused(
     assert opened(config, tmp_path, before()).resumed_at == 4
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_moments_of_parameters_of_another_shape_are_refused(
+    tmp_path, opened, configure, toy, optimizer
+):
+    """Fused kernels would read beyond the end of the smaller ones."""
+
+    def task(*order):
+        groups = lambda self, model: [{"params": [model[at].weight]} for at in order]  # noqa: ARG005, E731
+        return type("Ordered", (toy,), {"param_groups": groups})()
+
+    config = configure(optimizer={"name": optimizer})
+    _run(opened(config, tmp_path, task(0, 3), until=1))
+    with pytest.raises(
+        CheckpointError,
+        match=r"does not fit .* is of a parameter of shape \[8, 5\], in whose place the task has "
+        r"one of shape \[3, 8\]\); ",
+    ):
+        opened(config, tmp_path, task(3, 0))
+
+
 def _run_drawing(toy, opened, config, directory, *, crash_after=None):
     """Train a task that draws from every generator of the host; return them after each step."""
 
