@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from trainable.config import ClipConfig, OptimizerConfig
 from trainable.errors import ConfigError, TaskError
@@ -155,18 +156,22 @@ def _construct(
     # an update on the device without waiting for it. Elsewhere None: torch takes its foreach
     # kernels where the device has them, which it would not after a plain False.
     on_known = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
-    fused = on_known or None
+    fused = (on_known and not any(map(_has_gaps, parameters))) or None
     match config.name:
         case "sgd":
             for unused in ("eps", "betas"):
                 options.pop(unused, None)
             options |= {"momentum": config.momentum, "nesterov": config.nesterov}
+            # torch's fused kernel takes uninitialised memory for momentum when fp16 overflows on
+            # the very first step. From zero the first real step makes it its gradient, as without
+            # us; but not with dampening, and what is lazy has no shape to make a zero in.
+            if any(map(is_lazy, parameters)) or any(g.get("dampening") for g in groups):
+                fused = None
             sgd = torch.optim.SGD(groups, **options, fused=fused)
-            if config.momentum:
-                # torch leaves these as uninitialised memory when fp16 overflows on the very first
-                # fused step. From zero the first real step makes them its gradient, as without us.
-                for p in parameters:
-                    sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
+            for group in sgd.param_groups:
+                if fused and group["momentum"]:
+                    for p in group["params"]:
+                        sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
             return sgd
         case "adam":
             return torch.optim.Adam(groups, **options, fused=fused)
@@ -183,6 +188,17 @@ def _construct(
                 # the trust ratio has normalised the update, the first step would be ten times lr.
                 options["adam_debias"] = True
             return _from_package(config.name, groups, options)
+
+
+def _has_gaps(parameter: Tensor) -> bool:
+    """Whether other values lie between a parameter's, as in a view of some channels.
+
+    Fused kernels walk memory without a look at strides. torch gives gradients and moments their
+    parameter's layout, except for gaps.
+    """
+    if is_lazy(parameter):  # made later, in one piece
+        return False
+    return torch.empty_like(parameter, device="meta").stride() != parameter.stride()
 
 
 def _from_package(

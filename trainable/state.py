@@ -132,8 +132,8 @@ class TrainState:
         except (RuntimeError, ValueError, KeyError) as problem:
             raise CheckpointError(
                 f"the checkpoint does not fit the model or the optimizer ({problem}); continue "
-                "with the code and the "
-                "configuration that wrote it, or start a new run"
+                "with the code, the version and the configuration that wrote it, or start a new "
+                "run"
             ) from problem
         self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["scaler"])
@@ -192,9 +192,30 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
         {key: group[key] for key in (*optimizer.defaults, *_OWN_OPTIONS) if key in group}
         for group in optimizer.param_groups
     ]
+    # Moments are put back by their order, which is another one in groups of other parameters.
+    saved, ours = (
+        [len(group["params"]) for group in groups]
+        for groups in (state["param_groups"], optimizer.param_groups)
+    )
+    if saved != ours:
+        raise ValueError(f"its parameter groups hold {saved} parameters, those of the task {ours}")
     optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)
+    # Fused kernels walk memory without a look at shapes and strides, and a run may be resumed with
+    # another `channels_last`.
+    fused = optimizer.defaults.get("fused")
+    for parameter, moments in optimizer.state.items():
+        for key, value in moments.items():
+            if key == "step" or not isinstance(value, Tensor):
+                continue
+            if fused and value.shape != parameter.shape:
+                raise ValueError(
+                    f"its {key} is of a parameter of shape {list(value.shape)}, in whose place "
+                    f"the task has one of shape {list(parameter.shape)}"
+                )
+            if value.shape == parameter.shape and value.stride() != parameter.stride():
+                moments[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _check_keys(what: str, found: dict[str, Any], expected: set[str]) -> None:

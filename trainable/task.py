@@ -192,7 +192,8 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     undecayed: set[int] = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if isinstance(module, _NORMS) or name == "bias" or name.endswith("_bias"):
+            is_bias = name == "bias" or name.endswith("_bias") or name.startswith("bias_")
+            if isinstance(module, _NORMS) or is_bias:
                 undecayed.add(id(parameter))
     parameters = [
         p for p in model.parameters() if p.requires_grad

@@ -173,6 +173,34 @@ def test_a_hand_rolled_transformer_resumes_bit_exactly(configure, opened, tmp_pa
         assert torch.equal(found[name], value), name
 
 
+class Lazy(Task):
+    """The model's first layer learns from the first batch how many inputs it has."""
+
+    def build_model(self):
+        return nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.Linear(4, 3))
+
+    def build_data(self):
+        inputs = torch.randn(36, 5, generator=torch.Generator().manual_seed(0))
+        samples = (inputs, inputs[:, :3].argmax(dim=1))
+        return Data(train=samples, val=samples)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_layer_that_is_made_at_the_first_batch_resumes_bit_exactly(
+    configure, opened, tmp_path, name, precision
+):
+    options = {"optimizer": {"name": name}, "precision": precision}
+    whole, _ = _train(configure, opened, tmp_path / "whole", Lazy(), **options)
+    _train(configure, opened, tmp_path / "cut", Lazy(), interrupt_at=2, **options)
+    rest, _ = _train(configure, opened, tmp_path / "cut", Lazy(), **options)
+    assert rest.resumed_at == 2
+    found, wanted = rest.model.state_dict(), whole.model.state_dict()
+    assert wanted["0.weight"].shape == (4, 5)
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value), name
+
+
 @pytest.mark.parametrize("task", [Tokens(), Pictures()], ids=["tied", "torchvision"])
 def test_exported_weights_load_into_the_model_as_its_author_would(
     configure, opened, tmp_path, task

@@ -76,6 +76,26 @@ def test_channels_last_changes_the_layout_and_nothing_else(tmp_path):
     assert found[1]["0.weight"].is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("first", [False, True])
+def test_moments_follow_their_parameter_into_another_layout(
+    tmp_path, configure, opened, optimizer, first
+):
+    """Fused kernels take each moment from where its parameter's value would lie in memory."""
+
+    def train(directory, channels_last, until=None):
+        config = configure(optimizer={"name": optimizer, "lr": 0.01}, channels_last=channels_last)
+        trainer = opened(config, directory, Pictures(), until=until)
+        list(trainer.events())
+        return trainer.state.state_dict()
+
+    train(tmp_path / "changed", first, until=1)
+    changed = train(tmp_path / "changed", not first)
+    whole = train(tmp_path / "whole", first)
+    torch.testing.assert_close(changed["model"], whole["model"])
+    torch.testing.assert_close(changed["optimizer"]["state"], whole["optimizer"]["state"])
+
+
 @pytest.mark.seeds("S21")
 def test_activation_checkpointing_computes_blocks_twice_with_the_same_dropout(tmp_path):
     task = load_task("char_lm", LM)

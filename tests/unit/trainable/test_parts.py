@@ -144,6 +144,30 @@ def test_kernels_are_fused_where_the_device_has_them(name, device, fused):
     assert {id(p) for p in optimizer.state} == {id(p) for p in model.parameters()}
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_parameter_that_is_a_view_with_gaps_learns_what_a_whole_one_does(name):
+    """As the first channel of a convolution that was trained on coloured pictures."""
+    view = nn.Parameter(torch.arange(12.0).reshape(4, 3)[:, :1])
+    whole = nn.Parameter(view.detach().contiguous())
+    for parameter in (view, whole):
+        optimizer = build_optimizer(OptimizerConfig(name=name, lr=0.01), [{"params": [parameter]}])
+        for _ in range(3):
+            optimizer.zero_grad()
+            (parameter * torch.arange(4.0)[:, None]).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(view, whole)
+
+
+@pytest.mark.parametrize("stride", [(27, 1, 9, 3), (27, 9, 3, 1)])
+def test_kernels_are_fused_in_every_layout_without_gaps(stride):
+    weight = nn.Parameter(torch.empty_strided((8, 3, 3, 3), stride).normal_())
+    optimizer = build_optimizer(OptimizerConfig(), [{"params": [weight]}])
+    assert optimizer.param_groups[0]["fused"]
+    # Its gradient has another layout on its way; torch keeps it in that of its parameter.
+    nn.functional.conv2d(torch.ones(2, 3, 5, 5), weight).square().sum().backward()
+    assert weight.grad.stride() == stride
+
+
 @pytest.mark.parametrize("name", ["lamb", "lion"])
 def test_optimizer_of_a_missing_package_says_what_to_install(monkeypatch, name):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
@@ -244,6 +268,26 @@ def test_sgd_whose_first_step_is_stopped_goes_on_as_if_it_had_not_been(nesterov)
         ours.grad, theirs.grad = torch.full((4,), number), torch.full((4,), number)
         optimizer.step()
         reference.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "own"), [(0.9, {"dampening": 0.9}), (0.0, {"momentum": 0.5}), (0.5, {})]
+)
+def test_sgd_whose_groups_have_options_takes_torchs_steps_once_fp16_fits(momentum, own):
+    ours, theirs = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    config = OptimizerConfig(name="sgd", lr=0.1, momentum=momentum, weight_decay=0)
+    optimizer = build_optimizer(config, [{"params": [ours], **own}])
+    reference = torch.optim.SGD([{"params": [theirs], **own}], lr=0.1, momentum=momentum)
+    precision = Precision("fp16", CPU, initial_scale=1.0)
+    for number in (torch.inf, 1.0, -2.0, 0.5):
+        theirs.grad = torch.full((4,), number)
+        ours.grad = precision.scale(theirs.grad)
+        precision.unscale(optimizer)
+        precision.step(optimizer)
+        if precision.update():
+            reference.step()
+    assert not torch.equal(theirs, torch.ones(4))
     torch.testing.assert_close(ours, theirs)
 
 

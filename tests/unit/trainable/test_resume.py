@@ -210,6 +210,63 @@ def test_what_is_trained_outside_the_model_keeps_its_shape(tmp_path, opened, con
         opened(configure(optimizer={"name": "sgd"}), tmp_path, other)
 
 
+class Sequences:
+    """Mixed into the toy task: its first layer is a recurrent one."""
+
+    def build_model(self):
+        return torch.nn.Sequential(First(5, 8), torch.nn.Linear(8, 3))
+
+
+class First(torch.nn.GRU):
+    def forward(self, inputs):
+        return super().forward(inputs)[0]
+
+
+class Decaying:
+    """Mixed in besides: groups as they were when the biases of such a layer decayed."""
+
+    def param_groups(self, model):
+        *decayed, bias = model.parameters()
+        return [{"params": decayed}, {"params": [bias], "weight_decay": 0.0}]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_state_whose_groups_hold_other_parameters_is_refused(
+    tmp_path, opened, configure, toy, optimizer
+):
+    before, now = type("Before", (Decaying, Sequences, toy), {}), type("Now", (Sequences, toy), {})
+    config = configure(optimizer={"name": optimizer})
+    _run(opened(config, tmp_path, before(), until=1))
+    with pytest.raises(
+        CheckpointError,
+        match=r"does not fit .* \(its parameter groups hold \[5, 1\] parameters, those of the "
+        r"task \[3, 3\]\); continue with the code, the version and the configuration that wrote "
+        "it, or start a new run$",
+    ):
+        opened(config, tmp_path, now())
+    assert opened(config, tmp_path, before()).resumed_at == 4
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_moments_of_parameters_of_another_shape_are_refused(
+    tmp_path, opened, configure, toy, optimizer
+):
+    """Fused kernels would read beyond the end of the smaller ones."""
+
+    def task(*order):
+        groups = lambda self, model: [{"params": [model[at].weight]} for at in order]  # noqa: ARG005, E731
+        return type("Ordered", (toy,), {"param_groups": groups})()
+
+    config = configure(optimizer={"name": optimizer})
+    _run(opened(config, tmp_path, task(0, 3), until=1))
+    with pytest.raises(
+        CheckpointError,
+        match=r"does not fit .* is of a parameter of shape \[8, 5\], in whose place the task has "
+        r"one of shape \[3, 8\]\); ",
+    ):
+        opened(config, tmp_path, task(3, 0))
+
+
 def _run_drawing(toy, opened, config, directory, *, crash_after=None):
     """Train a task that draws from every generator of the host; return them after each step."""
 

@@ -147,6 +147,26 @@ def test_biases_and_norms_do_not_decay_and_shared_weights_count_once():
     assert undecayed["weight_decay"] == 0.0
 
 
+@pytest.mark.seeds("S9")
+@pytest.mark.parametrize(
+    ("module", "decayed"),
+    [
+        (nn.LSTM(4, 5, proj_size=2, bidirectional=True), "weight_"),
+        (nn.GRU(4, 5, num_layers=2), "weight_"),
+        (nn.RNNCell(4, 5), "weight_"),
+        (nn.MultiheadAttention(4, 2, add_bias_kv=True), ("in_proj_weight", "out_proj.weight")),
+    ],
+    ids=["LSTM", "GRU", "RNNCell", "attention"],
+)
+def test_biases_with_a_name_behind_them_do_not_decay(module, decayed):
+    names = {id(p): name for name, p in module.named_parameters()}
+    groups = decay_groups(module)
+    found = [[names[id(p)] for p in group["params"]] for group in groups]
+    assert all(name.startswith(decayed) for name in found[0])
+    assert all("bias" in name for name in found[1])
+    assert [group.get("weight_decay") for group in groups] == [None, 0.0]
+
+
 def test_default_evaluation_leaves_accuracy_out_where_there_are_no_classes():
     class Regression(Task):
         def loss(self, model, batch):
