@@ -1,4 +1,4 @@
-"""How much of an opened sweep is left to be done."""
+"""Opening a sweep: what is refused where trials go on, and how much is left to be done."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from sweeps.driver.opening import OpenSweep
+from sweeps.driver.opening import OpenSweep, open_ledger
+from sweeps.spec.origin import Origin, OriginChanged
+from sweeps.spec.spec import SweepSpec
+from tests.saving import commit
 from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
+from trainable.checkpoint import CheckpointStore
 
 NO_RECORDER: Any = None
 
@@ -37,3 +41,48 @@ def test_a_stop_leaves_what_is_unfinished_and_begins_nothing(tmp_path: Path) -> 
     assert sweep.left == 1
     made.ledger.finish(1, "pruned")
     assert sweep.left == 0
+
+
+def _resume(made: MadeSweep, *overrides: str, accepted: bool = False) -> SweepSpec:
+    spec = with_overrides(made.spec, overrides)
+    open_ledger(made.paths, spec, Origin(), new=False, accepted=accepted)
+    return spec
+
+
+def test_a_checkpoint_before_the_first_report_is_of_what_it_was_trained_with(
+    tmp_path: Path,
+) -> None:
+    made = MadeSweep(tmp_path)
+    number = made.add(None)
+    made.ledger.start(number)
+    _resume(made, "seed=1")  # nothing was trained
+    commit(made.paths.trial(number), 0, step=29)
+    with pytest.raises(OriginChanged, match="seed 1 -> 2"):
+        _resume(made, "seed=2")
+    _resume(made, "seed=2", accepted=True)
+    made.ledger.finish(number, "failed", reason="KeyError: 'width'")
+    _resume(made, "seed=3")  # of which nothing goes on, and which has no value to compare
+
+
+def test_stores_are_asked_only_for_what_the_ledger_cannot_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeSweep(tmp_path)
+    made.add(None)  # never begun
+    for _ in range(3):
+        made.ledger.start(number := made.add(None))
+        commit(made.paths.trial(number), 0, step=29)
+    asked: list[CheckpointStore] = []
+
+    def generations(store: CheckpointStore) -> list[str]:
+        asked.append(store)
+        return ["step-00000029"] * (len(asked) > 1)
+
+    monkeypatch.setattr(CheckpointStore, "generations", generations)
+    with pytest.raises(OriginChanged):
+        _resume(made, "seed=1")
+    assert len(asked) == 2, "the first that has one says it"
+    made.add("pruned", 0.5)
+    with pytest.raises(OriginChanged):
+        _resume(made, "seed=1")
+    assert len(asked) == 2, "a report says it"
