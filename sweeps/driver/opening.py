@@ -24,11 +24,11 @@ from sweeps.reconciliation.corrections import apply, close_stores
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.recording.tags import NOT_STOPPED, attempt_tags, curve_tags, leaders_view
-from sweeps.spec.origin import Origin, check_origin
+from sweeps.spec.origin import Origin, OriginChanged, check_origin
 from sweeps.spec.parameters import flatten
-from sweeps.spec.revisions import read_revisions, read_spec, write_spec
+from sweeps.spec.revisions import describe_changes, read_revisions, read_spec, write_spec
 from sweeps.spec.search_changes import check_search_changes
-from sweeps.spec.spec import SweepSpec
+from sweeps.spec.spec import SpecError, SweepSpec
 from sweeps.stores import trial_files, trial_store
 from tracking.mlflow_recorder import MlflowRecorder, aim
 from tracking.provenance import provenance
@@ -170,6 +170,8 @@ def open_ledger(
         # Where nothing has been trained yet, there is nothing to compare with.
         accepted = accepted or not _has_trained(paths, before, ledger.trials())
         check_origin(ledger.origin, origin, before, spec, accepted=accepted)
+        if not accepted:
+            _check_told(paths, before, spec, ledger.trials())
         check_search_changes(before, spec, len(ledger.trials()))
     ledger.note_origin(origin)
     write_spec(paths.spec, spec)
@@ -184,3 +186,39 @@ def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecor
     return any(trial.reports for trial in trials) or any(
         trial_store(paths, spec, trial.number).generations() for trial in begun
     )
+
+
+def _check_told(
+    paths: SweepPaths, before: SweepSpec, after: SweepSpec, trials: Sequence[TrialRecord]
+) -> None:
+    """Refuse to train again with another configuration what was told already.
+
+    Raises:
+        OriginChanged: With the first trial that would be.
+    """
+    for trial in trials:
+        if trial.finished or not trial.reports:
+            continue
+        differing = _trained_otherwise(before, after, trial)
+        if not differing:
+            continue
+        told, saved = max(trial.reports), trial_store(paths, before, trial.number).saved_epoch()
+        if saved < told:
+            raise OriginChanged(
+                f"trial {trial.number} has reported epoch {told} and saved epoch {saved}: what "
+                "lies between is trained again, and ledger and tracking keep what they were told "
+                f"first; with another configuration ({differing}) that would be the curve of "
+                f"another training; resume as it was until the trial has saved epoch {told}, or "
+                "go on nevertheless with --accept-changes"
+            )
+
+
+def _trained_otherwise(before: SweepSpec, after: SweepSpec, trial: TrialRecord) -> str:
+    """Return in one line with what a trial would now be trained otherwise; parameters are its own,
+    and of what stands outside of `train` it is `check_origin` that decides.
+    """
+    try:
+        was, now = (spec.trial_config(trial.number, trial.params) for spec in (before, after))
+    except SpecError:  # its values are no configuration any more: it fails and is not trained
+        return ""
+    return describe_changes(was.train, now.train, "train.")

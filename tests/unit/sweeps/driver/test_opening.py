@@ -86,3 +86,60 @@ def test_stores_are_asked_only_for_what_the_ledger_cannot_tell(
     with pytest.raises(OriginChanged):
         _resume(made, "seed=1")
     assert len(asked) == 2, "a report says it"
+
+
+def _told_beyond_its_checkpoint(made: MadeSweep) -> int:
+    """Add a trial that reported three epochs, of which its checkpoint has one."""
+    made.ledger.start(number := made.add(None, 0.5, 0.4, 0.3))
+    commit(made.paths.trial(number), 1, step=10)
+    return number
+
+
+def test_what_was_told_is_not_trained_again_with_something_else(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path)
+    _told_beyond_its_checkpoint(made)
+    before = made.paths.spec.read_bytes()
+    with pytest.raises(OriginChanged) as refused:
+        _resume(made, "train.clip.max_norm=2.5")
+    assert str(refused.value) == (
+        "trial 0 has reported epoch 3 and saved epoch 1: what lies between is trained again, and "
+        "ledger and tracking keep what they were told first; with another configuration "
+        "(train.clip.max_norm: 1.0 -> 2.5) that would be the curve of another training; resume as "
+        "it was until the trial has saved epoch 3, or go on nevertheless with --accept-changes"
+    )
+    assert made.paths.spec.read_bytes() == before
+    _resume(made, "train.clip.max_norm=2.5", accepted=True)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trials=9",
+        "concurrency=1",
+        "budget.epochs=20",
+        "stop.hours=2",
+        "early_stopping.scheduler=asha",
+        "checkpoint.every=5 epochs",
+        "resources.cpu=2",
+        "tracking.every=10",
+        "failures.max_retries=2",
+        "search.sampler=random",
+        "space.train.optimizer.lr={uniform: [0.1, 0.2]}",
+        "train.optimizer.lr=0.5",  # each trial has its own
+    ],
+)
+def test_what_a_step_does_not_depend_on_may_change_whatever_was_told(
+    tmp_path: Path, override: str
+) -> None:
+    made = MadeSweep(tmp_path)
+    _told_beyond_its_checkpoint(made)
+    _resume(made, override)
+
+
+def test_what_is_not_trained_again_does_not_forbid_another_configuration(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path)
+    ended, saved = _told_beyond_its_checkpoint(made), _told_beyond_its_checkpoint(made)
+    made.ledger.finish(ended, "pruned")
+    commit(made.paths.trial(saved), 3, step=30)
+    made.add(None)
+    _resume(made, "train.clip.max_norm=2.5")
