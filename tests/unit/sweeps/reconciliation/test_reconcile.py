@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,7 @@ from tests.specs import with_overrides
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
+from trainable.errors import NonFiniteMetric
 from trainable.files import LocalFiles
 from trainable.history import CurveDamaged, Row
 from trainable.manifest import STATE
@@ -252,6 +254,22 @@ def test_a_trial_that_trained_to_its_end_is_finished_without_a_worker(sweep: Swe
     assert {step: v for (key, step), v in run.points.items() if key == "val/loss"} == {
         2: 0.4, 4: 0.3, 6: 0.2, 8: 0.1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_trial_that_trained_to_its_end_without_a_value_failed(sweep: Sweep, told: bool) -> None:
+    sweep.spec = with_overrides(
+        sweep.spec, ["budget.epochs=1", "early_stopping.scheduler=none"]
+    )  # in the middle of a longer training this was allowed
+    number = sweep.ask()
+    sweep.train(number, [math.nan])
+    if told:
+        sweep.ledger.report(number, epoch=1, step=2, value=math.nan)
+    sweep.apply()
+    record, run = sweep.ledger.trial(number), sweep.recorder.runs[number]
+    live = NonFiniteMetric("val/loss", 1, math.nan)
+    assert (record.state, record.reason) == ("failed", f"non_finite: {live}")
+    assert (run.status, run.tags["failure.kind"]) == ("FAILED", "non_finite")
 
 
 def test_the_run_of_a_trial_that_ended_keeps_the_parameters_it_was_trained_with(
