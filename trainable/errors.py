@@ -102,8 +102,8 @@ class NonFiniteMetric(TrainingError):
 
     def __init__(self, metric: str, epoch: int, value: float) -> None:
         super().__init__(
-            f"{metric} is {value} in report {epoch}; the state yielded with it was not saved; "
-            "lower the learning rate, lengthen the warmup or clip the gradient"
+            f"{metric} is {value} in report {epoch}; no state is the best by it; lower the "
+            "learning rate, lengthen the warmup or clip the gradient"
         )
         self.metric = metric
         self.value = value

@@ -37,7 +37,7 @@ from sweeps.ledger.ledger import (
 from sweeps.ledger.view import Mutation
 from sweeps.reconciliation.corrections import catch_up
 from sweeps.reconciliation.facts import trial_facts
-from sweeps.reconciliation.reconcile import STATUSES, missed
+from sweeps.reconciliation.reconcile import STATUSES, end_of_training, missed
 from sweeps.recording.curves import recorded
 from sweeps.recording.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags, lineage_tags
 from sweeps.results.running import Progress, View
@@ -266,7 +266,9 @@ class Bookkeeper(Callback):
         number, last = trial.config["number"], trial.last_result
         match last.get("ending"):
             case "finished":
-                self._end(number, "complete")
+                reports = self._ledger.trial(number).reports
+                ending, reason = end_of_training(reports, self._spec.metrics[0])
+                self._end(number, ending, reason=reason)
                 self._failures.passed()
             case "paused" if number not in self._asked:
                 self._pause(number)

@@ -7,7 +7,7 @@ that is put right (`reconcile`, `corrections`), and running it (`run`).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ray.tune.schedulers import TrialScheduler
@@ -18,17 +18,18 @@ from sweeps.engine.orphans import unmarked_environment
 from sweeps.layout import SweepPaths, tracking_place
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.place import Place, check_kept, place_of
+from sweeps.ledger.view import TrialRecord
 from sweeps.ledger.warm_start import take_along
 from sweeps.reconciliation.corrections import apply, close_stores
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_view
-from sweeps.spec.origin import Origin, check_origin
+from sweeps.spec.origin import Origin, OriginChanged, check_origin
 from sweeps.spec.parameters import flatten
-from sweeps.spec.revisions import read_revisions, read_spec, write_spec
+from sweeps.spec.revisions import describe_changes, read_revisions, read_spec, write_spec
 from sweeps.spec.search_changes import check_search_changes
-from sweeps.spec.spec import SweepSpec
-from sweeps.stores import trial_files
+from sweeps.spec.spec import SpecError, SweepSpec
+from sweeps.stores import trial_files, trial_store
 from tracking.mlflow_recorder import MlflowRecorder, aim
 from tracking.provenance import provenance
 
@@ -115,6 +116,7 @@ def open_sweep(
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
         OriginChanged: Trials before and after could not be compared.
+        StorageError: The object store that has its checkpoints cannot be reached.
     """
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
     now = {**provenance(), **ledger.origin.tags()}
@@ -166,9 +168,57 @@ def open_ledger(
         check_kept(paths, before, spec)
         ledger = Ledger.open(place)
         # Where nothing has been trained yet, there is nothing to compare with.
-        accepted = accepted or not any(trial.reports for trial in ledger.trials())
+        accepted = accepted or not _has_trained(paths, before, ledger.trials())
         check_origin(ledger.origin, origin, before, spec, accepted=accepted)
+        if not accepted:
+            _check_told(paths, before, spec, ledger.trials())
         check_search_changes(before, spec, len(ledger.trials()))
     ledger.note_origin(origin)
     write_spec(paths.spec, spec)
     return ledger
+
+
+def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:
+    """Whether a trial has reported, or goes on from a checkpoint. Stores are asked last, and no
+    more of them than it takes: those of objects answer slowly, and for money.
+    """
+    begun = (trial for trial in trials if trial.attempts and not trial.finished)
+    return any(trial.reports for trial in trials) or any(
+        trial_store(paths, spec, trial.number).generations() for trial in begun
+    )
+
+
+def _check_told(
+    paths: SweepPaths, before: SweepSpec, after: SweepSpec, trials: Sequence[TrialRecord]
+) -> None:
+    """Refuse to train again with another configuration what was told already.
+
+    Raises:
+        OriginChanged: With the first trial that would be.
+    """
+    for trial in trials:
+        if trial.finished or not trial.reports:
+            continue
+        differing = _trained_otherwise(before, after, trial)
+        if not differing:
+            continue
+        told, saved = max(trial.reports), trial_store(paths, before, trial.number).saved_epoch()
+        if saved < told:
+            raise OriginChanged(
+                f"trial {trial.number} has reported epoch {told} and saved epoch {saved}: what "
+                "lies between is trained again, and ledger and tracking keep what they were told "
+                f"first; with another configuration ({differing}) that would be the curve of "
+                f"another training; resume as it was until the trial has saved epoch {told}, or "
+                "go on nevertheless with --accept-changes"
+            )
+
+
+def _trained_otherwise(before: SweepSpec, after: SweepSpec, trial: TrialRecord) -> str:
+    """Return in one line with what a trial would now be trained otherwise; parameters are its own,
+    and of what stands outside of `train` it is `check_origin` that decides.
+    """
+    try:
+        was, now = (spec.trial_config(trial.number, trial.params) for spec in (before, after))
+    except SpecError:  # its values are no configuration any more: it fails and is not trained
+        return ""
+    return describe_changes(was.train, now.train, "train.")

@@ -25,6 +25,7 @@ from sweeps.reconciliation.reconcile import (
     Suggested,
     Told,
 )
+from sweeps.recording.curves import recorded
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags
 from sweeps.search.proposals import Proposer
 from sweeps.spec.parameters import searched, trial_parameters
@@ -33,6 +34,7 @@ from sweeps.stores import trial_files
 from tracking.recorder import Recorder
 from trainable.errors import Fenced, StorageError
 from trainable.files import RunFiles
+from trainable.history import read_rows
 
 
 class StrangerInTheWay(ValueError):
@@ -74,6 +76,9 @@ def apply(
                 record = replace(record, state=ending, reason=reason)
                 if untold:  # a run that there is has the parameters it was trained with
                     recorder.start(number, _parameters(spec, record), {})
+                # What it trained after its last report: no later start would deliver it.
+                rows = read_rows(paths.trial(number))
+                recorder.log(number, recorded(rows, spec.tracking.every, ended=True))
                 recorder.finish(number, STATUSES[ending], end_tags(record, spec))
                 ledger.finish(number, ending, reason=reason, lineage=record.lineage)
             case Told() | Interrupted():

@@ -55,6 +55,7 @@ def gather(
     found = directory.iterdir() if directory.is_dir() else ()
     return Facts(
         trials=trials,
+        metric=spec.metrics[0],
         parameters=frozenset(spec.search_space().unconditional()),
         strangers=sorted(entry.name for entry in found if entry.name not in known),
         awaited=spec.trials,

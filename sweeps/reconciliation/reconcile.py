@@ -8,12 +8,14 @@ the corrections (`corrections`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sweeps.ledger.view import Ending, TrialRecord
 from tracking.recorder import Status
+from trainable.errors import NonFiniteMetric
 from trainable.history import Row
 
 STATUSES: Mapping[str, Status] = {
@@ -63,6 +65,8 @@ class Facts:
     """What is known of one sweep."""
 
     trials: Sequence[TrialFacts]
+    metric: str = ""
+    """What a trial's reports are values of."""
     parameters: frozenset[str] = frozenset()
     """What every trial has a value of."""
     strangers: Sequence[str] = field(default=())
@@ -209,6 +213,23 @@ def untold(facts: Facts) -> Iterator[Logged | Told | Interrupted]:
                 yield Interrupted(wrong.number)
 
 
+def end_of_training(reports: Mapping[int, float], metric: str) -> tuple[Ending, str | None]:
+    """Return how a trial ends that was trained to its last epoch, and why.
+
+    One that never had a finite value failed: it may have been let go on to later epochs, and the
+    budget was shortened since.
+
+    Args:
+        reports: The metric after each epoch.
+        metric: Its name.
+    """
+    if any(map(math.isfinite, reports.values())):
+        return "complete", None
+    last = max(reports)
+    failure = NonFiniteMetric(metric, last, reports[last])
+    return "failed", f"{failure.kind}: {failure}"
+
+
 def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
     """Yield what a trial's worker had stored and could not tell any more when it died."""
     number, known = trial.record.number, trial.record.reports
@@ -223,20 +244,22 @@ def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
     begun = trial.record.attempts > 0  # with the parameters that it has, whatever the space is now
     if not begun and not trial.record.params.keys() >= facts.parameters:
         yield Suggested(number)
-    ending = _ending(trial)
-    reason = facts.stop if ending is None else None
-    if ending or reason:
+    ending, reason = _ending(trial, facts)
+    if ending:
         if trial.left_open:
             yield LeftOpen(number)
-        yield Ended(number, ending or "pruned", reason, untold=trial.told is None)
+        yield Ended(number, ending, reason, untold=trial.told is None)
     elif trial.told == "RUNNING" or (trial.told is None and trial.unlogged):
         yield Interrupted(number)
 
 
-def _ending(trial: TrialFacts) -> Ending | None:
+def _ending(trial: TrialFacts, facts: Facts) -> tuple[Ending | None, str | None]:
     if trial.trained:
-        return "complete"
-    return "pruned" if trial.stopped and not trial.went_on else None
+        reports = {report.epoch: report.value for report in trial.curve}
+        return end_of_training(reports | trial.record.reports, facts.metric)
+    if trial.stopped and not trial.went_on:
+        return "pruned", None
+    return ("pruned", facts.stop) if facts.stop else (None, None)
 
 
 def _of_finished(trial: TrialFacts) -> Iterator[Correction]:

@@ -28,6 +28,7 @@ from sweeps.layout import FORMAT
 from sweeps.spec.parameters import flatten
 from sweeps.spec.scalars import write_flow
 from sweeps.spec.spec import SweepSpec, parse_spec
+from trainable.config import Section
 
 _BREAK = re.compile(rb"^---\n", re.MULTILINE)
 _FORMAT = re.compile(r"# format (\d+), revision ")
@@ -144,14 +145,16 @@ def is_unchanged(before: SweepSpec, after: SweepSpec) -> bool:
     return before.to_yaml() == after.to_yaml()
 
 
-def describe_changes(before: SweepSpec, after: SweepSpec) -> str:
-    """Return in one line what differs between two specs: `trials: 4 -> 8`."""
+def describe_changes(before: Section, after: Section, prefix: str = "") -> str:
+    """Return in one line what differs between two specs, or two of their sections whose keys have
+    a prefix: `trials: 4 -> 8`.
+    """
     return ", ".join(
-        f"{key}: {old} -> {new}" for key, (old, new) in changes(before, after).items()
+        f"{prefix}{key}: {old} -> {new}" for key, (old, new) in changes(before, after).items()
     )
 
 
-def changes(before: SweepSpec, after: SweepSpec) -> dict[str, tuple[str, str]]:
+def changes(before: Section, after: Section) -> dict[str, tuple[str, str]]:
     """Return the keys in which two specs differ, each with its values as they would be written."""
     old, new = _leaves(before), _leaves(after)
     return {
@@ -161,7 +164,7 @@ def changes(before: SweepSpec, after: SweepSpec) -> dict[str, tuple[str, str]]:
     }
 
 
-def _leaves(spec: SweepSpec) -> dict[str, Any]:
+def _leaves(spec: Section) -> dict[str, Any]:
     return dict(flatten(spec.model_dump(mode="json")))
 
 

@@ -5,6 +5,7 @@ once another driver may run the sweep.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from numbers import Number
 from pathlib import Path
@@ -19,6 +20,7 @@ from sweeps.results.running import Progress
 from sweeps.spec.spec import SpecError
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.recorder import MemoryRecorder
+from trainable.errors import NonFiniteMetric
 from trainable.ray_adapter import OBJECTIVE
 
 _METRICS = {"val/loss": 0.5, "val/accuracy": 0.75, "train/loss": 0.6, "train/lr": 0.1}
@@ -133,6 +135,35 @@ def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> 
     assert given_up == [False] * 7 + [True]
 
 
+@pytest.mark.parametrize(
+    ("values", "end"),
+    [
+        pytest.param([math.nan, 0.5], ("complete", None, "FINISHED"), id="a value"),
+        pytest.param(
+            [math.inf, math.nan],
+            ("failed", f"non_finite: {NonFiniteMetric('val/loss', 2, math.nan)}", "FAILED"),
+            id="none that has an order",
+        ),
+    ],
+)
+def test_a_finished_trial_is_complete_if_it_has_a_value(
+    tmp_path: Path, values: list[float], end: tuple[str, str | None, str]
+) -> None:
+    """Its budget may have been shortened to epochs in which it had none yet."""
+    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
+    number = sweep.add(None, *values)
+    view: Any = SimpleNamespace(ended=lambda *_: None)
+    keeper = Bookkeeper(
+        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
+        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+    )  # fmt: skip
+    recorder.start(number, {}, {})
+    trial: Any = SimpleNamespace(config={"number": number}, last_result={"ending": "finished"})
+    keeper.on_trial_complete(0, [trial], trial)
+    record = sweep.ledger.trial(number)
+    assert (record.state, record.reason, recorder.runs[number].status) == end
+
+
 Act = Callable[[Bookkeeper, Any], object]
 _ENDINGS = {
     "finished": {"ending": "finished"},
@@ -167,7 +198,7 @@ ACTS: dict[str, Act] = {
 def test_driver_whose_lock_was_taken_over_writes_nothing(tmp_path: Path, act: Act) -> None:
     """It looked at its lock at the beginning of Tune's turn, stood still, and was replaced."""
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
-    number = sweep.add(None)
+    number = sweep.add(None, 0.5)
     lock, successor = SweepLock(sweep.paths.lock), SweepLock(sweep.paths.lock)
     lock.acquire()
     view: Any = SimpleNamespace(started=lambda *_: None)

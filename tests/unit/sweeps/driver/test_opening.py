@@ -1,4 +1,4 @@
-"""How much of an opened sweep is left to be done."""
+"""Opening a sweep: what is refused where trials go on, and how much is left to be done."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from sweeps.driver.opening import OpenSweep
+from sweeps.driver.opening import OpenSweep, open_ledger
+from sweeps.spec.origin import Origin, OriginChanged
+from sweeps.spec.spec import SweepSpec
+from tests.saving import commit
 from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
+from trainable.checkpoint import CheckpointStore
 
 NO_RECORDER: Any = None
 
@@ -37,3 +41,105 @@ def test_a_stop_leaves_what_is_unfinished_and_begins_nothing(tmp_path: Path) -> 
     assert sweep.left == 1
     made.ledger.finish(1, "pruned")
     assert sweep.left == 0
+
+
+def _resume(made: MadeSweep, *overrides: str, accepted: bool = False) -> SweepSpec:
+    spec = with_overrides(made.spec, overrides)
+    open_ledger(made.paths, spec, Origin(), new=False, accepted=accepted)
+    return spec
+
+
+def test_a_checkpoint_before_the_first_report_is_of_what_it_was_trained_with(
+    tmp_path: Path,
+) -> None:
+    made = MadeSweep(tmp_path)
+    number = made.add(None)
+    made.ledger.start(number)
+    _resume(made, "seed=1")  # nothing was trained
+    commit(made.paths.trial(number), 0, step=29)
+    with pytest.raises(OriginChanged, match="seed 1 -> 2"):
+        _resume(made, "seed=2")
+    _resume(made, "seed=2", accepted=True)
+    made.ledger.finish(number, "failed", reason="KeyError: 'width'")
+    _resume(made, "seed=3")  # of which nothing goes on, and which has no value to compare
+
+
+def test_stores_are_asked_only_for_what_the_ledger_cannot_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeSweep(tmp_path)
+    made.add(None)  # never begun
+    for _ in range(3):
+        made.ledger.start(number := made.add(None))
+        commit(made.paths.trial(number), 0, step=29)
+    asked: list[CheckpointStore] = []
+
+    def generations(store: CheckpointStore) -> list[str]:
+        asked.append(store)
+        return ["step-00000029"] * (len(asked) > 1)
+
+    monkeypatch.setattr(CheckpointStore, "generations", generations)
+    with pytest.raises(OriginChanged):
+        _resume(made, "seed=1")
+    assert len(asked) == 2, "the first that has one says it"
+    made.add("pruned", 0.5)
+    with pytest.raises(OriginChanged):
+        _resume(made, "seed=1")
+    assert len(asked) == 2, "a report says it"
+
+
+def _told_beyond_its_checkpoint(made: MadeSweep) -> int:
+    """Add a trial that reported three epochs, of which its checkpoint has one."""
+    made.ledger.start(number := made.add(None, 0.5, 0.4, 0.3))
+    commit(made.paths.trial(number), 1, step=10)
+    return number
+
+
+def test_what_was_told_is_not_trained_again_with_something_else(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path)
+    _told_beyond_its_checkpoint(made)
+    before = made.paths.spec.read_bytes()
+    with pytest.raises(OriginChanged) as refused:
+        _resume(made, "train.clip.max_norm=2.5")
+    assert str(refused.value) == (
+        "trial 0 has reported epoch 3 and saved epoch 1: what lies between is trained again, and "
+        "ledger and tracking keep what they were told first; with another configuration "
+        "(train.clip.max_norm: 1.0 -> 2.5) that would be the curve of another training; resume as "
+        "it was until the trial has saved epoch 3, or go on nevertheless with --accept-changes"
+    )
+    assert made.paths.spec.read_bytes() == before
+    _resume(made, "train.clip.max_norm=2.5", accepted=True)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trials=9",
+        "concurrency=1",
+        "budget.epochs=20",
+        "stop.hours=2",
+        "early_stopping.scheduler=asha",
+        "checkpoint.every=5 epochs",
+        "resources.cpu=2",
+        "tracking.every=10",
+        "failures.max_retries=2",
+        "search.sampler=random",
+        "space.train.optimizer.lr={uniform: [0.1, 0.2]}",
+        "train.optimizer.lr=0.5",  # each trial has its own
+    ],
+)
+def test_what_a_step_does_not_depend_on_may_change_whatever_was_told(
+    tmp_path: Path, override: str
+) -> None:
+    made = MadeSweep(tmp_path)
+    _told_beyond_its_checkpoint(made)
+    _resume(made, override)
+
+
+def test_what_is_not_trained_again_does_not_forbid_another_configuration(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path)
+    ended, saved = _told_beyond_its_checkpoint(made), _told_beyond_its_checkpoint(made)
+    made.ledger.finish(ended, "pruned")
+    commit(made.paths.trial(saved), 3, step=30)
+    made.add(None)
+    _resume(made, "train.clip.max_norm=2.5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
@@ -39,9 +40,11 @@ from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.asking import ask
 from tests.curves import append_rows
 from tests.saving import commit
+from tests.specs import with_overrides
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
+from trainable.errors import NonFiniteMetric
 from trainable.files import LocalFiles
 from trainable.history import CurveDamaged, Row
 from trainable.manifest import STATE
@@ -218,19 +221,18 @@ class Sweep:
     def commit(self, number: int, epoch: int) -> Path:
         return commit(self.paths.trial(number), epoch, step=2 * epoch)
 
-    def corrections(self) -> list[Correction]:
+    def corrections(self, stop: str | None = None) -> list[Correction]:
         def judge(reports: Any, unfinished: Any) -> frozenset[int]:
             stopping, epochs = self.spec.early_stopping, self.spec.budget.epochs
             scheduler = make_scheduler(stopping, epochs=epochs, mode="min")
             return stopped_trials(scheduler, reports, unfinished)
 
-        return reconcile(
-            gather(self.paths, self.spec, self.ledger.trials(), live=False, judge=judge)
-        )
+        trials = self.ledger.trials()
+        return reconcile(gather(self.paths, self.spec, trials, live=False, judge=judge, stop=stop))
 
-    def apply(self) -> None:
+    def apply(self, stop: str | None = None) -> None:
         apply(
-            self.corrections(), self.paths, self.spec, self.ledger, self.recorder,
+            self.corrections(stop), self.paths, self.spec, self.ledger, self.recorder,
             warn=self.warnings.append,
         )  # fmt: skip
 
@@ -252,6 +254,22 @@ def test_a_trial_that_trained_to_its_end_is_finished_without_a_worker(sweep: Swe
     assert {step: v for (key, step), v in run.points.items() if key == "val/loss"} == {
         2: 0.4, 4: 0.3, 6: 0.2, 8: 0.1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_trial_that_trained_to_its_end_without_a_value_failed(sweep: Sweep, told: bool) -> None:
+    sweep.spec = with_overrides(
+        sweep.spec, ["budget.epochs=1", "early_stopping.scheduler=none"]
+    )  # in the middle of a longer training this was allowed
+    number = sweep.ask()
+    sweep.train(number, [math.nan])
+    if told:
+        sweep.ledger.report(number, epoch=1, step=2, value=math.nan)
+    sweep.apply()
+    record, run = sweep.ledger.trial(number), sweep.recorder.runs[number]
+    live = NonFiniteMetric("val/loss", 1, math.nan)
+    assert (record.state, record.reason) == ("failed", f"non_finite: {live}")
+    assert (run.status, run.tags["failure.kind"]) == ("FAILED", "non_finite")
 
 
 def test_the_run_of_a_trial_that_ended_keeps_the_parameters_it_was_trained_with(
@@ -289,6 +307,20 @@ def test_a_trial_that_the_scheduler_would_have_stopped_is_not_handed_out_again(
     assert sweep.ledger.trial(number).state == "pruned"
     run = sweep.recorder.runs[number]
     assert (run.status, run.tags["stopped_by"]) == ("KILLED", "asha")
+
+
+def test_a_trial_that_a_stop_ends_has_its_curve_to_the_last_step(sweep: Sweep) -> None:
+    sweep.spec = with_overrides(sweep.spec, ["tracking.every=2"])
+    number = sweep.ask()
+    sweep.train(number, [0.4])
+    later = [Row(step, 0, {"train/loss": 0.3}) for step in (3, 4, 5)]
+    append_rows(sweep.paths.trial(number), later)
+    sweep.apply()
+    points = sweep.recorder.runs[number].points
+    assert {step for _, step in points} == {1, 2}, "who goes on tells the rest"
+    sweep.apply(stop="stopped by the sweep: 1 h are over")
+    assert sweep.ledger.trial(number).state == "pruned"
+    assert {step for _, step in points} == {1, 2, 4, 5}
 
 
 def test_a_verdict_waits_for_the_checkpoint_of_the_report_that_it_is_on(sweep: Sweep) -> None:
