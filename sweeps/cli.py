@@ -183,6 +183,7 @@ def resume(
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
     from sweeps.commands.attempt import attempt
     from sweeps.engine.address import find_address
+    from sweeps.layout import tracking_place
     from sweeps.ledger.place import check_kept
     from sweeps.ledger.warm_start import WarmStart
     from sweeps.lock import SweepHeld
@@ -191,6 +192,7 @@ def resume(
     from sweeps.spec.durations import parse_duration
     from sweeps.spec.revisions import is_unchanged
     from sweeps.spec.spec import parse_placed
+    from tracking.probe import is_gone
 
     with input_errors():
         view = view_of(name, root)
@@ -199,7 +201,10 @@ def resume(
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)
-        if view.concluded and is_unchanged(view.spec, spec):
+        runs = view.delivered.run_ids.values()
+        uri, _ = tracking_place(view.spec.tracking.uri, view.paths.root)
+        gone = bool(runs) and is_gone(uri, runs)  # it is told everything again
+        if view.concluded and is_unchanged(view.spec, spec) and not gone:
             outcome = view.outcome()
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)

@@ -377,6 +377,7 @@ def test_a_store_that_is_gone_or_another_one_is_told_everything(cli: CommandLine
 
     store.unlink()
     cli.ok("resume", "small")
+    assert store.exists()  # else this process' MLflow would go on reading the one that it knew
     assert _recorded(store, "small") == before
 
     MlflowClient(f"sqlite:///{teams}").create_experiment("of-somebody-else")
