@@ -95,6 +95,56 @@ def test_activation_checkpointing_of_a_sequential(tmp_path):
     _same(expected, _train(tmp_path / "again", Pictures(), activation_checkpointing=True))
 
 
+class Remembering(Pictures):
+    """Its forward pass updates buffers: statistics, and what a spectral norm starts from."""
+
+    def __init__(self, momentum):
+        self.momentum = momentum
+
+    def build_model(self):
+        first, *others = super().build_model()
+        norm = nn.BatchNorm2d(4, momentum=self.momentum)
+        return nn.Sequential(nn.utils.parametrizations.spectral_norm(first), norm, *others)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_activation_checkpointing_updates_buffers_once(tmp_path, momentum):
+    metrics, expected = _train(tmp_path / "plain", Remembering(momentum))
+    again, found = _train(tmp_path / "again", Remembering(momentum), activation_checkpointing=True)
+    assert expected["1.num_batches_tracked"] == 6
+    assert [key for key in expected if not torch.equal(expected[key], found[key])] == []
+    assert again["val/loss"] == metrics["val/loss"]
+
+
+def test_block_that_is_called_twice_is_computed_again_as_each_call_was():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))])
+
+        def forward(self, inputs):
+            return self.blocks[0](self.blocks[0](inputs).tanh())
+
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = fit_model(Twice(), TrainConfig(activation_checkpointing=again))
+        loss = model(torch.randn(3, 4)).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        gradients.append(model.blocks[0].parametrizations.weight.original.grad)
+    assert torch.equal(*gradients)
+
+
+def test_compiled_activation_checkpointing_updates_buffers_once(monkeypatch):
+    """Through all of the compiler but its code generator."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    fit_model(model, TrainConfig(activation_checkpointing=True, compile=True))
+    model(torch.randn(5, 3)).sum().backward()
+    assert model[1].num_batches_tracked == 1
+
+
 @pytest.mark.seeds("S21")
 def test_compiled_forward_pass_keeps_names_hooks_and_results(tmp_path, monkeypatch):
     """Traced by the real compiler; what it emits is run as it is, which needs no C++ compiler."""
