@@ -36,8 +36,10 @@ def fit_model(model: nn.Module, config: TrainConfig) -> nn.Module:
             block.forward = partial(_computed_again, block, block.forward)
     if config.compile:
         # The forward method, not the module: hooks come and go (evaluation has one), and compiled
-        # code would keep calling those it was made with.
-        model.forward = torch.compile(model.forward)
+        # code would keep calling those it was made with. For each size of a batch there is code of
+        # its own: code for any size is made at the second one, rounds differently, and a run that
+        # resumes meets that one elsewhere.
+        model.forward = torch.compile(model.forward, dynamic=False)
     return model
 
 

@@ -38,7 +38,7 @@ def _train(directory, task, **options):
             "metric": "val/loss",
             "mode": "min",
             "budget": {"epochs": 2},
-            "train": {"batch_size": 8, **options},
+            "train": {"batch_size": 8} | options,
         }
     )
     with open_trainer(config, directory, device="cpu", task=task) as trainer:
@@ -151,14 +151,32 @@ def test_compiled_forward_pass_keeps_names_hooks_and_results(tmp_path, monkeypat
     compile_with = torch.compile
     used = []
 
-    def traced(forward):
+    def traced(forward, **options):
         used.append(forward)
-        return compile_with(forward, backend="eager")
+        return compile_with(forward, backend="eager", **options)
 
     expected = _train(tmp_path / "plain", Pictures())
     monkeypatch.setattr(torch, "compile", traced)
     _same(expected, _train(tmp_path / "compiled", Pictures(), compile=True))
     assert len(used) == 1
+
+
+def test_what_is_compiled_for_a_batch_does_not_depend_on_the_sizes_before_it(
+    tmp_path, monkeypatch
+):
+    """Code for any size rounds differently, and a run that resumes meets the sizes in another
+    order.
+    """
+    sizes = []
+
+    def noted(graph, inputs):
+        sizes.extend(size for value in inputs for size in getattr(value, "shape", [value]))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=noted))
+    _train(tmp_path, Pictures(), compile=True, batch_size=9)  # 24 samples: the last batch has 6
+    assert {type(size) for size in sizes} == {int}
+    assert {9, 6} <= set(sizes)
 
 
 def test_blocks_inside_blocks_are_left_to_the_outer_one():
