@@ -202,7 +202,8 @@ class TrainConfig(Section):
     """Report `train/device_seconds` beside `train/seconds`, and say so when the device mostly
     waits for data; waits for the device at each step, which is why it is off by default."""
     compile: bool = False
-    """Compile the model's forward pass with torch.compile; the first steps are slow."""
+    """Compile the model's forward pass with torch.compile, once for each shape of its inputs (up
+    to torch's limit of 8); the first steps are slow."""
     channels_last: bool = False
     """Lay out images as (N, H, W, C) in memory, which convolutions on GPUs prefer."""
     activation_checkpointing: bool = False

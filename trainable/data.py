@@ -3,9 +3,10 @@
 The order of samples is a pure function of the seed and the epoch; whatever is random inside a
 sample (augmentation) is a pure function of the seed, the epoch and the sample's index, and
 whatever is random in `collate` (masking, mixing) one of the seed, the epoch and the window's
-number. None depends on worker processes or where a run was interrupted. Samples that are tensors
-in memory are indexed directly; everything else goes through torch's DataLoader. What must not live
-here: models, losses, or what a batch means.
+number. None depends on worker processes or where a run was interrupted, but for what a data set
+takes from torch's `get_worker_info()`. Samples that are tensors in memory are indexed directly;
+everything else goes through torch's DataLoader. What must not live here: models, losses, or what a
+batch means.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -189,10 +191,10 @@ class LoaderSource:
             pin_memory=pin and device.type == "cuda",
             collate_fn=_as_it_is,
             # The loader draws a seed for its workers at each epoch; from a generator of its own,
-            # so that it never moves the global one. The seed itself does not matter: each sample
-            # and each window is seeded anew.
+            # so that it never moves the global one. The seed itself does not matter: each worker,
+            # each sample and each window is seeded anew.
             generator=torch.Generator().manual_seed(derive_seed(plan.seed, "loader", split)),
-            worker_init_fn=_end_with_parent,
+            worker_init_fn=partial(_start_worker, plan.seed),
         )
         self._windows: Iterator[list[Batch]] | None = None
 
@@ -245,7 +247,15 @@ class _Requests:
             yield [self.epoch, window, *order[first : first + plan.size(window)]]
 
 
-def _end_with_parent(_: int) -> None:
+def _start_worker(seed: int, _: int) -> None:
+    """Set a loader process up. Its generators start with the run's seed, as those of the main
+    process: a data set may seed one of its own from `torch.initial_seed()`.
+    """
+    _end_with_parent()
+    seed_host(seed)
+
+
+def _end_with_parent() -> None:
     """Have the kernel end a loader process with the thread that started it, where that is Linux.
 
     torch's own watch looks every five seconds, between two samples: a process that waits for a

@@ -6,6 +6,8 @@ be resumed with other settings. What must not live here: how models are built or
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -31,11 +33,13 @@ def fit_model(model: nn.Module, config: TrainConfig) -> nn.Module:
         _lay_out_channels_last(model)
     if config.activation_checkpointing:
         for block in _blocks(model):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = partial(_computed_again, block, block.forward)
     if config.compile:
         # The forward method, not the module: hooks come and go (evaluation has one), and compiled
-        # code would keep calling those it was made with.
-        model.forward = torch.compile(model.forward)
+        # code would keep calling those it was made with. For each size of a batch there is code of
+        # its own: code for any size is made at the second one, rounds differently, and a run that
+        # resumes meets that one elsewhere.
+        model.forward = torch.compile(model.forward, dynamic=False)
     return model
 
 
@@ -76,3 +80,39 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
             key="train.activation_checkpointing",
         )
     return blocks
+
+
+def _computed_again(
+    block: nn.Module, forward: Callable[..., Any], *inputs: Any, **options: Any
+) -> Any:
+    """Call a block's forward method, which the backward pass calls a second time.
+
+    The second call computes from the buffers that the first one found, and what it writes to them
+    is dropped: a spectral norm is the same in both, and running statistics see each batch once.
+    """
+    again = partial(checkpoint, forward, use_reentrant=False)
+    if not torch.compiler.is_compiling():  # a compiled graph writes to buffers once
+        found = _FoundBuffers(block)
+        again = partial(again, context_fn=lambda: (nullcontext(), found))
+    return again(*inputs, **options)
+
+
+class _FoundBuffers:
+    """A context, any number of times, in which a block has copies of the buffers it has now."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._found = [
+            (module, name, buffer.detach().clone())
+            for module in block.modules()
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        ]
+
+    def __enter__(self) -> None:
+        self._own = [(module, name, getattr(module, name)) for module, name, _ in self._found]
+        for module, name, buffer in self._found:
+            setattr(module, name, buffer.clone())
+
+    def __exit__(self, *_: object) -> None:
+        for module, name, buffer in self._own:
+            setattr(module, name, buffer)
+        self._own.clear()

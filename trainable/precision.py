@@ -78,11 +78,15 @@ class Precision:
             self.scaler = torch.amp.GradScaler(device.type, init_scale=initial_scale)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass."""
+        """Return the context of a forward pass.
+
+        Weights are cast at each use. torch's cache of casts would keep those of a pass before it,
+        also where a task has meanwhile written others into the model, such as an average.
+        """
         if self.name == "fp32":
             return nullcontext()
         dtype = torch.bfloat16 if self.name == "bf16" else torch.float16
-        return torch.autocast(self.device.type, dtype=dtype)
+        return torch.autocast(self.device.type, dtype=dtype, cache_enabled=False)
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss to call backward on."""

@@ -131,6 +131,32 @@ def test_samples_that_seldom_draw_are_the_same_wherever_the_first_draw_falls():
     assert len(set(found[0].values())) == 8
 
 
+class OwnGenerator(Numbers):
+    """Sample i is (i, a number from a generator that is seeded from torch's seed)."""
+
+    def __getitem__(self, index):
+        draw = numpy.random.default_rng(torch.initial_seed() + index).random()
+        return torch.tensor(index), torch.tensor([draw])
+
+
+def test_a_data_set_that_takes_torchs_seed_takes_the_same_in_any_process():
+    found = []
+    torch.manual_seed(3)  # as when a run is opened
+    for workers, epochs, start in ((0, (1,), 0), (2, (0, 1), 0), (2, (1,), 2), (1, (1,), 2)):
+        source = LoaderSource(
+            OwnGenerator(43),
+            Plan(43, 12, 12, seed=3),
+            split="train",
+            device=CPU,
+            loader=LoaderConfig(num_workers=workers),
+        )
+        found.append([_drawn(source, epoch, start) for epoch in epochs][-1])
+        source.close()
+    whole, with_workers, *resumed = found
+    assert with_workers == whole
+    assert all(part.items() < whole.items() for part in resumed)
+
+
 def _masked(samples):
     """Indices, and a random number from each generator as a masking collate draws them."""
     draws = [torch.rand(()).item(), numpy.random.rand(), random.random()]

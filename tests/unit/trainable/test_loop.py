@@ -344,6 +344,22 @@ def test_forced_precision_is_computed_in_training_and_evaluation(
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_weights_that_an_evaluation_swaps_in_are_those_it_computes_with(
+    tmp_path, opened, configure, toy, precision
+):
+    def evaluate(self, model, batches):
+        batches = list(batches)
+        found = toy.evaluate(self, model, batches)
+        for parameter in model.parameters():
+            parameter.zero_()
+        return found | {"loss_of_zeros": toy.evaluate(self, model, batches)["loss"]}
+
+    task = _task(toy, evaluate=evaluate)
+    (report,) = opened(configure(epochs=1, precision=precision), tmp_path, task).events()
+    assert report.metrics["val/loss_of_zeros"] == pytest.approx(math.log(3))
+
+
 def test_fp16_that_never_recovers_ends(tmp_path, opened, configure, toy):
     class Broken(torch.autograd.Function):
         @staticmethod

@@ -38,7 +38,7 @@ def _train(directory, task, **options):
             "metric": "val/loss",
             "mode": "min",
             "budget": {"epochs": 2},
-            "train": {"batch_size": 8, **options},
+            "train": {"batch_size": 8} | options,
         }
     )
     with open_trainer(config, directory, device="cpu", task=task) as trainer:
@@ -115,20 +115,88 @@ def test_activation_checkpointing_of_a_sequential(tmp_path):
     _same(expected, _train(tmp_path / "again", Pictures(), activation_checkpointing=True))
 
 
+class Remembering(Pictures):
+    """Its forward pass updates buffers: statistics, and what a spectral norm starts from."""
+
+    def __init__(self, momentum):
+        self.momentum = momentum
+
+    def build_model(self):
+        first, *others = super().build_model()
+        norm = nn.BatchNorm2d(4, momentum=self.momentum)
+        return nn.Sequential(nn.utils.parametrizations.spectral_norm(first), norm, *others)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_activation_checkpointing_updates_buffers_once(tmp_path, momentum):
+    metrics, expected = _train(tmp_path / "plain", Remembering(momentum))
+    again, found = _train(tmp_path / "again", Remembering(momentum), activation_checkpointing=True)
+    assert expected["1.num_batches_tracked"] == 6
+    assert [key for key in expected if not torch.equal(expected[key], found[key])] == []
+    assert again["val/loss"] == metrics["val/loss"]
+
+
+def test_block_that_is_called_twice_is_computed_again_as_each_call_was():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))])
+
+        def forward(self, inputs):
+            return self.blocks[0](self.blocks[0](inputs).tanh())
+
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = fit_model(Twice(), TrainConfig(activation_checkpointing=again))
+        loss = model(torch.randn(3, 4)).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        gradients.append(model.blocks[0].parametrizations.weight.original.grad)
+    assert torch.equal(*gradients)
+
+
+def test_compiled_activation_checkpointing_updates_buffers_once(monkeypatch):
+    """Through all of the compiler but its code generator."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    fit_model(model, TrainConfig(activation_checkpointing=True, compile=True))
+    model(torch.randn(5, 3)).sum().backward()
+    assert model[1].num_batches_tracked == 1
+
+
 @pytest.mark.seeds("S21")
 def test_compiled_forward_pass_keeps_names_hooks_and_results(tmp_path, monkeypatch):
     """Traced by the real compiler; what it emits is run as it is, which needs no C++ compiler."""
     compile_with = torch.compile
     used = []
 
-    def traced(forward):
+    def traced(forward, **options):
         used.append(forward)
-        return compile_with(forward, backend="eager")
+        return compile_with(forward, backend="eager", **options)
 
     expected = _train(tmp_path / "plain", Pictures())
     monkeypatch.setattr(torch, "compile", traced)
     _same(expected, _train(tmp_path / "compiled", Pictures(), compile=True))
     assert len(used) == 1
+
+
+def test_what_is_compiled_for_a_batch_does_not_depend_on_the_sizes_before_it(
+    tmp_path, monkeypatch
+):
+    """Code for any size rounds differently, and a run that resumes meets the sizes in another
+    order.
+    """
+    sizes = []
+
+    def noted(graph, inputs):
+        sizes.extend(size for value in inputs for size in getattr(value, "shape", [value]))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=noted))
+    _train(tmp_path, Pictures(), compile=True, batch_size=9)  # 24 samples: the last batch has 6
+    assert {type(size) for size in sizes} == {int}
+    assert {9, 6} <= set(sizes)
 
 
 def test_blocks_inside_blocks_are_left_to_the_outer_one():

@@ -230,3 +230,22 @@ def test_loss_without_the_model_says_what_to_do(precision, requires_grad):
 def test_learning_rate_returned_is_the_one_applied():
     step = _step()
     assert [step([GOOD], n).lr for n in (1, 2, 3)] == pytest.approx([0.1, 0.09, 0.08])
+
+
+class Teaching(Scripted):
+    """Computes with other weights first, as for targets from an average of the weights."""
+
+    def loss(self, model, batch):
+        with torch.no_grad():
+            kept = model.weight.clone()
+            model.weight.zero_()
+            model(batch[0])
+            model.weight.copy_(kept)
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_weights_that_a_loss_swaps_in_serve_no_pass_after_it(precision):
+    plain, teaching = (_step(task, precision=precision) for task in (Scripted(), Teaching()))
+    assert teaching([GOOD], 1).loss == plain([GOOD], 1).loss
+    assert _equal(_weights(teaching), _weights(plain))
