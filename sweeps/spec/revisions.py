@@ -28,6 +28,7 @@ from sweeps.layout import FORMAT
 from sweeps.spec.parameters import flatten
 from sweeps.spec.scalars import write_flow
 from sweeps.spec.spec import SweepSpec, parse_spec
+from trainable.config import Section
 
 _BREAK = re.compile(rb"^---\n", re.MULTILINE)
 _FORMAT = re.compile(r"# format (\d+), revision ")
@@ -151,8 +152,10 @@ def describe_changes(before: SweepSpec, after: SweepSpec) -> str:
     )
 
 
-def changes(before: SweepSpec, after: SweepSpec) -> dict[str, tuple[str, str]]:
-    """Return the keys in which two specs differ, each with its values as they would be written."""
+def changes(before: Section, after: Section) -> dict[str, tuple[str, str]]:
+    """Return the keys in which two specs, or the configurations of two runs, differ, each with its
+    values as they would be written.
+    """
     old, new = _leaves(before), _leaves(after)
     return {
         key: (_written(old, key), _written(new, key))
@@ -161,7 +164,7 @@ def changes(before: SweepSpec, after: SweepSpec) -> dict[str, tuple[str, str]]:
     }
 
 
-def _leaves(spec: SweepSpec) -> dict[str, Any]:
+def _leaves(spec: Section) -> dict[str, Any]:
     return dict(flatten(spec.model_dump(mode="json")))
 
 

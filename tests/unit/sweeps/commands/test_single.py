@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from sweeps.commands.single import train_once
+from sweeps.commands.single import OtherRun, train_once
+from sweeps.layout import TRIAL_CONFIG
 from sweeps.spec.spec import parse_spec
 
 SPEC = "name: one\ntask: {task}\nmetric: {metric}\nmode: max\ntrials: 1\nbudget: {{epochs: 1}}\n"
@@ -47,3 +50,70 @@ def test_the_metric_is_shown_first(
     train_once(spec, None, Console(file=said, width=200), Console(file=io.StringIO()))
     (line,) = (line for line in said.getvalue().splitlines() if line.startswith("epoch 1"))
     assert line.partition(": ")[2].startswith(shown)
+
+
+SMALL = """
+name: small
+task: {name: spiral, samples: 16}
+metric: val/loss
+mode: min
+trials: 1
+budget: {epochs: 2}
+"""
+
+
+def _train(directory: Path, *overrides: str) -> tuple[list[str], list[str]]:
+    """Return what a run in a directory showed, and what it said beside."""
+    shown, said = io.StringIO(), io.StringIO()
+    spec = parse_spec(SMALL, "small.yaml", overrides)
+    train_once(spec, directory, Console(file=shown, width=200), Console(file=said, width=200))
+    return shown.getvalue().splitlines(), said.getvalue().splitlines()
+
+
+def test_a_run_goes_on_only_with_what_it_began_with(tmp_path: Path) -> None:
+    kept = tmp_path / "td"
+    began, said = _train(kept)
+    assert len(began) == 2
+    assert not any("td: " in line for line in said)
+    others = ("train.optimizer.name=sgd", "metric=val/accuracy", "mode=max", "seed=3")
+    with pytest.raises(OtherRun) as refused:
+        _train(kept, *others)
+    assert re.fullmatch(
+        re.escape(f"{kept} holds a run of another configuration: ")
+        + "metric: val/loss -> val/accuracy, mode: min -> max, train.optimizer.name: adamw -> "
+        "sgd, and [0-9]+ more; a run goes on only with what it began with; name another "
+        "directory with --dir",
+        str(refused.value),
+    )
+    with pytest.raises(OtherRun, match=r": task\.samples: 16 -> 20; a run goes on only"):
+        _train(kept, "task.samples=20")
+    shown, said = _train(kept, "checkpoint.keep=3")
+    assert shown == began[1:]
+    assert f"{kept}: this run is at its end; nothing was trained" in said
+    shown, said = _train(kept, "budget.epochs=3")
+    assert [line.partition(":")[0] for line in shown] == ["epoch 3 step 3"]
+    assert f"{kept}: goes on at step 2 of 3" in said
+
+
+def test_a_run_of_an_earlier_release_goes_on(tmp_path: Path) -> None:
+    _train(tmp_path)
+    (tmp_path / TRIAL_CONFIG).unlink()
+    assert len(_train(tmp_path, "budget.epochs=3", "train.optimizer.lr=0.01")[0]) == 1
+
+
+def test_a_run_that_saved_nothing_begins_with_something_else(tmp_path: Path) -> None:
+    _train(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert len(_train(tmp_path, "train.optimizer.lr=0.01")[0]) == 2
+
+
+def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
+    mine = tmp_path / TRIAL_CONFIG
+    mine.write_text(SMALL)
+    with pytest.raises(OtherRun) as refused:
+        _train(tmp_path)
+    assert str(refused.value) == (
+        f"{mine} is not the configuration of a run; a run keeps its own there under that name; "
+        "name another directory with --dir"
+    )
+    assert mine.read_text() == SMALL
