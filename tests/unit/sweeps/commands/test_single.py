@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from rich.console import Console
+from typer.testing import CliRunner
 
+from sweeps.cli import app
 from sweeps.commands.single import OtherRun, train_once
 from sweeps.layout import TRIAL_CONFIG
 from sweeps.spec.spec import parse_spec
@@ -117,3 +120,47 @@ def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
         "name another directory with --dir"
     )
     assert mine.read_text() == SMALL
+
+
+def _command(directory: Path, *overrides: str) -> Result:
+    (directory / "small.yaml").write_text(SMALL)
+    words = ["train", str(directory / "small.yaml"), "--dir", str(directory / "td")]
+    return CliRunner().invoke(
+        app, [*words, *(word for override in overrides for word in ("-s", override))]
+    )
+
+
+def test_what_cannot_be_gone_on_from_is_told_without_a_traceback(tmp_path: Path) -> None:
+    kept = tmp_path / "td"
+    _train(kept)
+    (kept / TRIAL_CONFIG).unlink()
+    done = _command(tmp_path, "task.width=4")
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("the checkpoint does not fit the model or the optimizer (")
+    for state in kept.rglob("state.pt"):
+        state.write_bytes(b"")
+    done = _command(tmp_path)
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 2
+    (told,) = done.stderr.splitlines()
+    assert "checkpoint" in told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["train.optimizer.lr=1e30", "train.clip.max_norm=null"], "the loss is nan at step "),
+        (["task.name=broken:broken", "metric=score"], "score is nan in report 1; "),
+    ],
+)
+def test_a_training_that_cannot_go_on_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    Path("broken.py").write_text("def broken(config, context):\n    yield {'score': float('nan')}")
+    done = _command(tmp_path, "train.optimizer.name=sgd", "budget.epochs=9", *overrides)
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 3
+    assert done.stderr.splitlines()[-1].startswith(told)
