@@ -92,7 +92,7 @@ def run_sweep(
                 mark_children(token)
             else:
                 engine.configure(token)
-            changed = "" if new else describe_changes(read_spec(paths.spec).spec, spec)
+            before = spec if new else read_spec(paths.spec).spec
             sweep = open_sweep(
                 paths,
                 spec,
@@ -102,13 +102,15 @@ def run_sweep(
                 offline=offline,
                 place=place,
             )
-            if changed:
+            if changed := describe_changes(before, spec):
                 warn(f"changed: {changed}")
             hopeless = None
             node_died = machine.node_died if isinstance(machine, Cluster) else lambda _: False
             try:
                 sweep.recorder.artifact(None, paths.spec, paths.spec.name)
                 sweep.reconcile(warn)
+                if in_vain := sweep.in_vain(before):
+                    warn(in_vain)
                 with Gallery(spec, paths, sweep.ledger.trials(), sweep.recorder) as gallery:
                     if sweep.retold:
                         gallery.show_again(trial.number for trial in sweep.ledger.trials())

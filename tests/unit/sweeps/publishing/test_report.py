@@ -95,6 +95,24 @@ def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
     assert (cut in short, none in short, bracket in short) == (False, False, True)
 
 
+@pytest.mark.parametrize(
+    ("reports", "told"),
+    [
+        (0, "min of val/loss over 10 epochs; sampler"),
+        (10, "min of val/loss over 10 epochs; sampler"),
+        (4, "min of val/loss over 4 epochs at most (the budget is 10); sampler"),
+        (12, "min of val/loss over 12 epochs at most (the budget is 10); sampler"),
+    ],
+)
+def test_the_report_claims_no_epochs_that_no_trial_had(
+    tmp_path: Path, reports: int, told: str
+) -> None:
+    sweep = MadeSweep(tmp_path)
+    sweep.add("complete" if reports else None, *([0.5] * reports))
+    write_report(sweep.paths, tmp_path / "report.html")
+    assert told in (tmp_path / "report.html").read_text()
+
+
 @pytest.mark.parametrize("earlier", [[], ["report.html"]])
 def test_a_page_without_room_names_its_file_and_leaves_what_was_there(
     tmp_path: Path, earlier: list[str]
