@@ -58,6 +58,11 @@ class OpenSweep:
         return fired(self.spec, self.ledger.trials(), self.ledger.seconds)
 
     @property
+    def num_trials(self) -> int:
+        """How many trials the sweep is to have. See `SweepView`."""
+        return max(self.spec.trials, len(self.ledger.trials()))
+
+    @property
     def left(self) -> int:
         """How many trials are still to come to their end, or to be begun."""
         trials = self.ledger.trials()

@@ -33,8 +33,9 @@ from sweeps.spec.spec import SweepSpec
 from tracking.address import credentials
 from trainable.files import make_directory
 
-ViewFactory = Callable[[int, tuple[int, float] | None], AbstractContextManager[View]]
-"""Makes the view, given how many trials were finished before, and the best one and its value."""
+ViewFactory = Callable[[int, int, tuple[int, float] | None], AbstractContextManager[View]]
+"""Makes the view, given how many trials were finished before, of how many in all, and the best one
+and its value."""
 
 
 def run_sweep(
@@ -134,7 +135,7 @@ def run_sweep(
                             if not interruption.requested:
                                 front = sweep.ledger.front()
                                 best = (front[0].number, front[0].values[0]) if front else None
-                                with make_view(finished, best) as view:
+                                with make_view(finished, sweep.num_trials, best) as view:
                                     hopeless = tune_trials(
                                         sweep,
                                         plan,

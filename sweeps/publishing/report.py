@@ -165,7 +165,7 @@ def _summary(sweep: SweepData) -> list[str]:
     if longest != budget:
         over = f"{longest} epochs at most (the budget is {budget})"
     lines = [
-        f"{len(sweep.view.records)} of {spec.trials} trials: {told or 'none yet'}",
+        f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {told or 'none yet'}",
         f"{spec.aim} over {over}; sampler {spec.search.sampler}; early stopping {early}",
     ]
     for best in sweep.view.ledger.front():

@@ -184,6 +184,13 @@ class SweepView:
         """Whether a worker has a trial's checkpoints open."""
         return trial_files(self.paths, self.spec, number).has_writer()
 
+    @property
+    def num_trials(self) -> int:
+        """How many trials the sweep is to have; what has begun counts though a resume asked for
+        fewer.
+        """
+        return max(self.spec.trials, len(self.records))
+
     def status(self) -> dict[str, Any]:
         """The object that `sweep status --json` prints."""
         counts = Counter(self.trial_state(record) for record in self.records)
@@ -197,7 +204,7 @@ class SweepView:
             "name": self.paths.name,
             "state": self.state,
             "trials": {state: counts[state] for state in STATES},
-            "num_trials": self.spec.trials,
+            "num_trials": self.num_trials,
             "stopped_by": self.stop and {"key": self.stop.key, "why": self.stop.why},
             "best": best if self.several else best[0] if best else None,
             "outbox_pending": self.delivered.pending,

@@ -26,6 +26,7 @@ def test_unfinished_trials_are_left_however_few_the_sweep_is_to_have(
     spec = with_overrides(made.spec, [f"trials={trials}"])
     sweep = OpenSweep(made.paths, spec, made.ledger, NO_RECORDER)
     assert sweep.left == 2 + max(0, trials - 4)
+    assert sweep.num_trials == max(4, trials)
     for number in (1, 3):
         made.ledger.finish(number, "complete")
     assert sweep.left == max(0, trials - 4)

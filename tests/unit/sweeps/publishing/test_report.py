@@ -22,7 +22,9 @@ from sweeps.publishing.report_basis import basis
 from sweeps.publishing.report_figures import thinned
 from sweeps.publishing.report_page import Section, page, table
 from sweeps.publishing.report_survival import rungs, survival
+from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 
 EARLY = "early_stopping: {scheduler: asha, grace_epochs: 2, reduction: 3}"
@@ -111,6 +113,15 @@ def test_the_report_claims_no_epochs_that_no_trial_had(
     sweep.add("complete" if reports else None, *([0.5] * reports))
     write_report(sweep.paths, tmp_path / "report.html")
     assert told in (tmp_path / "report.html").read_text()
+
+
+def test_the_report_counts_no_fewer_trials_than_there_are(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    for _ in range(2):
+        sweep.add("complete", 0.5)
+    write_spec(sweep.paths.spec, with_overrides(sweep.spec, ["trials=1"]))
+    write_report(sweep.paths, tmp_path / "report.html")
+    assert "2 of 2 trials: 2 complete" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("earlier", [[], ["report.html"]])
