@@ -144,11 +144,11 @@ def run(
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
-        if paths.exists():
-            raise SweepExists(paths)
         check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
             raise SweepHeld(paths.directory, read_holder(paths.lock))
+        if paths.exists():
+            raise SweepExists(paths)
         place_of(paths, spec).refuse_new()
         rehearse(spec, take_along(paths.root, spec))
         seconds = parse_duration(grace, "--grace")

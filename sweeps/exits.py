@@ -8,6 +8,7 @@ WRONG_INPUT = 2
 """The user can put it right; nothing was half-created."""
 NO_SUCCESS = 3
 """No trial succeeded, or a sweep had to stop: trial after trial failed in the same way, its
-storage is full, read-only or broken, or its cluster is gone."""
+storage is full, read-only or broken, or its cluster is gone. Of a single run: its loss is not
+finite, or its memory did not suffice."""
 HELD = 4
 """Another process holds what is needed."""

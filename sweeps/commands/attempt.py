@@ -97,12 +97,14 @@ def attempt(
             facts = inspection.facts()
             ways = plan(spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory)
 
-            def make_view(finished: int, best: tuple[int, float] | None) -> LiveTable | PlainLines:
+            def make_view(
+                finished: int, total: int, best: tuple[int, float] | None
+            ) -> LiveTable | PlainLines:
                 spinner.stop()
                 there = f", {where.describe()}" if isinstance(where, Cluster) else ""
                 messages.sentence(err, f"  {ways.describe()}{there}", style="")
                 messages.task_facts(err, facts)
-                return view_on(out, spec, finished=finished, best=best)
+                return view_on(out, spec, finished=finished, total=total, best=best)
 
             def say(what: str) -> None:
                 spinner.update(what)

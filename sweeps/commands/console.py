@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import RenderableType
 
-from sweeps.exits import HELD, WRONG_INPUT
+from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.results.plain_console import PlainConsole
 
 if TYPE_CHECKING:
@@ -140,10 +140,18 @@ def fail(message: str, *, code: int) -> NoReturn:
 
 @contextmanager
 def input_errors() -> Iterator[None]:
-    """What the user can put right becomes a message and exit code 2; a held sweep becomes 4."""
+    """What the user can put right becomes a message and exit code 2, a training that cannot go on
+    becomes 3, and a held sweep 4.
+    """
     from sweeps.layout import LedgerBusy, LedgerError
     from sweeps.lock import SweepHeld
-    from trainable.errors import StorageError
+    from trainable.errors import (
+        CheckpointError,
+        NonFiniteGradient,
+        NonFiniteLoss,
+        NonFiniteMetric,
+        OutOfMemory,
+    )
 
     try:
         yield
@@ -151,7 +159,9 @@ def input_errors() -> Iterator[None]:
         fail(str(error), code=HELD)
     except OSError as error:
         fail(_sentence(error), code=WRONG_INPUT)
-    except (ValueError, LedgerError, StorageError) as error:
+    except (NonFiniteLoss, NonFiniteGradient, NonFiniteMetric, OutOfMemory) as error:
+        fail(str(error), code=NO_SUCCESS)
+    except (ValueError, LedgerError, CheckpointError) as error:
         if type(error) is ValueError:
             raise  # a bare ValueError is nobody's message to the user
         fail(str(error), code=WRONG_INPUT)

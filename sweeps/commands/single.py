@@ -19,9 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sweeps.engine.preflight import Facts
 from sweeps.formats import format_number
+from sweeps.layout import TRIAL_CONFIG
 from sweeps.results import messages
+from sweeps.results.configuration import read_config
 from sweeps.spec.problems import Fault, Refused, key_path
-from sweeps.spec.spec import SweepSpec
+from sweeps.spec.revisions import changes
+from sweeps.spec.spec import SweepSpec, trial_yaml
+from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
 
@@ -32,6 +36,14 @@ if TYPE_CHECKING:
 _OURS = re.compile("epoch|memory/.*|best/.*")
 """What is reported beside what a loop of the user's own yields."""
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
+
+_MAY_CHANGE = ("budget", "checkpoint")
+"""For how long a run is trained, and what is kept of it: the rest makes it another run."""
+_SHOWN_CHANGES = 3
+
+
+class OtherRun(ValueError):
+    """What lies in a directory is not the run that was asked for."""
 
 
 def train_once(
@@ -51,6 +63,9 @@ def train_once(
 
     Returns:
         The last report's metrics.
+
+    Raises:
+        OtherRun: Another run has saved its state in `directory`, or it is somebody else's.
     """
     sys.path.insert(0, os.getcwd())  # a user's task module lies where the command was typed
     from trainable.build import open_trainer
@@ -61,6 +76,7 @@ def train_once(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
             )
         config = spec.trial_config(0, {})
+        _check_same_run(directory, config)
         device = "cpu" if spec.resources.gpu == 0 else None  # as its trials
         stack.enter_context(_naming_keys())
         trainer = open_trainer(config, directory, device=device)
@@ -69,6 +85,14 @@ def train_once(
             console.print(sentence, style="yellow", soft_wrap=True)
         facts = _facts(config, trainer)
         messages.task_facts(err, facts)
+        if trainer.store.saved_epoch() >= spec.budget.epochs:
+            told = f"{directory}: this run is at its end; nothing was trained"
+            messages.sentence(err, told, style="")
+        elif trainer.resumed_at:
+            of = facts.total_steps or spec.budget.epochs  # a loop of its own counts reports
+            told = f"{directory}: goes on at step {trainer.resumed_at} of {of}"
+            messages.sentence(err, told, style="")
+        (directory / TRIAL_CONFIG).write_text(trial_yaml(config), encoding="utf-8")
         progress = stack.enter_context(
             Progress(
                 TextColumn("{task.description}"),
@@ -99,6 +123,34 @@ def train_once(
             for path in draw_run(config, trainer, directory, figures):
                 console.print(f"wrote {path}", soft_wrap=True)
     return metrics
+
+
+def _check_same_run(directory: Path, config: TrialConfig) -> None:
+    """Refuse a directory in which another run has saved its state, or a file of the user's own is
+    where a run writes its own. A run of an earlier release has not said what it began with.
+    """
+    file = directory / TRIAL_CONFIG
+    if not file.exists():
+        return
+    try:
+        before = read_config(file)
+    except ValueError:
+        raise OtherRun(
+            f"{file} is not the configuration of a run; a run keeps its own there under that "
+            "name; name another directory with --dir"
+        ) from None
+    differing = [
+        f"{key}: {was} -> {wanted}"
+        for key, (was, wanted) in changes(before, config).items()
+        if key.partition(".")[0] not in _MAY_CHANGE
+    ]
+    if differing and CheckpointStore(directory).generations():
+        more = len(differing) - _SHOWN_CHANGES
+        found = [*differing[:_SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
+        raise OtherRun(
+            f"{directory} holds a run of another configuration: {', '.join(found)}; a run goes on "
+            "only with what it began with; name another directory with --dir"
+        )
 
 
 @contextmanager

@@ -26,12 +26,21 @@ from sweeps.reconciliation.reconcile import reconcile
 from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_view
 from sweeps.spec.origin import Origin, OriginChanged, check_origin
 from sweeps.spec.parameters import flatten
-from sweeps.spec.revisions import describe_changes, read_revisions, read_spec, write_spec
+from sweeps.spec.revisions import (
+    changes,
+    describe_changes,
+    read_revisions,
+    read_spec,
+    write_spec,
+)
 from sweeps.spec.search_changes import check_search_changes
 from sweeps.spec.spec import SpecError, SweepSpec
 from sweeps.stores import trial_files, trial_store
 from tracking.mlflow_recorder import MlflowRecorder, aim
 from tracking.provenance import provenance
+
+_OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
+"""The sections of a spec that say what is trained, and how."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +65,38 @@ class OpenSweep:
         return fired(self.spec, self.ledger.trials(), self.ledger.seconds)
 
     @property
+    def num_trials(self) -> int:
+        """How many trials the sweep is to have. See `SweepView`."""
+        return max(self.spec.trials, len(self.ledger.trials()))
+
+    @property
     def left(self) -> int:
         """How many trials are still to come to their end, or to be begun."""
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
         return unfinished + (0 if self.stopped else max(0, self.spec.trials - len(trials)))
+
+    def in_vain(self, before: SweepSpec) -> str | None:
+        """Return in a sentence that what was changed finds nothing to train; None where it does,
+        and where it is about something else.
+
+        Args:
+            before: The sweep's spec as it was.
+        """
+        changed = {key.partition(".")[0] for key in changes(before, self.spec)}
+        if self.left or not changed & _OF_TRIALS:
+            return None
+        stop, num_trials = self.stopped, len(self.ledger.trials())
+        most = self.spec.most_trials(2 * num_trials)
+        more = stop.go_on if stop else (f"trials={most}",) if most > num_trials else ()
+        words = [word for change in more for word in ("-s", change)]
+        resume = self.paths.command("resume", *words)
+        remedy = (
+            f"begin some with: {resume}"
+            if words
+            else "start a new sweep with: sweep run FILE --name NAME"
+        )
+        return f"nothing is left to train; what changed holds for new trials; {remedy}"
 
     def reconcile(self, warn: Callable[[str], None]) -> None:
         """Put right what an earlier driver left half done; a new sweep is a case like any other.

@@ -33,8 +33,9 @@ from sweeps.spec.spec import SweepSpec
 from tracking.address import credentials
 from trainable.files import make_directory
 
-ViewFactory = Callable[[int, tuple[int, float] | None], AbstractContextManager[View]]
-"""Makes the view, given how many trials were finished before, and the best one and its value."""
+ViewFactory = Callable[[int, int, tuple[int, float] | None], AbstractContextManager[View]]
+"""Makes the view, given how many trials were finished before, of how many in all, and the best one
+and its value."""
 
 
 def run_sweep(
@@ -92,7 +93,7 @@ def run_sweep(
                 mark_children(token)
             else:
                 engine.configure(token)
-            changed = "" if new else describe_changes(read_spec(paths.spec).spec, spec)
+            before = spec if new else read_spec(paths.spec).spec
             sweep = open_sweep(
                 paths,
                 spec,
@@ -102,13 +103,15 @@ def run_sweep(
                 offline=offline,
                 place=place,
             )
-            if changed:
+            if changed := describe_changes(before, spec):
                 warn(f"changed: {changed}")
             hopeless = None
             node_died = machine.node_died if isinstance(machine, Cluster) else lambda _: False
             try:
                 sweep.recorder.artifact(None, paths.spec, paths.spec.name)
                 sweep.reconcile(warn)
+                if in_vain := sweep.in_vain(before):
+                    warn(in_vain)
                 with Gallery(spec, paths, sweep.ledger.trials(), sweep.recorder) as gallery:
                     if sweep.retold:
                         gallery.show_again(trial.number for trial in sweep.ledger.trials())
@@ -132,7 +135,7 @@ def run_sweep(
                             if not interruption.requested:
                                 front = sweep.ledger.front()
                                 best = (front[0].number, front[0].values[0]) if front else None
-                                with make_view(finished, best) as view:
+                                with make_view(finished, sweep.num_trials, best) as view:
                                     hopeless = tune_trials(
                                         sweep,
                                         plan,

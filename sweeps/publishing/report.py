@@ -158,11 +158,15 @@ def _draw(sweep: SweepData, figure: Figure) -> Section:
 def _summary(sweep: SweepData) -> list[str]:
     spec, counts = sweep.spec, Counter(sweep.states.values())
     told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    early = spec.early_stopping.scheduler
+    early, budget = spec.early_stopping.scheduler, spec.budget.epochs
+    # A resume may have changed the budget since, and early stopping may have let none come so far.
+    longest = max((record.epoch for record in sweep.view.records), default=0) or budget
+    over = f"{budget} epochs"
+    if longest != budget:
+        over = f"{longest} epochs at most (the budget is {budget})"
     lines = [
-        f"{len(sweep.view.records)} of {spec.trials} trials: {told or 'none yet'}",
-        f"{spec.aim} over {spec.budget.epochs} epochs; sampler "
-        f"{spec.search.sampler}; early stopping {early}",
+        f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {told or 'none yet'}",
+        f"{spec.aim} over {over}; sampler {spec.search.sampler}; early stopping {early}",
     ]
     for best in sweep.view.ledger.front():
         result = format_result(spec.metrics, best.result)

@@ -6,6 +6,7 @@ What must not live here: writing that file (the driver), and the parameters that
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
@@ -21,12 +22,20 @@ def trained_with(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> di
     """Return a trial's resolved configuration as plain data, with the parameters that came to its
     best value; the spec's, which need not fit them, where the trial has none that can be read.
     """
-    file = paths.trial(record.number) / TRIAL_CONFIG
     try:
-        written = parse(file.read_text(encoding="utf-8"), str(file), {}).data
-        found = TrialConfig.model_validate(written).model_dump(mode="json")
+        found = read_config(paths.trial(record.number) / TRIAL_CONFIG).model_dump(mode="json")
     except (OSError, ValueError):
         found = spec.model_dump(mode="json", include=set(TrialConfig.model_fields))
     for key, value in record.best_params.items():
         set_path(found, key_path(key), value)
     return found
+
+
+def read_config(file: Path) -> TrialConfig:
+    """Return the resolved configuration that a run was begun with.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It holds something else.
+    """
+    return TrialConfig.model_validate(parse(file.read_text(encoding="utf-8"), str(file), {}).data)

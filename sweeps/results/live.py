@@ -35,17 +35,19 @@ def view_on(
     spec: SweepSpec,
     *,
     finished: int = 0,
+    total: int | None = None,
     best: tuple[int, float] | None = None,
 ) -> LiveTable | PlainLines:
     """Return the table where it can be drawn again in its place, plain lines elsewhere.
 
     Args:
         finished: How many trials had their end before this driver started.
+        total: How many there are to be; None: as many as the spec says.
         best: The best of these, and its value.
     """
     if redraws(console):
-        return LiveTable(console, spec, finished=finished, best=best)
-    return PlainLines(console, spec, finished=finished)
+        return LiveTable(console, spec, finished=finished, total=total, best=best)
+    return PlainLines(console, spec, finished=finished, total=total)
 
 
 @dataclass
@@ -64,6 +66,7 @@ class LiveTable:
     Args:
         spec: The sweep.
         finished: How many trials had their end before this driver started.
+        total: How many there are to be; None: as many as the spec says.
         best: The best of these, and its value.
     """
 
@@ -73,11 +76,13 @@ class LiveTable:
         spec: SweepSpec,
         *,
         finished: int = 0,
+        total: int | None = None,
         best: tuple[int, float] | None = None,
     ) -> None:
         self._console = console
         self._spec = spec
         self._finished_before = finished
+        self._total = spec.trials if total is None else total
         self._best_before = best
         self._rows: dict[int, _Row] = {}
         self._start = time.monotonic()
@@ -191,12 +196,12 @@ class LiveTable:
             if row.state in ("complete", "pruned", "failed")
         ]
         elapsed = time.monotonic() - self._start
-        parts = [f"{self._finished_before + len(done)}/{self._spec.trials} trials"]
+        parts = [f"{self._finished_before + len(done)}/{self._total} trials"]
         if best := self._best():
             number, value = best
             parts.append(f"best {self._spec.metrics[0]} {format_number(value)} (trial {number})")
         parts.append(format_duration(elapsed))
-        left = self._spec.trials - self._finished_before - len(done)
+        left = self._total - self._finished_before - len(done)
         if done and left > 0:
             parts.append(f"about {format_duration(elapsed / len(done) * left)} left")
         return " · ".join(parts)
@@ -205,10 +210,13 @@ class LiveTable:
 class PlainLines:
     """One line per event, for logs and pipes."""
 
-    def __init__(self, console: Console, spec: SweepSpec, *, finished: int = 0) -> None:
+    def __init__(
+        self, console: Console, spec: SweepSpec, *, finished: int = 0, total: int | None = None
+    ) -> None:
         self._console = console
         self._spec = spec
         self._finished = finished
+        self._total = spec.trials if total is None else total
 
     def __enter__(self) -> PlainLines:
         return self
@@ -251,9 +259,7 @@ class PlainLines:
         self._finished += state != "interrupted"
         best = f", {format_best(self._spec.metrics, value)}" if value is not None else ""
         why = f": {reason}" if reason else ""
-        self._print(
-            f"trial {number} {state}{best}{why} ({self._finished}/{self._spec.trials} trials)"
-        )
+        self._print(f"trial {number} {state}{best}{why} ({self._finished}/{self._total} trials)")
 
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)

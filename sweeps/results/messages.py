@@ -79,7 +79,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         err.print(f"stopped: {cause}", style="red", soft_wrap=True)
         look = sweep("trials") if result.failed is None else sweep("show", str(result.failed))
         err.print(f"read more: {look}", soft_wrap=True)
-        if not (result.num_left or grows):
+        if result.needs_new_sweep or not (result.num_left or grows):
             err.print("correct it, then start a new sweep with:")
             err.print(shlex.join((_command(), "run", "FILE", "--name", "NAME")), soft_wrap=True)
             return

@@ -23,11 +23,13 @@ from sweeps.ledger.place import holder_of, place_of
 from sweeps.ledger.view import LedgerView, TrialSummary
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import Correction, Stranger, reconcile
+from sweeps.spec.origin import FIXED
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import trial_files, trial_store
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import rank
+from trainable.errors import ConfigError
 
 _REQUESTS = 16
 """What an object store is asked at the same time."""
@@ -60,6 +62,12 @@ class Outcome:
     """Why the best weights wait for the next resume."""
     undrawn: int = 0
     """Trials whose pictures the end did not wait for."""
+
+    @property
+    def needs_new_sweep(self) -> bool:
+        """Whether no trial succeeded for a key that no resume may change."""
+        cause = self.cause or ""
+        return not self.best and any(f": {ConfigError.kind}: {key}: " in cause for key in FIXED)
 
 
 class UnknownSweep(ValueError):
@@ -176,6 +184,13 @@ class SweepView:
         """Whether a worker has a trial's checkpoints open."""
         return trial_files(self.paths, self.spec, number).has_writer()
 
+    @property
+    def num_trials(self) -> int:
+        """How many trials the sweep is to have; what has begun counts though a resume asked for
+        fewer.
+        """
+        return max(self.spec.trials, len(self.records))
+
     def status(self) -> dict[str, Any]:
         """The object that `sweep status --json` prints."""
         counts = Counter(self.trial_state(record) for record in self.records)
@@ -189,7 +204,7 @@ class SweepView:
             "name": self.paths.name,
             "state": self.state,
             "trials": {state: counts[state] for state in STATES},
-            "num_trials": self.spec.trials,
+            "num_trials": self.num_trials,
             "stopped_by": self.stop and {"key": self.stop.key, "why": self.stop.why},
             "best": best if self.several else best[0] if best else None,
             "outbox_pending": self.delivered.pending,

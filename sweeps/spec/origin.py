@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
 
-_FIXED = ("name", "metric", "mode")
+FIXED = ("name", "metric", "mode")
 """A ledger compares values of one metric in one direction, and tracking finds it by its name."""
 _MEANING = ("task", "seed")
 _DIGITS = 12  # of a digest, in messages
@@ -60,7 +60,7 @@ def check_origin(
         OriginChanged: With every difference.
     """
     differing = changes(old, new)
-    for key in _FIXED:
+    for key in FIXED:
         if key in differing:
             was, wanted = differing[key]
             raise OriginChanged(

@@ -155,7 +155,9 @@ def describe_changes(before: Section, after: Section, prefix: str = "") -> str:
 
 
 def changes(before: Section, after: Section) -> dict[str, tuple[str, str]]:
-    """Return the keys in which two specs differ, each with its values as they would be written."""
+    """Return the keys in which two specs, or the configurations of two runs, differ, each with its
+    values as they would be written.
+    """
     old, new = _leaves(before), _leaves(after)
     return {
         key: (_written(old, key), _written(new, key))

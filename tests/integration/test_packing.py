@@ -52,7 +52,7 @@ def test_four_trials_at_a_half_run_together_on_two_gpus(spec: SweepSpec, tmp_pat
         spec,
         ways,
         TWO_GPUS,
-        lambda finished, _: PlainLines(log, spec, finished=finished),
+        lambda finished, *_: PlainLines(log, spec, finished=finished),
         new=True,
         tell=ended.append,
     )

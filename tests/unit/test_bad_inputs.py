@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from sweeps.cli import app
 from sweeps.engine.preflight import Inspection, TaskRefused, longest_warmup
 from sweeps.engine.resources import Machine, Plan
+from sweeps.lock import SweepLock
 from sweeps.spec.origin import Origin, OriginChanged, check_origin
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SpecError, parse_placed, parse_spec
@@ -246,6 +247,24 @@ def test_the_whole_message_of_a_wrong_command(
     expected = message.format(machine=machine, cpus=machine.cpus, here=tmp_path)
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"{expected}\n")
     assert _everything(tmp_path) == before
+
+
+def test_a_run_of_a_name_that_another_driver_holds_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(SPEC)
+    made = MadeSweep(tmp_path / "runs", "made")
+    lock = SweepLock(made.paths.lock)
+    holder = lock.acquire()
+    try:
+        done = CliRunner().invoke(app, ["run", "s.yaml", "--name", "made"])
+    finally:
+        lock.release()
+    assert (done.exit_code, done.stdout) == (4, "")
+    assert done.stderr == (
+        f"sweep 'made' is already being run by {holder.describe()}; only one driver may run a sweep, this one since {holder.since}; watch it with: sweep status made --watch\n"
+    )
 
 
 def test_37_a_resume_is_told_the_line_of_the_sweeps_own_spec(

@@ -22,7 +22,9 @@ from sweeps.publishing.report_basis import basis
 from sweeps.publishing.report_figures import thinned
 from sweeps.publishing.report_page import Section, page, table
 from sweeps.publishing.report_survival import rungs, survival
+from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 
 EARLY = "early_stopping: {scheduler: asha, grace_epochs: 2, reduction: 3}"
@@ -93,6 +95,33 @@ def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
     none = "Not drawn: the median rule has no rungs: it decides at the end of each epoch"
     assert (cut in long, none in long, bracket in long) == (True, True, False)
     assert (cut in short, none in short, bracket in short) == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("reports", "told"),
+    [
+        (0, "min of val/loss over 10 epochs; sampler"),
+        (10, "min of val/loss over 10 epochs; sampler"),
+        (4, "min of val/loss over 4 epochs at most (the budget is 10); sampler"),
+        (12, "min of val/loss over 12 epochs at most (the budget is 10); sampler"),
+    ],
+)
+def test_the_report_claims_no_epochs_that_no_trial_had(
+    tmp_path: Path, reports: int, told: str
+) -> None:
+    sweep = MadeSweep(tmp_path)
+    sweep.add("complete" if reports else None, *([0.5] * reports))
+    write_report(sweep.paths, tmp_path / "report.html")
+    assert told in (tmp_path / "report.html").read_text()
+
+
+def test_the_report_counts_no_fewer_trials_than_there_are(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    for _ in range(2):
+        sweep.add("complete", 0.5)
+    write_spec(sweep.paths.spec, with_overrides(sweep.spec, ["trials=1"]))
+    write_report(sweep.paths, tmp_path / "report.html")
+    assert "2 of 2 trials: 2 complete" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("earlier", [[], ["report.html"]])

@@ -136,6 +136,17 @@ def test_plain_lines_say_each_event_once(spec: SweepSpec) -> None:
     ]
 
 
+def test_trials_are_counted_that_are_more_than_are_asked_for_now(spec: SweepSpec) -> None:
+    for file, said in ((_Terminal(), "6/6 trials · best"), (io.StringIO(), "(6/6 trials)")):
+        console = Console(file=file, width=100, _environ={"TERM": "xterm"})
+        view = view_on(console, spec, finished=5, total=6)
+        with view:
+            view.started(5, PARAMS, 2)
+            view.reported(_progress(5, 2, 0.5, 0.5))
+            view.ended(5, "complete", 0.5, None)
+        assert said in file.getvalue()
+
+
 def test_several_metrics_stand_side_by_side() -> None:
     two = parse_spec(
         SPEC.replace("val/loss", "[val/loss, speed]").replace("min", "[min, max]"), ""

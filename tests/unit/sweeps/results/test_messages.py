@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sweeps.early_stopping.failures import Failure, Hopeless
 from sweeps.exits import NO_SUCCESS
 from sweeps.layout import SweepPaths
+from sweeps.ledger.view import TrialSummary
 from sweeps.results import messages
-from sweeps.results.sweep_view import Outcome
+from sweeps.results.sweep_view import Outcome, no_success
 from sweeps.spec.spec import parse_spec
+from trainable.errors import ConfigError
 
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
 
@@ -42,8 +45,28 @@ def test_who_cannot_have_more_trials_is_not_told_to_ask_for_them(tmp_path: Path)
         (replace(failed, num_left=1), "resume small --root .*\n"),
         (replace(failed, most_trials=8), "resume small -s trials=8 --root .*\n"),
     ):
-        err = io.StringIO()
-        messages.outcome(
-            Console(file=io.StringIO()), Console(file=err), outcome, SweepPaths(tmp_path, "small")
-        )
-        assert re.search(f"{last}$", err.getvalue()), err.getvalue()
+        assert re.search(f"{last}$", _said(outcome, tmp_path)), _said(outcome, tmp_path)
+
+
+@pytest.mark.parametrize(("key", "is_new"), [("metric", True), ("train.batch_size", False)])
+def test_what_no_resume_may_change_is_corrected_in_a_new_sweep(
+    tmp_path: Path, key: str, is_new: bool
+) -> None:
+    error = ConfigError("'val/los' is not reported; write val/loss", key=key)
+    failure = Failure(error.kind, f"{error.kind}: {error}", "", "loop.py:358")
+    ended = TrialSummary(number=0, state="failed", params={}, value=None, reason=failure.reason)
+    for cause in (no_success([ended])[1], Hopeless((0, 1, 2), failure).cause):
+        for left in (0, 3):
+            said = _said(
+                Outcome(NO_SUCCESS, [], 6, 0, num_left=left, cause=cause, most_trials=12), tmp_path
+            )
+            last = "correct it, then start a new sweep with:\n.* run FILE --name NAME\n$"
+            assert bool(re.search(last, said)) is is_new, said
+
+
+def _said(outcome: Outcome, root: Path) -> str:
+    err = io.StringIO()
+    messages.outcome(
+        Console(file=io.StringIO()), Console(file=err), outcome, SweepPaths(root, "small")
+    )
+    return err.getvalue()

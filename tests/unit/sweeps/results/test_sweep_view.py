@@ -17,6 +17,8 @@ from sweeps.layout import SweepPaths, list_sweeps
 from sweeps.lock import SweepLock
 from sweeps.publishing.publish import export_best
 from sweeps.results.sweep_view import NoBest, SweepView, UnknownSweep, UnknownTrial
+from sweeps.spec.revisions import write_spec
+from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox import Outbox
 from trainable.files import LocalFiles
@@ -116,6 +118,16 @@ def test_concluded_only_once_everything_was_published(sweep: MadeSweep) -> None:
         outbox.delivered(batch)
     outbox.close()
     assert sweep.view.concluded
+
+
+def test_a_sweep_has_the_trials_that_have_begun_however_few_are_asked_for(
+    sweep: MadeSweep,
+) -> None:
+    for _ in range(3):
+        sweep.add("complete", 0.5)
+    write_spec(sweep.paths.spec, with_overrides(sweep.spec, ["trials=2"]))
+    status = sweep.view.status()
+    assert (status["num_trials"], status["trials"]["complete"]) == (3, 3)
 
 
 def test_unknown_sweep_names_the_nearest(sweep: MadeSweep, tmp_path: Path) -> None:
