@@ -18,7 +18,7 @@ from tracking.batches import Kind
 from tracking.delivery import Server, logger
 from tracking.drain_process import DrainProcess
 from tracking.draining import Destination, DrainThread
-from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clip_text
+from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_text, clip_text
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.points import Row
@@ -91,7 +91,7 @@ class MlflowRecorder:
             experiment,
             sweep_id,
             str(outbox),
-            name or experiment,
+            clean_text(name or experiment),
             _clean_tags(tags if inherited is None else inherited),
         )
         self._drain: DrainThread | DrainProcess | None = None
@@ -172,11 +172,8 @@ class MlflowRecorder:
     # -- inside -----------------------------------------------------------------------------------
 
     def _start(self, trial: int, params: Mapping[str, object], tags: Mapping[str, str]) -> None:
-        texts = {name: redact_value(name, str(value)) for name, value in params.items()}
         payload = {
-            "params": {
-                clean_key(name): clip_text(text, MAX_PARAM_VALUE) for name, text in texts.items()
-            },
+            "params": _clean(params, MAX_PARAM_VALUE),
             "tags": _clean_tags(tags),
             "time": _now_ms(),
             "step": self._outbox.last_step(trial),
@@ -239,7 +236,11 @@ def _now_ms() -> int:
 
 
 def _clean_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    return _clean(tags, MAX_TAG_VALUE)
+
+
+def _clean(texts: Mapping[str, object], limit: int) -> dict[str, str]:
     return {
-        clean_key(name): clip_text(redact_value(name, str(value)), MAX_TAG_VALUE)
-        for name, value in tags.items()
+        clean_key(name): clip_text(clean_text(redact_value(name, str(value))), limit)
+        for name, value in texts.items()
     }

@@ -18,7 +18,7 @@ from tracking import draining
 from tracking.delivery import Server
 from tracking.draining import Drain
 from tracking.mlflow_recorder import MlflowRecorder, sync
-from tracking.outbox import Outbox
+from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import pending, read_outbox
 
 
@@ -305,6 +305,19 @@ def test_secrets_are_hidden_before_they_are_written(tmp_path: Path, server: Any)
     }
     assert tags["note"] == "run with --password [hidden]"
     assert b"canary" not in b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+
+
+def test_what_is_queued_is_text_that_every_store_takes(tmp_path: Path, server: Any) -> None:
+    odd, escaped = "a\udce9\0", r"a\udce9\x00"
+    recorder = recorder_on(tmp_path / "outbox", lambda: server, name=odd)
+    recorder.start(0, {"task.note": odd}, {"start": odd})
+    recorder.tag(0, {"later": odd})
+    recorder.finish(0, "FAILED", {"reason": odd})
+    assert recorder.close(10) == 0
+    [(_, params, tags)] = server.runs(0)
+    assert params == {"task.note": escaped}
+    assert {"start": escaped, "later": escaped, "reason": escaped}.items() <= tags.items()
+    assert server.runs(SWEEP)[0][2]["mlflow.runName"] == escaped
 
 
 def test_a_sweep_id_that_cannot_be_searched_for_is_refused(tmp_path: Path) -> None:
