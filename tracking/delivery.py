@@ -89,8 +89,13 @@ class Server(Protocol):
     unknown outcome.
     """
 
-    def open_experiment(self) -> str:
-        """Find, restore or create the experiment; returns its id."""
+    def open_experiment(self, known: str | None) -> str:
+        """Find, restore or create the experiment; returns its id.
+
+        Args:
+            known: The id of the one used before, which may have another name by now, or be of
+                another server.
+        """
         ...
 
     def find_runs(self, experiment_id: str) -> list[FoundRun]:
@@ -167,7 +172,7 @@ class Delivery:
         """Find the experiment and all runs of the sweep, unless they are known from before."""
         if self._experiment_id is not None:
             return
-        experiment_id = self._server.open_experiment()
+        experiment_id = self._server.open_experiment(self._outbox.experiment_id)
         known = self._outbox.runs()
         self._found = self._choose(self._server.find_runs(experiment_id), known)
         for trial, run_id in known.items():

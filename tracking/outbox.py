@@ -379,6 +379,12 @@ class Outbox:
         self._marks.clear()
         return True
 
+    @property
+    def experiment_id(self) -> str | None:
+        """The id of the experiment that was found last, or None before the first."""
+        with self._lock:
+            return read_meta(self._db, "experiment_id")
+
     def found(self, experiment_id: str) -> None:
         """Remember the experiment."""
         with self._lock, self._transaction() as db:
