@@ -30,13 +30,6 @@ TAG_ROLE = "gradsweep.role"
 TAG_PARENT = "mlflow.parentRunId"
 TAG_NAME = "mlflow.runName"
 
-_INHERITED = (
-    "mlflow.user",
-    "mlflow.source.",
-    "gradsweep.command",
-    "gradsweep.code",
-    "gradsweep.data",
-)
 _MAX_REFUSALS = 2
 _PREPARED_AT_ONCE = 16
 """Trials whose metrics are marked together: more wait for the disk less often, but hold up appends
@@ -147,18 +140,14 @@ class Delivery:
 
     Args:
         sweep_id: Goes into every run's tags.
-        tags: Of the driver; those that say who ran what, and from what, are given to the trials'
-            runs.
+        name: Of the sweep's own run.
     """
 
-    def __init__(
-        self, outbox: Outbox, server: Server, *, sweep_id: str, name: str, tags: Mapping[str, str]
-    ) -> None:
+    def __init__(self, outbox: Outbox, server: Server, *, sweep_id: str, name: str) -> None:
         self._outbox = outbox
         self._server = server
         self._sweep_id = sweep_id
         self._name = name
-        self._inherited = {k: v for k, v in tags.items() if k.startswith(_INHERITED)}
         self._experiment_id: str | None = None
         self._found: dict[int, FoundRun] = {}
         self._open: dict[int, str] = {}
@@ -370,7 +359,7 @@ class Delivery:
         if trial == SWEEP:
             return {TAG_SWEEP: self._sweep_id, TAG_ROLE: "sweep", TAG_NAME: self._name}
         return {
-            **self._inherited,
+            **self._outbox.oldest_start(trial).get("inherited", {}),
             TAG_SWEEP: self._sweep_id,
             TAG_ROLE: "trial",
             TAG_TRIAL: str(trial),

@@ -27,13 +27,7 @@ class House:
         self.delivery = self.new_delivery()
 
     def new_delivery(self) -> Delivery:
-        return Delivery(
-            self.outbox,
-            self.server,
-            sweep_id="s1",
-            name="digits",
-            tags={"mlflow.user": "ada", "x": "y"},
-        )
+        return Delivery(self.outbox, self.server, sweep_id="s1", name="digits")
 
     def start(self, trial: int, tags: dict[str, str] | None = None, **params: str) -> None:
         payload = {"params": params, "tags": tags or {}, "time": 5}
@@ -167,7 +161,6 @@ def test_a_run_carries_the_tags_by_which_it_is_found(house: House) -> None:
         "gradsweep.role": "trial",
         "mlflow.runName": "trial-0007",
         "mlflow.parentRunId": house.outbox.run_id(SWEEP),
-        "mlflow.user": "ada",
         "own": "tag",
     }
     [(_, _, parent)] = house.server.runs(SWEEP)

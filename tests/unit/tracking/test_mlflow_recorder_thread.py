@@ -273,6 +273,23 @@ def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
         assert server.runs(0)[0][0] == "FINISHED"
 
 
+def test_a_run_says_what_its_trial_was_started_with_whoever_delivers_it(
+    tmp_path: Path, server: Any, disk_server: ModuleType
+) -> None:
+    outbox, commands = tmp_path / "outbox", ["at first", "later"]
+    for number, command in enumerate(commands):
+        tags = {"gradsweep.command": command, "gradsweep.host": "not told of a trial"}
+        recorder = recorder_on(outbox, lambda: server, inherited=tags, offline=number == 0)
+        for trial in range(number + 1):
+            recorder.start(trial, {"lr": 1}, {})
+            recorder.log(trial, disk_server.lines(trial, 1, disk_server.STEPS))
+        assert (recorder.close(10) > 0) is (number == 0)
+    for trial, command in enumerate(commands):
+        [(_, _, tags)] = server.runs(trial)
+        assert tags["gradsweep.command"] == command
+        assert "gradsweep.host" not in tags
+
+
 def test_sync_of_nothing_creates_nothing(tmp_path: Path) -> None:
     assert sync("http://nowhere.invalid", None, "x", "s1", tmp_path / "outbox", patience=10) == 0
     assert not (tmp_path / "outbox").exists()
