@@ -284,8 +284,9 @@ class Delivery:
             if record.kind == "metrics"
             for point in record.payload
         ]
-        # A run that was only found now may hold what an outbox that is lost had delivered.
-        if not is_new and (batch.uncertain or run_id != known):
+        # A run that was only found now may hold what an outbox that is lost had delivered; of a
+        # trial whose run was lost, the same may wait twice.
+        if batch.uncertain or (run_id != known and not is_new):
             points = self._missing(run_id, points)
         if first.kind == "start" and not is_new:
             request = self._reopen(trial, run_id, first.payload)
