@@ -30,13 +30,6 @@ TAG_ROLE = "gradsweep.role"
 TAG_PARENT = "mlflow.parentRunId"
 TAG_NAME = "mlflow.runName"
 
-_INHERITED = (
-    "mlflow.user",
-    "mlflow.source.",
-    "gradsweep.command",
-    "gradsweep.code",
-    "gradsweep.data",
-)
 _MAX_REFUSALS = 2
 _PREPARED_AT_ONCE = 16
 """Trials whose metrics are marked together: more wait for the disk less often, but hold up appends
@@ -89,8 +82,13 @@ class Server(Protocol):
     unknown outcome.
     """
 
-    def open_experiment(self) -> str:
-        """Find, restore or create the experiment; returns its id."""
+    def open_experiment(self, known: str | None) -> str:
+        """Find, restore or create the experiment; returns its id.
+
+        Args:
+            known: The id of the one used before, which may have another name by now, or be of
+                another server.
+        """
         ...
 
     def find_runs(self, experiment_id: str) -> list[FoundRun]:
@@ -142,18 +140,14 @@ class Delivery:
 
     Args:
         sweep_id: Goes into every run's tags.
-        tags: Of the driver; those that say who ran what, and from what, are given to the trials'
-            runs.
+        name: Of the sweep's own run.
     """
 
-    def __init__(
-        self, outbox: Outbox, server: Server, *, sweep_id: str, name: str, tags: Mapping[str, str]
-    ) -> None:
+    def __init__(self, outbox: Outbox, server: Server, *, sweep_id: str, name: str) -> None:
         self._outbox = outbox
         self._server = server
         self._sweep_id = sweep_id
         self._name = name
-        self._inherited = {k: v for k, v in tags.items() if k.startswith(_INHERITED)}
         self._experiment_id: str | None = None
         self._found: dict[int, FoundRun] = {}
         self._open: dict[int, str] = {}
@@ -167,7 +161,7 @@ class Delivery:
         """Find the experiment and all runs of the sweep, unless they are known from before."""
         if self._experiment_id is not None:
             return
-        experiment_id = self._server.open_experiment()
+        experiment_id = self._server.open_experiment(self._outbox.experiment_id)
         known = self._outbox.runs()
         self._found = self._choose(self._server.find_runs(experiment_id), known)
         for trial, run_id in known.items():
@@ -290,8 +284,9 @@ class Delivery:
             if record.kind == "metrics"
             for point in record.payload
         ]
-        # A run that was only found now may hold what an outbox that is lost had delivered.
-        if not is_new and (batch.uncertain or run_id != known):
+        # A run that was only found now may hold what an outbox that is lost had delivered; of a
+        # trial whose run was lost, the same may wait twice.
+        if batch.uncertain or (run_id != known and not is_new):
             points = self._missing(run_id, points)
         if first.kind == "start" and not is_new:
             request = self._reopen(trial, run_id, first.payload)
@@ -365,7 +360,7 @@ class Delivery:
         if trial == SWEEP:
             return {TAG_SWEEP: self._sweep_id, TAG_ROLE: "sweep", TAG_NAME: self._name}
         return {
-            **self._inherited,
+            **self._outbox.oldest_start(trial).get("inherited", {}),
             TAG_SWEEP: self._sweep_id,
             TAG_ROLE: "trial",
             TAG_TRIAL: str(trial),

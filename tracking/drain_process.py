@@ -78,7 +78,8 @@ class DrainProcess:
     def _listen(self) -> None:
         delay, longest = _PATIENCE_SECONDS
         while True:
-            with self._process as process:
+            # Closing its input fails on what it was told last and never read.
+            with contextlib.suppress(BrokenPipeError), self._process as process:
                 assert process.stdout is not None
                 for line in process.stdout:
                     if line.endswith("\n"):  # else it was killed while it wrote

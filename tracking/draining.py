@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,6 @@ class Destination(NamedTuple):
         sweep_id: The sweep's identity, by which its runs are found again.
         outbox: Directory of the durable queue.
         name: The name of the sweep's run.
-        tags: Tags of the driver, of which trials' runs are given some.
     """
 
     uri: str
@@ -49,7 +48,6 @@ class Destination(NamedTuple):
     sweep_id: str
     outbox: str
     name: str
-    tags: Mapping[str, str]
 
     def open_server(self) -> Server:
         """Import mlflow, which takes seconds, and connect."""
@@ -158,7 +156,6 @@ class Drain:
                         self._open_server(),
                         sweep_id=self._destination.sweep_id,
                         name=self._destination.name,
-                        tags=self._destination.tags,
                     )
                 delivery.connect()
                 wait = _FIRST_DELAY_SECONDS if self._hurried.is_set() else artifact_delay

@@ -1,4 +1,5 @@
-"""What a tracking server accepts: lengths of names and values, and how many travel together.
+"""What a tracking server accepts: which characters, lengths of names and values, and how many
+travel together.
 
 Everything is made to fit before it is queued, so that a record in the outbox can be refused only
 by a server with rules of its own. What must not live here: anything about runs, queues or MLflow's
@@ -35,6 +36,14 @@ def clean_key(key: str) -> str:
         digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
         return f"{path[: MAX_KEY - _DIGEST - 1] or 'key'}-{digest}"
     return key
+
+
+def clean_text(text: str) -> str:
+    """Return `text` as every store takes it, with escapes for NUL characters, which PostgreSQL
+    refuses, and for halves of characters, which stand for what is no UTF-8: a name of a user or a
+    file.
+    """
+    return text.replace("\0", r"\x00").encode(errors="backslashreplace").decode()
 
 
 def clip_text(text: str, limit: int) -> str:

@@ -18,7 +18,7 @@ from tracking.batches import Kind
 from tracking.delivery import Server, logger
 from tracking.drain_process import DrainProcess
 from tracking.draining import Destination, DrainThread
-from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clip_text
+from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_text, clip_text
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.points import Row
@@ -26,6 +26,14 @@ from tracking.probe import is_gone
 from tracking.provenance import redact_value
 from tracking.recorder import Status
 
+_INHERITED = (
+    "mlflow.user",
+    "mlflow.source.",
+    "gradsweep.command",
+    "gradsweep.code",
+    "gradsweep.data",
+)
+"""What the names of tags begin with that say who runs what, and from what."""
 _SWEEP_ID = re.compile(r"[\w.-]{1,200}")
 
 
@@ -40,7 +48,8 @@ class MlflowRecorder:
         outbox: Directory of the durable queue.
         tags: Tags of the sweep's run.
         params: Parameters of the sweep's run.
-        inherited: Tags of the driver, of which trials' runs are given some; default `tags`.
+        inherited: Tags of the driver, of which a trial's run is given some by who started the
+            trial first, whoever delivers it; default `tags`.
         experiment_tags: Tags of the experiment.
         name: The name of the sweep's run; default the experiment's.
         announce: Open the sweep's run and tag the experiment; False only delivers what waits.
@@ -81,8 +90,12 @@ class MlflowRecorder:
             logger.warning(
                 "the outbox was damaged and is now %s; a new one is used", self._outbox.moved_aside
             )
+        driver = tags if inherited is None else inherited
+        self._inherited = _clean_tags(
+            {k: v for k, v in driver.items() if k.startswith(_INHERITED)}
+        )
         if announce:
-            self._start(SWEEP, params, tags)
+            self._start(SWEEP, params, tags, {})
             if experiment_tags:
                 self._append(None, "experiment", experiment_tags)
         destination = Destination(
@@ -91,8 +104,7 @@ class MlflowRecorder:
             experiment,
             sweep_id,
             str(outbox),
-            name or experiment,
-            _clean_tags(tags if inherited is None else inherited),
+            clean_text(name or experiment),
         )
         self._drain: DrainThread | DrainProcess | None = None
         if process is not None and not offline:
@@ -104,7 +116,7 @@ class MlflowRecorder:
 
     def start(self, trial: int, params: Mapping[str, object], tags: Mapping[str, str]) -> None:
         """Open a trial's run, or open it again."""
-        self._start(trial, params, tags)
+        self._start(trial, params, tags, self._inherited)
 
     def log(self, trial: int, rows: Iterable[Row]) -> None:
         """Queue metrics; steps that were recorded before are dropped."""
@@ -171,13 +183,17 @@ class MlflowRecorder:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _start(self, trial: int, params: Mapping[str, object], tags: Mapping[str, str]) -> None:
-        texts = {name: redact_value(name, str(value)) for name, value in params.items()}
+    def _start(
+        self,
+        trial: int,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        inherited: Mapping[str, str],
+    ) -> None:
         payload = {
-            "params": {
-                clean_key(name): clip_text(text, MAX_PARAM_VALUE) for name, text in texts.items()
-            },
+            "params": _clean(params, MAX_PARAM_VALUE),
             "tags": _clean_tags(tags),
+            "inherited": inherited,
             "time": _now_ms(),
             "step": self._outbox.last_step(trial),
         }
@@ -239,7 +255,11 @@ def _now_ms() -> int:
 
 
 def _clean_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    return _clean(tags, MAX_TAG_VALUE)
+
+
+def _clean(texts: Mapping[str, object], limit: int) -> dict[str, str]:
     return {
-        clean_key(name): clip_text(redact_value(name, str(value)), MAX_TAG_VALUE)
-        for name, value in tags.items()
+        clean_key(name): clip_text(clean_text(redact_value(name, str(value))), limit)
+        for name, value in texts.items()
     }

@@ -86,7 +86,9 @@ def _create(store: Path) -> None:
         os.close(directory)
 
 
-def search(client: MlflowClient, experiment_id: str, sweep_id: str) -> Iterator[Run]:
+def search(
+    client: MlflowClient, experiment_id: str, sweep_id: str, *, page_size: int = _PAGE
+) -> Iterator[Run]:
     """Yield all runs of a sweep, deleted ones included."""
     from mlflow.entities import ViewType
 
@@ -96,7 +98,7 @@ def search(client: MlflowClient, experiment_id: str, sweep_id: str) -> Iterator[
             [experiment_id],
             filter_string=f"tags.`{TAG_SWEEP}` = '{sweep_id}'",
             run_view_type=ViewType.ALL,
-            max_results=_PAGE,
+            max_results=page_size,
             page_token=token,
         )
         yield from page
@@ -130,10 +132,13 @@ class MlflowServer:
         self._experiment = experiment
         self._sweep_id = sweep_id
 
-    def open_experiment(self) -> str:
+    def open_experiment(self, known: str | None) -> str:
         """Find, restore or create the experiment; returns its id."""
         with _translated():
             found = self._client.get_experiment_by_name(self._experiment)
+            # Known by runs of ours, because a server that was emptied gives ids a second time.
+            if known is not None and any(search(self._client, known, self._sweep_id, page_size=1)):
+                found = self._client.get_experiment(known)
             if found is None:
                 location = None
                 if self._artifact_root is not None:

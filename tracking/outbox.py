@@ -27,6 +27,9 @@ from tracking.staging import Staging, sync_path
 SWEEP = -1
 """The sweep's own run, where a trial's number is expected."""
 
+LOST = "LOST"
+"""What was told of a run that the server no longer has, where the status told last is expected."""
+
 _MAX_RECORDS = 256
 _STORE = "store"
 _CORRECTIONS = "corrections"
@@ -94,6 +97,7 @@ class Outbox:
         if not delivers:  # else what is being staged has no record yet, and may be taken for one
             query = "SELECT payload FROM records WHERE kind = 'artifact'"
             self._staging.keep_only(json.loads(text) for (text,) in self._db.execute(query))
+            self._begin_again()
 
     # -- the sweep's side -------------------------------------------------------------------------
 
@@ -108,7 +112,11 @@ class Outbox:
             _insert(db, trial, kind, 1, text)
             if kind in ("start", "finish"):
                 status = "RUNNING" if kind == "start" else payload["status"]
-                db.execute("INSERT OR REPLACE INTO told VALUES (?, ?)", (trial, status))
+                db.execute(
+                    "INSERT INTO told VALUES (?, ?) ON CONFLICT (trial) "
+                    "DO UPDATE SET status = excluded.status WHERE status != ?",
+                    (trial, status, LOST),
+                )
 
     def append_rows(self, trial: int, rows: Iterable[Row]) -> int:
         """Queue the points of `rows` that lie above the trial's marks.
@@ -176,6 +184,15 @@ class Outbox:
                     "SELECT DISTINCT trial FROM records WHERE kind != 'artifact' ORDER BY trial"
                 )
             ]
+
+    def oldest_start(self, trial: int) -> dict[str, Any]:
+        """What the first of a trial's starts says that wait; nothing when none does."""
+        query = (
+            "SELECT payload FROM records WHERE trial = ? AND kind = 'start' ORDER BY id LIMIT 1"
+        )
+        with self._lock:
+            row = self._db.execute(query, (trial,)).fetchone()
+        return json.loads(row[0]) if row else {}
 
     def prepare(self, trials: Iterable[int], *, single: bool = False) -> None:
         """Mark the metrics that come next of each trial as in flight, unless they are already.
@@ -347,11 +364,12 @@ class Outbox:
         """Forget a run that the server no longer has, so that it can be recorded anew.
 
         Everything may be logged again then, also what is still queued: from now on each point of
-        the trial is compared with the server before it is sent.
+        the trial is compared with the server before it is sent. Whoever tells of the trial now
+        goes on where it is: that it was told is not known until another one fills this queue.
         """
         with self._lock, self._transaction() as db:
             db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
-            db.execute("DELETE FROM told WHERE trial = ?", (trial,))
+            db.execute("INSERT OR REPLACE INTO told VALUES (?, ?)", (trial, LOST))
             self._correct_marks(db, trial, Marks(are_complete=False))
 
     def aim(self, store: str, *, gone: bool) -> bool:
@@ -379,6 +397,12 @@ class Outbox:
         self._marks.clear()
         return True
 
+    @property
+    def experiment_id(self) -> str | None:
+        """The id of the experiment that was found last, or None before the first."""
+        with self._lock:
+            return read_meta(self._db, "experiment_id")
+
     def found(self, experiment_id: str) -> None:
         """Remember the experiment."""
         with self._lock, self._transaction() as db:
@@ -395,6 +419,14 @@ class Outbox:
                 os.close(self._owner)
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _begin_again(self) -> None:
+        """Have what was lost told from its beginning: the marks are of what came after."""
+        query = "SELECT trial FROM told WHERE status = ?"
+        for (trial,) in self._db.execute(query, (LOST,)).fetchall():
+            with self._lock, self._transaction() as db:
+                db.execute("DELETE FROM told WHERE trial = ?", (trial,))
+                self._correct_marks(db, trial, Marks(are_complete=False))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

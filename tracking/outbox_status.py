@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tracking.outbox import SWEEP, held
+from tracking.outbox import LOST, SWEEP, held
 from tracking.outbox_file import FILE_NAME, OutboxError, read_meta
 from tracking.points import Marks, Row
 
@@ -29,7 +29,8 @@ class Delivered:
     run_ids: dict[int, str]
     """Run ids by trial."""
     told: dict[int, str] = field(default_factory=dict)
-    """The status last queued for each trial's run; a trial that was never recorded has none."""
+    """The status last queued for each trial's run; a trial that was never recorded has none, and
+    one is to be recorded from its beginning whose run the server has lost."""
     sweep_told: str | None = None
     """The same for the sweep's own run."""
     marks: dict[int, Marks] = field(default_factory=dict)
@@ -70,6 +71,8 @@ def read_outbox(directory: Path) -> Delivered:
                 db.execute("SELECT trial, run_id FROM runs ORDER BY trial")
             )
             told: dict[int, str] = dict(db.execute("SELECT trial, status FROM told"))
+            lost = {trial for trial, status in told.items() if status == LOST}
+            told = {trial: status for trial, status in told.items() if trial not in lost}
             sweep_told = told.pop(SWEEP, None)
             return Delivered(
                 pending=db.execute("SELECT COUNT(*) FROM records").fetchone()[0],
@@ -82,6 +85,7 @@ def read_outbox(directory: Path) -> Delivered:
                 marks={
                     trial: Marks(*json.loads(text))
                     for trial, text in db.execute("SELECT trial, marks FROM marks")
+                    if trial not in lost
                 },
                 held=held(db),
                 experiment_tags=frozenset(json.loads(read_meta(db, "experiment_tags") or "[]")),

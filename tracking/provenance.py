@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from tracking.limits import clean_text
+
 HIDDEN = "[hidden]"
 
 _PACKAGES = ("torch", "ray", "optuna", "mlflow", "pydantic", "gradsweep")
@@ -90,7 +92,7 @@ def provenance(
     if gpus := _gpu_names():
         tags["gradsweep.gpus"] = ", ".join(gpus)
     tags.update(_git_tags(directory or Path.cwd()))
-    return tags
+    return {name: clean_text(text) for name, text in tags.items()}
 
 
 def _command_line(command: Sequence[str]) -> str:

@@ -70,9 +70,6 @@ def configure(token: str) -> None:
     # for the process, because Ray keeps the first that it has seen.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     mark_children(token)
-    # A user's task module lies where the command was typed; workers inherit the path.
-    path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(path)
 
 
 @contextmanager
@@ -137,6 +134,8 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
     with warnings.catch_warnings(), own_signals(), _bare_node():
         warnings.simplefilter("ignore", FutureWarning)
         try:
+            # Workers find a user's task module: Ray puts the present directory on their path. In
+            # this process' environment it would be on the path of all that it starts.
             ray.init(**options)
         except Exception as error:  # of no narrower kind, on a machine too busy for its patience
             raise NoRay(

@@ -209,7 +209,7 @@ class _Artist:
         self.has_drawn = False
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close()
         self._process = start_behind(
-            [sys.executable, "-m", "trainable.figures"],
+            [sys.executable, "-P", "-m", "trainable.figures"],
             unmarked_environment(),  # it outlives the driver's Ray
             stderr=self._complaints,
         )

@@ -95,7 +95,7 @@ def export_trial(
     weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
     # A child process: torch would stay in this one's memory, and the driver must remain small.
     child = subprocess.run(
-        [sys.executable, "-m", "trainable.export", generation.address, str(weights)],
+        [sys.executable, "-P", "-m", "trainable.export", generation.address, str(weights)],
         capture_output=True,
         text=True,
         errors="replace",
@@ -161,7 +161,7 @@ def draw_report(paths: SweepPaths, target: Path) -> Path:
     # A child process, for the same reason as in `export_trial`.
     child = subprocess.run(
         [
-            *(sys.executable, "-m", "sweeps.publishing.report"),
+            *(sys.executable, "-P", "-m", "sweeps.publishing.report"),
             *(str(paths.root), paths.name, str(target)),
         ],
         capture_output=True,

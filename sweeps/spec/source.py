@@ -52,6 +52,14 @@ def read(path: Path, environ: Mapping[str, str]) -> Document:
     """
     label = str(path)
     try:
+        label.encode()
+    except UnicodeEncodeError:
+        raise _single(
+            label,
+            "a part of it is no UTF-8, which Ray needs of a command line; name a file whose path "
+            "is",
+        ) from None
+    try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -92,6 +93,29 @@ def test_it_delivers_through_kills_and_signals_for_the_driver(
     assert steps(uri) == list(range(1, 121))
     assert "ended (exit code -9); another one is started" in caplog.text
     assert not psutil.pid_exists(recorder._drain._process.pid)
+
+
+def test_it_is_started_again_when_it_is_killed_while_it_is_spoken_to(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hear, spoken = DrainProcess._hear, threading.Event()
+
+    def slowly(drain: DrainProcess, kind: str, said: list[Any]) -> None:
+        hear(drain, kind, said)
+        spoken.wait(LONG)
+
+    monkeypatch.setattr(DrainProcess, "_hear", slowly)
+    recorder = recorder_on(uri, tmp_path / "outbox")
+    assert recorder.wait_ready(LONG)
+    first = psutil.Process(recorder._drain._process.pid)
+    first.kill()
+    wait_until(lambda: first.status() == psutil.STATUS_ZOMBIE, seconds=10)
+    recorder._drain.hurry(True)
+    spoken.set()
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, lines(1, 50))
+    assert recorder.flush(LONG) == recorder.close(LONG) == 0
+    assert steps(uri) == list(range(1, 51))
 
 
 def test_it_is_started_again_once_the_system_allows(

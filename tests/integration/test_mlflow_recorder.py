@@ -19,6 +19,7 @@ from tests.integration.commandline import wait_until
 from tracking.address import address_of
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.mlflow_server import connect
+from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
 from tracking.reader import runs_of_sweep
 from tracking.ui import start_server
@@ -214,6 +215,42 @@ def test_a_deleted_outbox_or_experiment_or_run_doubles_nothing(store: Store) -> 
     run = store.runs("lost", "short-lived")[0]
     assert run.info.run_id == run_id
     assert [step for step, _, _ in store.history(run, "train/loss")] == list(range(1, 71))
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["renamed", "and deleted"])
+def test_an_experiment_with_another_name_keeps_its_runs(store: Store, deleted: bool) -> None:
+    sweep_id = f"renamed-{deleted}"
+    recorder = store.recorder(sweep_id, "before")
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, lines(1, 50))
+    assert recorder.close(LONG) == 0
+    before = store.runs(sweep_id, "before")
+    experiment_id = before[0].info.experiment_id
+    store.client.rename_experiment(experiment_id, f"after {deleted}")
+    if deleted:
+        store.client.delete_experiment(experiment_id)
+    recorder = store.recorder(sweep_id, "before")
+    recorder.log(0, lines(1, 70))
+    assert recorder.close(LONG) == 0
+    assert runs_of_sweep(store.uri, "before", sweep_id) == []
+    after = store.runs(sweep_id, f"after {deleted}")
+    assert {n: r.info.run_id for n, r in after.items()} == {
+        n: r.info.run_id for n, r in before.items()
+    }
+    assert [step for step, _, _ in store.history(after[0], "train/loss")] == list(range(1, 71))
+
+
+def test_an_experiment_that_has_the_id_and_none_of_our_runs_is_left_alone(store: Store) -> None:
+    stranger = store.client.create_experiment("of somebody else")
+    for known in (stranger, "987654321"):
+        outbox = Outbox(store.root / f"known-{known}" / "outbox")
+        outbox.found(known)
+        outbox.close()
+        recorder = store.recorder(f"known-{known}")
+        recorder.start(0, {"lr": 1}, {})
+        assert recorder.close(LONG) == 0
+        assert store.runs(f"known-{known}").keys() == {None, 0}
+    assert store.client.search_runs([stranger]) == []
 
 
 def test_sync_delivers_and_a_second_one_adds_nothing(store: Store) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from tests.integration.commandline import CommandLine, wait_until
+from tests.integration.commandline import TINY, CommandLine, wait_until
 from tests.integration.watching import Watcher, ask_ray
 
 CANARY = "canary-7f3a"
@@ -33,6 +33,14 @@ SECRETS = {
         "RAY_AUTH_TOKEN",
     )
 } | {"MLFLOW_TRACKING_URI": f"http://ada:{CANARY}-in-an-address@127.0.0.1:1"}
+LOOP = """
+import torch
+
+
+def run(config, context):
+    for epoch in context.remaining_epochs():
+        yield {"val/loss": 1 / (epoch + 1)}, {"model": {"w": torch.zeros(1)}}
+"""
 UMASK = 0o004
 """Others may not read, but may write: nobody wants that."""
 TASK = '''
@@ -273,6 +281,20 @@ def test_a_task_that_cannot_be_loaded_is_refused_before_anything_exists(
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"-s task.name={task}: task.name: {said}")
     assert not (module_cli.root / "wrong").exists()
+
+
+def test_a_file_beside_a_task_is_not_taken_for_a_library(cli: CommandLine) -> None:
+    for stranger in ("tracking", "matplotlib", "plotly", "safetensors"):
+        cli.write(f"{stranger}.py", f"raise SystemExit('a stranger: {stranger}')")
+    cli.write("loops.py", LOOP)
+    cli.write("tiny.yaml", TINY.replace("{name: digits, model: mlp, width: 32}", "loops:run"))
+    done = cli("run", "tiny.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "the process that delivers" not in done.stderr
+    cli.ok("sync", "small")  # whose pictures a busy machine's sweep does not wait for
+    assert list((cli.root / "small/trials/0000").rglob("*.png"))
+    cli.ok("best", "small", "--export", "exported")
+    cli.ok("report", "small")
 
 
 def _holding(directory: Path, text: str) -> list[str]:

@@ -240,7 +240,7 @@ class Driver:
 
     def _begin(self, spec: SweepSpec, server: DiskServer) -> None:
         paths = self.paths
-        self.delivery = Delivery(self._queue, server, sweep_id="s", name="q", tags={})
+        self.delivery = Delivery(self._queue, server, sweep_id="s", name="q")
 
         def scheduler() -> TrialScheduler:
             return make_scheduler(spec.early_stopping, epochs=EPOCHS, mode="min")

@@ -67,7 +67,8 @@ class DiskServer:
     def close(self) -> None:
         self._db.close()
 
-    def open_experiment(self) -> str:
+    def open_experiment(self, known: str | None) -> str:
+        assert known in (None, "7")
         self.fault("before open_experiment")
         return "7"
 

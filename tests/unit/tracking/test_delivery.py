@@ -27,13 +27,7 @@ class House:
         self.delivery = self.new_delivery()
 
     def new_delivery(self) -> Delivery:
-        return Delivery(
-            self.outbox,
-            self.server,
-            sweep_id="s1",
-            name="digits",
-            tags={"mlflow.user": "ada", "x": "y"},
-        )
+        return Delivery(self.outbox, self.server, sweep_id="s1", name="digits")
 
     def start(self, trial: int, tags: dict[str, str] | None = None, **params: str) -> None:
         payload = {"params": params, "tags": tags or {}, "time": 5}
@@ -167,7 +161,6 @@ def test_a_run_carries_the_tags_by_which_it_is_found(house: House) -> None:
         "gradsweep.role": "trial",
         "mlflow.runName": "trial-0007",
         "mlflow.parentRunId": house.outbox.run_id(SWEEP),
-        "mlflow.user": "ada",
         "own": "tag",
     }
     [(_, _, parent)] = house.server.runs(SWEEP)
@@ -285,6 +278,53 @@ def test_runs_that_are_gone_are_recorded_anew_and_can_be_refilled(house: House) 
     house.deliver()
     assert {step for _, step, _ in house.server.points(0)} >= set(range(61, 121))
     assert len(house.server.points(0)) == len(set(house.server.points(0)))
+
+
+def test_a_run_that_was_lost_while_its_trial_went_on_is_told_all_by_the_next_driver(
+    house: House,
+) -> None:
+    house.start(0, lr="1")
+    house.log(0, 1, 60)
+    house.deliver()
+    house.server.wipe()
+    house.log(0, 61, 70)
+    with pytest.raises(RunGone):
+        house.delivery.drain(lambda: False)
+    house.delivery.disconnect()
+    house.deliver()
+    house.log(0, 71, house.module.STEPS)
+    finish = {"status": "FINISHED", "time": 9, "tags": {}}
+    house.outbox.append(0, "finish", finish)
+    house.deliver()
+    known = read_outbox(house.outbox.directory)
+    assert known.told == {}
+    assert known.lacks(0, house.module.lines(0, 1, 1))
+    for _ in range(2):
+        house.outbox.close()
+        house.outbox = Outbox(house.outbox.directory)
+        house.delivery = house.new_delivery()
+        house.start(0, lr="1")
+        house.log(0, 1, house.module.STEPS)
+        house.outbox.append(0, "finish", finish)
+        house.deliver()
+        known = read_outbox(house.outbox.directory)
+        assert known.told[0] == "FINISHED"
+        assert not known.lacks(0, house.module.lines(0, 1, house.module.STEPS))
+        assert house.server.points(0) == house.module.expected(0)
+        [(status, params, _)] = house.server.runs(0)
+        assert (status, params) == ("FINISHED", {"lr": "1"})
+
+
+def test_what_waits_of_a_run_that_was_lost_and_is_told_again_arrives_once(house: House) -> None:
+    house.start(0)
+    house.deliver()
+    house.log(0, 1, house.module.STEPS)
+    house.server.wipe()
+    house.delivery.disconnect()
+    house.delivery.connect()
+    house.log(0, 1, house.module.STEPS)
+    house.deliver()
+    assert house.server.points(0) == house.module.expected(0)
 
 
 def test_an_empty_twin_of_a_late_create_is_deleted(house: House) -> None:

@@ -18,7 +18,7 @@ from tracking import draining
 from tracking.delivery import Server
 from tracking.draining import Drain
 from tracking.mlflow_recorder import MlflowRecorder, sync
-from tracking.outbox import Outbox
+from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import pending, read_outbox
 
 
@@ -273,6 +273,23 @@ def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
         assert server.runs(0)[0][0] == "FINISHED"
 
 
+def test_a_run_says_what_its_trial_was_started_with_whoever_delivers_it(
+    tmp_path: Path, server: Any, disk_server: ModuleType
+) -> None:
+    outbox, commands = tmp_path / "outbox", ["at first", "later"]
+    for number, command in enumerate(commands):
+        tags = {"gradsweep.command": command, "gradsweep.host": "not told of a trial"}
+        recorder = recorder_on(outbox, lambda: server, inherited=tags, offline=number == 0)
+        for trial in range(number + 1):
+            recorder.start(trial, {"lr": 1}, {})
+            recorder.log(trial, disk_server.lines(trial, 1, disk_server.STEPS))
+        assert (recorder.close(10) > 0) is (number == 0)
+    for trial, command in enumerate(commands):
+        [(_, _, tags)] = server.runs(trial)
+        assert tags["gradsweep.command"] == command
+        assert "gradsweep.host" not in tags
+
+
 def test_sync_of_nothing_creates_nothing(tmp_path: Path) -> None:
     assert sync("http://nowhere.invalid", None, "x", "s1", tmp_path / "outbox", patience=10) == 0
     assert not (tmp_path / "outbox").exists()
@@ -305,6 +322,19 @@ def test_secrets_are_hidden_before_they_are_written(tmp_path: Path, server: Any)
     }
     assert tags["note"] == "run with --password [hidden]"
     assert b"canary" not in b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+
+
+def test_what_is_queued_is_text_that_every_store_takes(tmp_path: Path, server: Any) -> None:
+    odd, escaped = "a\udce9\0", r"a\udce9\x00"
+    recorder = recorder_on(tmp_path / "outbox", lambda: server, name=odd)
+    recorder.start(0, {"task.note": odd}, {"start": odd})
+    recorder.tag(0, {"later": odd})
+    recorder.finish(0, "FAILED", {"reason": odd})
+    assert recorder.close(10) == 0
+    [(_, params, tags)] = server.runs(0)
+    assert params == {"task.note": escaped}
+    assert {"start": escaped, "later": escaped, "reason": escaped}.items() <= tags.items()
+    assert server.runs(SWEEP)[0][2]["mlflow.runName"] == escaped
 
 
 def test_a_sweep_id_that_cannot_be_searched_for_is_refused(tmp_path: Path) -> None:

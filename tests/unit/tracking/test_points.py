@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracking.limits import MAX_KEY, clean_key, clip_start, clip_text, split_pairs
+from tracking.limits import MAX_KEY, clean_key, clean_text, clip_start, clip_text, split_pairs
 from tracking.points import Marks, PackedRow, Point, Request, pack, parts, unpack
 
 rows = st.lists(
@@ -92,6 +92,11 @@ def test_long_text_is_cut_with_an_ellipsis() -> None:
     assert clip_text("abcd", 3) == "ab…"
     assert clip_start("abc", 3) == "abc"
     assert clip_start("abcd", 3) == "…cd"
+
+
+def test_text_that_a_store_does_not_take_is_escaped() -> None:
+    assert clean_text("ä\n€ 😀") == "ä\n€ 😀"
+    assert clean_text("andr\udce9, a\0b") == r"andr\udce9, a\x00b"
 
 
 def test_pairs_are_split_by_number_and_by_bytes_as_sent() -> None:

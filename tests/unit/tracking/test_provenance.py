@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -71,6 +72,15 @@ def test_versions_and_machine_are_told(tmp_path: Path) -> None:
     } <= tags.keys()
     assert int(tags["gradsweep.num_cpus"]) >= 1
     assert all(isinstance(value, str) for value in tags.values())
+
+
+def test_what_is_told_is_text_whatever_users_and_files_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", os.fsdecode(b"andr\xe9"))
+    tags = provenance(tmp_path, ["sweep", "run", os.fsdecode(b"t\xe9st.yaml")])
+    assert tags["mlflow.user"] == r"andr\udce9"
+    assert tags["gradsweep.command"] == r"sweep run 't\udce9st.yaml'"
 
 
 def test_git_state_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
 from trainable.files import LocalFiles
-from trainable.history import CurveDamaged, Row
+from trainable.history import CurveDamaged, Row, read_rows
 from trainable.manifest import STATE
 
 SPEC = """
@@ -351,6 +351,26 @@ def test_finished_trials_are_told_again_when_the_outbox_is_lost(sweep: Sweep) ->
     assert runs[failed].tags["reason"] == "non_finite: the loss is nan"
     assert runs[done].params["space.train.optimizer.lr"]
     assert len(runs[done].points) == 8 + 4 + 4  # losses, validation losses, epochs
+
+
+def test_a_trial_whose_run_was_lost_while_it_went_on_is_told_again_once(sweep: Sweep) -> None:
+    number = sweep.ask()
+    sweep.train(number, [0.4, 0.3, 0.2, 0.1])
+    rows = read_rows(sweep.paths.trial(number))
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.append(number, "start", {"params": {}, "tags": {}, "time": 0})
+    outbox.append_rows(number, rows[:4])
+    outbox.forget(number)
+    outbox.append_rows(number, rows[4:])
+    outbox.append(number, "finish", {"status": "FINISHED", "time": 0, "tags": {}})
+    outbox.close()
+    for epoch in (1, 2, 3, 4):
+        sweep.ledger.report(number, epoch=epoch, step=2 * epoch, value=0.5 - epoch / 10)
+    sweep.ledger.finish(number, "complete")
+    assert sweep.corrections() == [Told(number, "FINISHED", tuple(rows))]
+    tell_who_is_interrupted(sweep.paths, sweep.spec)
+    assert sweep.corrections() == []
+    assert not read_outbox(sweep.paths.outbox).lacks(number, rows)
 
 
 def test_a_run_that_a_dead_driver_left_running_is_killed(sweep: Sweep) -> None:

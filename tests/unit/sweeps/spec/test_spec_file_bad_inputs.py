@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,16 @@ def test_15_a_file_that_is_not_utf8() -> None:
     assert refusal(b"name: caf\xe9\n") == [
         "s.yaml: byte 9 (0xe9) is not UTF-8; a spec is UTF-8 text; save the file as UTF-8"
     ]
+
+
+def test_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"t\xe9st.yaml")
+    path.write_text(HEAD)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert str(caught.value) == (
+        f"{tmp_path}/t\\udce9st.yaml: a part of it is no UTF-8, which Ray needs of a command line; name a file whose path is"
+    )
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
