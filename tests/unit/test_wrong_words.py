@@ -43,7 +43,8 @@ NAMES = [
     ),
     pytest.param(
         "other",
-        "there is no sweep 'other' below {here}/runs; there are no sweeps there yet",
+        "there is no sweep 'other' below {here}/runs; there are no sweeps there yet; if "
+        "it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
         id="46 an unknown sweep",
     ),
 ]
