@@ -282,7 +282,8 @@ def sync(name: Name, root: Root = None) -> None:
         view = view_of(name, root)
         with err.status("delivering to the tracking store"):
             done = deliver(view)
-    out.print(f"delivered {done.delivered} records; {done.left} wait")
+    made = f"made the pictures of {done.drawn} trials; " if done.drawn else ""
+    out.print(f"{made}delivered {done.delivered} records; {done.left} wait", soft_wrap=True)
     if done.held:
         messages.sentence(err, done.held, style="yellow")
     if done.refused:

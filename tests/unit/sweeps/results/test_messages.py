@@ -47,3 +47,11 @@ def test_who_cannot_have_more_trials_is_not_told_to_ask_for_them(tmp_path: Path)
             Console(file=io.StringIO()), Console(file=err), outcome, SweepPaths(tmp_path, "small")
         )
         assert re.search(f"{last}$", err.getvalue()), err.getvalue()
+
+
+def test_pictures_that_are_missing_are_no_trials_that_are(tmp_path: Path) -> None:
+    out = io.StringIO()
+    ended = Outcome(0, [], 4, pending=0, undrawn=2)
+    paths = SweepPaths(tmp_path, "small")
+    messages.outcome(Console(file=out), Console(file=io.StringIO()), ended, paths)
+    assert re.search(r"^make the pictures of 2 more trials: .* sync small ", out.getvalue(), re.M)
