@@ -21,6 +21,7 @@ from sweeps.commands import look
 from sweeps.commands.console import (
     Address,
     AsJson,
+    Commands,
     File,
     Grace,
     Name,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="sweep",
+    cls=Commands,
+    context_settings={"help_option_names": ["--help", "-h"]},
     help="Hyperparameter sweeps for PyTorch that survive any interruption.",
     no_args_is_help=True,
     add_completion=False,
@@ -75,7 +78,10 @@ def read_options(
 @app.command()
 def init(
     directory: Annotated[
-        Path, typer.Argument(parser=read_path, help="Where to write; created when missing.")
+        Path,
+        typer.Argument(
+            parser=read_path, metavar="DIR", help="Where to write; created when missing."
+        ),
     ] = Path(),
 ) -> None:
     """Write a starter spec and a task module to edit."""
@@ -120,12 +126,18 @@ def run(
     settings: Overrides = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the sweep; default: the spec's.", show_default=False),
+        typer.Option(
+            metavar="NAME", help="Name of the sweep; default: the spec's.", show_default=False
+        ),
     ] = None,
     root: Root = None,
     tracking_uri: Annotated[
         str | None,
-        typer.Option(help="MLflow address; default: a store below the root.", show_default=False),
+        typer.Option(
+            metavar="URI",
+            help="MLflow address; default: a store below the root.",
+            show_default=False,
+        ),
     ] = None,
     grace: Grace = "30s",
     offline: Offline = False,
@@ -287,7 +299,8 @@ def sync(name: Name, root: Root = None) -> None:
         view = view_of(name, root)
         with err.status("delivering to the tracking store"):
             done = deliver(view)
-    out.print(f"delivered {done.delivered} records; {done.left} wait")
+    made = f"made the pictures of {done.drawn} trials; " if done.drawn else ""
+    out.print(f"{made}delivered {done.delivered} records; {done.left} wait", soft_wrap=True)
     if done.held:
         messages.sentence(err, done.held, style="yellow")
     if done.refused:
@@ -299,7 +312,10 @@ def sync(name: Name, root: Root = None) -> None:
 @app.command()
 def ui(
     name: Annotated[
-        str | None, typer.Argument(help="Open this sweep's runs, best first.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Open this sweep's runs, best first.", show_default=False
+        ),
     ] = None,
     root: Root = None,
     port: Annotated[

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import RenderableType
+from typer.core import TyperGroup
 
 from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.results.plain_console import PlainConsole
@@ -67,16 +68,18 @@ Root = Annotated[
 ]
 File = Annotated[
     Path,
-    typer.Argument(parser=read_path, help="The sweep's YAML file.", show_default=False),
+    typer.Argument(
+        parser=read_path, metavar="FILE", help="The sweep's YAML file.", show_default=False
+    ),
 ]
-Name = Annotated[str, typer.Argument(help="The sweep's name.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The sweep's name.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "-s",
         "--set",
         metavar="KEY=VALUE",
-        help="Set a key of the spec, such as train.batch_size=32.",
+        help="Set a key of the spec, such as train.batch_size=32; may be given several times.",
         show_default=False,
     ),
 ]
@@ -98,6 +101,28 @@ Offline = Annotated[
     typer.Option("--offline", help="Ask no tracking server; `sweep sync` delivers later."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+class Commands(TyperGroup):
+    """All commands, in whose help a flag has no value, as it takes none."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options that stand before any command."""
+        return _without_values(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, if there is one of that name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_values(command.get_params(ctx))
+        return command
+
+
+def _without_values(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""  # or typer writes <bool>
+    return params
 
 
 def view_of(name: str, root: Path | None) -> SweepView:

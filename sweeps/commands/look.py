@@ -104,7 +104,12 @@ def show(
     name: Name,
     trial: Annotated[
         int,
-        typer.Argument(parser=read_whole(0), help="The trial's number.", show_default=False),
+        typer.Argument(
+            parser=read_whole(0),
+            metavar="TRIAL",
+            help="The trial's number.",
+            show_default=False,
+        ),
     ],
     root: Root = None,
     as_json: AsJson = False,
@@ -201,7 +206,10 @@ def best(
 
 
 def compare(
-    names: Annotated[list[str], typer.Argument(help="The sweeps' names.", show_default=False)],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME", help="The sweeps' names.", show_default=False),
+    ],
     top: Annotated[
         int,
         typer.Option(parser=read_whole(1), metavar="N", help="How many leaders of each sweep."),

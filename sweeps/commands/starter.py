@@ -33,7 +33,8 @@ space:                             # dotted path into this file: distribution
 
 search: {sampler: tpe, startup_trials: 4}
 early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}
-resources: {cpu: 1, gpu: auto}     # auto: an equal share of each GPU, or none without one
+resources: {cpu: 1, gpu: auto}     # auto: as many trials on a GPU as fit, by what two steps of
+                                   # the largest trial take; 0 hides it from them
 
 train:                             # what the space does not vary
   batch_size: 64

@@ -35,6 +35,8 @@ class Synced(NamedTuple):
     """How many the server has refused for good, ever."""
     held: str | None
     """How many artifacts wait although the server answers, and why."""
+    drawn: int
+    """How many trials have pictures that had none."""
 
 
 def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
@@ -59,7 +61,7 @@ def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
         if lock.previous is not None:
             end_orphans(lock.previous.token)
         tell_who_is_interrupted(paths, view.spec)
-        draw_what_is_missing(paths, view.spec)
+        drawn = draw_what_is_missing(paths, view.spec)
         before = read_outbox(paths.outbox)
         if before.pending:
             probe(uri, known=view.spec.tracking.uri is None)
@@ -75,7 +77,7 @@ def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
         lock.release()
     after = read_outbox(paths.outbox)
     gone = after.refused - before.refused
-    return Synced(before.pending - left - gone, left, after.refused, after.held)
+    return Synced(before.pending - left - gone, left, after.refused, after.held, drawn)
 
 
 def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
@@ -97,13 +99,14 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     recorder.close(0.0)
 
 
-def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> None:
+def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
     """Draw the trials whose pictures the sweep's end did not wait for, and queue these; the best
-    trial's for the sweep's own run, too. The caller holds the lock.
+    trial's for the sweep's own run, too; return how many trials it drew. The caller holds the
+    lock.
     """
     ledger = LedgerView(place_of(paths, spec))
     if not (trials := undrawn(paths, ledger.trials)):
-        return
+        return 0
     recorder = _queue(paths, spec, ledger.sweep_id)
     with Gallery(spec, paths, trials, recorder) as gallery:
         gallery.finish()
@@ -113,6 +116,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> None:
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
     recorder.close(0.0)
+    return len(trials) - len(undrawn(paths, trials))
 
 
 def _queue(paths: SweepPaths, spec: SweepSpec, sweep_id: str) -> MlflowRecorder:

@@ -15,6 +15,7 @@ import optuna
 import plotly.graph_objects as go
 from optuna import visualization
 from optuna.trial import FrozenTrial
+from plotly.colors import sample_colorscale, sequential
 
 from sweeps.formats import format_number
 from sweeps.publishing.report_basis import Basis
@@ -30,6 +31,8 @@ COLOURS = {
     "running": "#0969da",
     "waiting": "#bf8700",
 }
+_SEEN = sequential.Blues[4:]
+"""Optuna's scale without its palest shades: it begins with white, which is not seen on white."""
 _T = TypeVar("_T")
 _PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
 _MAX_NORM = "train.clip.max_norm"
@@ -144,9 +147,15 @@ def _history(sweep: SweepData) -> go.Figure:
 
 def _parallel(sweep: SweepData) -> go.Figure:
     _needs(sweep, 2)
-    return visualization.plot_parallel_coordinate(
+    figure = visualization.plot_parallel_coordinate(
         sweep.alike, params=_axes(sweep), target_name=sweep.basis.target
     )
+    *lines, scale = figure.data
+    for line in lines:  # which begins at the trial's value, from the least to the greatest
+        shade = 1 - line.y[0] if scale.marker.reversescale else line.y[0]
+        (line.line.color,) = sample_colorscale(_SEEN, [shade])
+    scale.marker.colorscale = _SEEN
+    return figure
 
 
 def _slices(sweep: SweepData) -> go.Figure:

@@ -66,7 +66,8 @@ def page(title: str, facts: Sequence[str], sections: Sequence[Section]) -> str:
         facts: Plain lines below it.
         sections: In the order of the page.
     """
-    links = "".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
+    # A blank between two, or the browser keeps them all on one line.
+    links = " ".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
     body = "\n".join(
         f'<section id="{_anchor(s.title)}"><h2>{escape(s.title)}</h2>'
         f"<p>{escape(s.sentence)}</p>\n{s.body}</section>"

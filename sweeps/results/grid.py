@@ -40,11 +40,36 @@ def titles(keys: Sequence[str], beside: Sequence[str]) -> list[str]:
 
 
 def plain_table(*columns: str, right: Container[str] = ()) -> Table:
-    """Return an empty table without lines; the columns of `right` are aligned there."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    """Return an empty table without lines; the columns of `right` are aligned there. To be printed
+    with `crop=False`, as where words alone are wider than the terminal, rows are, too.
+    """
+    table = _WholeWords(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left")
     return table
+
+
+class _WholeWords(Table):
+    """Rich's table, but its columns give way between words alone: a number that lost its end ranks
+    nothing, and a path or an id cannot be copied. A row ends where its text does, or the blanks
+    behind it would be lines of their own on a narrow terminal.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for column in self.columns:
+            words = [w for cell in (column.header, *column.cells) for w in str(cell).split()]
+            column.min_width = max(map(cell_len, words), default=0)
+        least = sum((column.min_width or 0) + _GAP for column in self.columns)
+        wide = options.update(max_width=max(options.max_width, least))
+        found = super().__rich_console__(console, wide)
+        parts = [part for part in found if isinstance(part, Segment)]
+        for line in Segment.split_lines(parts):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
+            yield from line
+            yield Segment.line()
 
 
 class Grid:

@@ -65,11 +65,12 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
     changes = [word for change in more for word in ("-s", change)]
     if result.exit_code == 0:
         choose = ("--trial", "K") if several else ()
+        missing = f"make the pictures of {result.undrawn} more trials"
         for what, command in (
             ("compare in MLflow", sweep("ui")),
             ("all trials", sweep("trials")),
             ("take the best weights", sweep("best", *choose, "--export", "DIR")),
-            *([(f"draw {result.undrawn} more trials", sweep("sync"))] if result.undrawn else []),
+            *([(missing, sweep("sync"))] if result.undrawn else []),
             *([("try more", sweep("resume", *changes))] if grows else []),
         ):
             out.print(f"{what}: {command}", soft_wrap=True)

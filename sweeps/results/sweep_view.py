@@ -76,12 +76,15 @@ class UnknownSweep(ValueError):
     def __init__(self, name: str, root: Path) -> None:
         names = [paths.name for paths in list_sweeps(root)]
         near = difflib.get_close_matches(name, names, n=3)
+        there = (
+            f"the sweeps there are: {', '.join(names)}"
+            if names
+            else "there are no sweeps there yet"
+        )
         hint = (
             f"did you mean {' or '.join(repr(n) for n in near)}?"
             if near
-            else f"the sweeps there are: {', '.join(names)}"
-            if names
-            else "there are no sweeps there yet"
+            else f"{there}; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT"
         )
         super().__init__(f"there is no sweep '{name}' below {root}; {hint}")
 

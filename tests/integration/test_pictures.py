@@ -190,11 +190,11 @@ def test_late_pictures_of_the_best_trial_are_the_sweeps_own_too(
         sweep.ledger.conclude()
     queue = _Queue()
     monkeypatch.setattr("sweeps.commands.sync._queue", lambda *_: queue)
-    draw_what_is_missing(sweep.paths, sweep.spec)
+    assert draw_what_is_missing(sweep.paths, sweep.spec) == 2
     for number in (best, other):
         assert sorted(queue.runs[number].artifacts) == NAMES
     own = queue.runs[None].artifacts
     assert own == (queue.runs[best].artifacts if concluded else {})
     queue.runs[None].artifacts.clear()
-    draw_what_is_missing(sweep.paths, sweep.spec)
+    assert draw_what_is_missing(sweep.paths, sweep.spec) == 0
     assert not own

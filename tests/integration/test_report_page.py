@@ -156,6 +156,20 @@ def test_parallel_coordinates_have_an_axis_for_each_parameter(
 
 
 @pytest.mark.browser
+def test_in_parallel_coordinates_each_trial_is_seen_and_the_darker_the_better(page: Page) -> None:
+    lines = [t for t in traces(page, "Parallel") if t["mode"] == "lines"]
+    painted = page.locator("#parallel-coordinates .js-line").evaluate_all(
+        "lines => lines.map(line => Number(getComputedStyle(line).stroke.match(/\\d+/)[0]))"
+    )
+    assert len(painted) == len(lines)
+    assert max(painted) < 150, "red of so much is as good as white"
+    best_first = sorted(zip((line["y"][0] for line in lines), painted, strict=True))
+    reds = [red for _, red in best_first]
+    assert reds == sorted(reds)
+    assert reds[0] < reds[-1]
+
+
+@pytest.mark.browser
 def test_slices_have_the_scales_that_were_searched(page: Page) -> None:
     found = axes(page, "Slices")
     assert {text: kind for letter, text, kind in found if letter == "x"} == SCALES
@@ -199,6 +213,18 @@ def test_importances_are_shares_of_one(page: Page) -> None:
     assert sorted(shares["y"]) == ["lr", "max_norm", "warmup"]
     assert sum(shares["x"]) == pytest.approx(1.0)
     assert statistics.fmean(shares["x"]) > 0
+
+
+@pytest.mark.browser
+def test_a_page_is_no_wider_than_a_telephone(page: Page) -> None:
+    seen = page.viewport_size
+    assert seen is not None
+    page.set_viewport_size({"width": 420, "height": seen["height"]})
+    try:
+        # The figures follow a moment later.
+        page.wait_for_function("document.documentElement.scrollWidth === 420", timeout=30_000)
+    finally:
+        page.set_viewport_size(seen)
 
 
 def test_a_young_sweep_has_a_report_that_says_what_is_missing(tmp_path: Path) -> None:

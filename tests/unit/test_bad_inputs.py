@@ -106,7 +106,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["status", "other"],
-        "there is no sweep 'other' below {here}/runs; the sweeps there are: made",
+        "there is no sweep 'other' below {here}/runs; the sweeps there are: made; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
         id="46 a look at an unknown sweep",
     ),
     pytest.param(
@@ -146,7 +146,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["resume", "made", "--root", "none"],
-        "there is no sweep 'made' below {here}/none; there are no sweeps there yet",
+        "there is no sweep 'made' below {here}/none; there are no sweeps there yet; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
         id="a root that is not there",
     ),
     pytest.param(

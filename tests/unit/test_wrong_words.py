@@ -43,7 +43,8 @@ NAMES = [
     ),
     pytest.param(
         "other",
-        "there is no sweep 'other' below {here}/runs; there are no sweeps there yet",
+        "there is no sweep 'other' below {here}/runs; there are no sweeps there yet; if "
+        "it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
         id="46 an unknown sweep",
     ),
 ]
@@ -58,56 +59,56 @@ WORDS = [
     ),
     pytest.param(
         ["run", "s.yaml", "--nam", "x"],
-        "run [OPTIONS] {file}",
+        "run [OPTIONS] {FILE}",
         "No such option: --nam (Possible options: --name)",
         id="54 a flag that there is not",
     ),
-    pytest.param(["run"], "run [OPTIONS] {file}", "Missing argument 'file'.", id="54 no file"),
+    pytest.param(["run"], "run [OPTIONS] {FILE}", "Missing argument 'FILE'.", id="54 no file"),
     pytest.param(
         ["status", "a", "b"],
-        "status [OPTIONS] {name}",
+        "status [OPTIONS] {NAME}",
         "Got unexpected extra argument(s) (b)",
         id="54 a word too many",
     ),
     pytest.param(
         ["show", "small", "x"],
-        "show [OPTIONS] {name} {trial}",
-        f"Invalid value for 'trial': 'x' is not valid; {COUNT.format(0, 10**9)}",
+        "show [OPTIONS] {NAME} {TRIAL}",
+        f"Invalid value for 'TRIAL': 'x' is not valid; {COUNT.format(0, 10**9)}",
         id="54 a number that is none",
     ),
     pytest.param(
         ["show", "small", "1.5"],
-        "show [OPTIONS] {name} {trial}",
-        f"Invalid value for 'trial': '1.5' is not valid; {COUNT.format(0, 10**9)}",
+        "show [OPTIONS] {NAME} {TRIAL}",
+        f"Invalid value for 'TRIAL': '1.5' is not valid; {COUNT.format(0, 10**9)}",
         id="54 a number that is not whole",
     ),
     pytest.param(
         ["stop", "small", "--trial", "-1"],
-        "stop [OPTIONS] {name}",
+        "stop [OPTIONS] {NAME}",
         f"Invalid value for '--trial': '-1' is not valid; {COUNT.format(0, 10**9)}",
         id="54 a negative number",
     ),
     pytest.param(
         ["best", "small", "--trial", "9" * 400],
-        "best [OPTIONS] {name}",
+        "best [OPTIONS] {NAME}",
         f"Invalid value for '--trial': '{'9' * 57}...' is not valid; {COUNT.format(0, 10**9)}",
         id="54 a number of 400 digits",
     ),
     pytest.param(
         ["compare", "small", "--top", "0"],
-        "compare [OPTIONS] {names}...",
+        "compare [OPTIONS] {NAME}...",
         f"Invalid value for '--top': '0' is not valid; {COUNT.format(1, 10**9)}",
         id="54 none of several",
     ),
     pytest.param(
         ["ui", "--port", "65536"],
-        "ui [OPTIONS] [name]",
+        "ui [OPTIONS] [NAME]",
         f"Invalid value for '--port': '65536' is not valid; {COUNT.format(0, 65535)}",
         id="54 a port that there is not",
     ),
     pytest.param(
         ["train", "s.yaml", "--dir", ""],
-        "train [OPTIONS] {file}",
+        "train [OPTIONS] {FILE}",
         "Invalid value for '--dir': '' names no file or directory; a path is not empty, as a "
         "shell variable is that was never set; write one, such as . for the present directory",
         id="54 an empty path",
@@ -142,7 +143,7 @@ def test_the_whole_message_of_wrong_words(
 def test_each_command_counts_its_arguments(nowhere: Path, name: str) -> None:
     arguments = [one for one in COMMANDS[name].params if one.param_type_name == "argument"]
     if any(one.required for one in arguments):
-        assert f"Missing argument '{arguments[0].name}'." in _refusal(name)
+        assert f"Missing argument '{arguments[0].metavar}'." in _refusal(name)
     if not any(one.nargs == -1 for one in arguments):
         words = ["1"] * len(arguments)
         assert "Got unexpected extra argument(s) (b)" in _refusal(name, *words, "b")
@@ -175,9 +176,11 @@ def test_no_path_is_empty(nowhere: Path, name: str) -> None:
             continue
         if option.name in words:
             said = _refusal(name, *(words | {option.name: ""}).values())
+            called = option.metavar
         else:
             said = _refusal(name, *words.values(), option.opts[0], "")
-        assert f"Invalid value for '{option.opts[0]}': '' names no file or directory;" in said
+            called = option.opts[0]
+        assert f"Invalid value for '{called}': '' names no file or directory;" in said
     assert not list(nowhere.iterdir())
 
 
