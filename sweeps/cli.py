@@ -403,7 +403,7 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
 
 
 def main() -> None:
-    """The entry point of the `sweep` command."""
+    """Run the `sweep` command."""
     os.umask(os.umask(0o077) | 0o002)  # the user's, but nothing that everybody may write to
     outlive_readers()
     try:

@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tomllib
 import uuid
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,8 @@ run.remove_scratch = remove_and_hear
 sys.argv = ["sweep", *sys.argv[1:]]
 main()
 """
+
+IMPORTED = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
 
 
 def _trained(cli: CommandLine) -> bool:
@@ -305,3 +308,17 @@ def test_a_driver_that_cannot_say_so_leaves_nevertheless(
             check=False,
         )
     assert done.returncode == 130
+
+
+def test_an_interruption_while_the_command_line_is_loaded_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(IMPORTED)
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())
+    module, _, function = project["project"]["scripts"]["sweep"].partition(":")
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {module} import {function} as main; main()"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
