@@ -315,7 +315,10 @@ class Delivery:
         points = [] if trial == SWEEP else self._missing(run_id, _changed_points(changed, start))
         told = {clean_key(CHANGED_PREFIX + key): value for key, value in changed.items()}
         missing = {key: value for key, value in params.items() if key not in state.params}
-        return Request(missing, points, {**start["tags"], **told})
+        # A run may have been made before anything told who started its trial.
+        inherited = start.get("inherited", {}).items()
+        unsaid = {key: value for key, value in inherited if key not in state.tags}
+        return Request(missing, points, {**unsaid, **start["tags"], **told})
 
     def _missing(self, run_id: str, points: list[Point]) -> list[Point]:
         """Return the points that the server does not hold, each (key, step) once."""

@@ -136,8 +136,7 @@ class MlflowServer:
         """Find, restore or create the experiment; returns its id."""
         with _translated():
             found = self._client.get_experiment_by_name(self._experiment)
-            # Known by runs of ours, because a server that was emptied gives ids a second time.
-            if known is not None and any(search(self._client, known, self._sweep_id, page_size=1)):
+            if known is not None and self._holds_runs(known):
                 found = self._client.get_experiment(known)
             if found is None:
                 location = None
@@ -151,6 +150,14 @@ class MlflowServer:
             if found.lifecycle_stage == "deleted":
                 self._client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
+
+    def _holds_runs(self, experiment_id: str) -> bool:
+        """Whether runs of the sweep are there: an emptied server gives ids a second time."""
+        try:
+            with _translated():
+                return any(search(self._client, experiment_id, self._sweep_id, page_size=1))
+        except RunGone:  # as some servers say of an experiment that they do not have
+            return False
 
     def find_runs(self, experiment_id: str) -> list[FoundRun]:
         """All runs of the sweep, deleted ones included."""

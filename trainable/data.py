@@ -4,9 +4,10 @@ The order of samples is a pure function of the seed and the epoch; whatever is r
 sample (augmentation) is a pure function of the seed, the epoch and the sample's index, and
 whatever is random in `collate` (masking, mixing) one of the seed, the epoch and the window's
 number. None depends on worker processes or where a run was interrupted, but for what a data set
-takes from torch's `get_worker_info()`. Samples that are tensors in memory are indexed directly;
-everything else goes through torch's DataLoader. What must not live here: models, losses, or what a
-batch means.
+takes from torch's `get_worker_info()`; what it takes from `torch.initial_seed()` is the run's seed
+without loader processes, and with any number of them one of the epoch and the window. Samples that
+are tensors in memory are indexed directly; everything else goes through torch's DataLoader. What
+must not live here: models, losses, or what a batch means.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from trainable.config import LoaderConfig
 from trainable.errors import ConfigError
@@ -191,10 +197,10 @@ class LoaderSource:
             pin_memory=pin and device.type == "cuda",
             collate_fn=_as_it_is,
             # The loader draws a seed for its workers at each epoch; from a generator of its own,
-            # so that it never moves the global one. The seed itself does not matter: each worker,
-            # each sample and each window is seeded anew.
+            # so that it never moves the global one. The seed itself does not matter: each window
+            # is seeded anew, and so are samples that draw.
             generator=torch.Generator().manual_seed(derive_seed(plan.seed, "loader", split)),
-            worker_init_fn=partial(_start_worker, plan.seed),
+            worker_init_fn=_end_with_parent,
         )
         self._windows: Iterator[list[Batch]] | None = None
 
@@ -247,15 +253,7 @@ class _Requests:
             yield [self.epoch, window, *order[first : first + plan.size(window)]]
 
 
-def _start_worker(seed: int, _: int) -> None:
-    """Set a loader process up. Its generators start with the run's seed, as those of the main
-    process: a data set may seed one of its own from `torch.initial_seed()`.
-    """
-    _end_with_parent()
-    seed_host(seed)
-
-
-def _end_with_parent() -> None:
+def _end_with_parent(_: int) -> None:
     """Have the kernel end a loader process with the thread that started it, where that is Linux.
 
     torch's own watch looks every five seconds, between two samples: a process that waits for a
@@ -295,6 +293,8 @@ class _SeededWindows(Dataset[Any]):
     def __getitems__(self, request: list[int]) -> list[Batch]:
         """Return the micro-batches of a window."""
         epoch, window, *indices = request
+        if get_worker_info() is not None:  # a data set may seed a generator of its own from this
+            self._seed_host(epoch, "window", window)
         before = HostRandomness()
         if not self._draws:
             batches = self._collated([self._dataset[index] for index in indices])

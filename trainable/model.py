@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from trainable.config import TrainConfig
@@ -38,7 +39,8 @@ def fit_model(model: nn.Module, config: TrainConfig) -> nn.Module:
         # The forward method, not the module: hooks come and go (evaluation has one), and compiled
         # code would keep calling those it was made with. For each size of a batch there is code of
         # its own: code for any size is made at the second one, rounds differently, and a run that
-        # resumes meets that one elsewhere.
+        # resumes meets that one elsewhere. What this process compiled for runs before would count.
+        torch.compiler.reset()
         model.forward = torch.compile(model.forward, dynamic=False)
     return model
 
@@ -91,7 +93,8 @@ def _computed_again(
     is dropped: a spectral norm is the same in both, and running statistics see each batch once.
     """
     again = partial(checkpoint, forward, use_reentrant=False)
-    if not torch.compiler.is_compiling():  # a compiled graph writes to buffers once
+    # A compiled graph writes to buffers once, and nothing is computed again without a gradient.
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         found = _FoundBuffers(block)
         again = partial(again, context_fn=lambda: (nullcontext(), found))
     return again(*inputs, **options)
@@ -105,6 +108,7 @@ class _FoundBuffers:
             (module, name, buffer.detach().clone())
             for module in block.modules()
             for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+            if not is_lazy(buffer)  # made by this call
         ]
 
     def __enter__(self) -> None:

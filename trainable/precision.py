@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainable.errors import ConfigError
 
@@ -78,15 +78,20 @@ class Precision:
             self.scaler = torch.amp.GradScaler(device.type, init_scale=initial_scale)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass.
-
-        Weights are cast at each use. torch's cache of casts would keep those of a pass before it,
-        also where a task has meanwhile written others into the model, such as an average.
-        """
+        """Return the context of a forward pass."""
         if self.name == "fp32":
             return nullcontext()
         dtype = torch.bfloat16 if self.name == "bf16" else torch.float16
-        return torch.autocast(self.device.type, dtype=dtype, cache_enabled=False)
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def cast_anew(self, model: nn.Module) -> None:
+        """Have each pass of a model cast the weights that it has then.
+
+        torch keeps its casts for as long as autocast is on, and a task may write other weights
+        into the model meanwhile, such as an average of them.
+        """
+        if self.name != "fp32":
+            model.register_forward_pre_hook(lambda *_: torch.clear_autocast_cache())
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss to call backward on."""

@@ -8,6 +8,7 @@ types that `torch.load(weights_only=True)` accepts. What must not live here: fil
 
 from __future__ import annotations
 
+import io
 import random
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -149,13 +150,28 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     """Return a model's state, all of which can be read back.
 
     Raises:
-        CheckpointError: It holds what is neither a tensor nor plain data: `get_extra_state()` may
-            return anything.
+        CheckpointError: It could not: `get_extra_state()` may return anything.
     """
     state = model.state_dict()
     extra = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-    check_state(extra, "the model's state")
+    if extra and not _comes_back(extra):
+        check_state(extra, "the model's state")
+        raise CheckpointError(
+            f"the model's state has {', '.join(extra)}, which torch does not read back without "
+            "running code; let get_extra_state() return tensors and plain data"
+        )
     return state
+
+
+def _comes_back(state: dict[str, Any]) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(state, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # what is in it may raise anything
+        return False
+    return True
 
 
 def check_state(state: object, where: str = "state") -> None:
@@ -199,9 +215,18 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
     )
     if saved != ours:
         raise ValueError(f"its parameter groups hold {saved} parameters, those of the task {ours}")
-    optimizer.load_state_dict(state)
+    # On what device a step's count lies depends on the kernels that will read it.
+    groups = [
+        {**group, "fused": own["fused"]} if "fused" in own else group
+        for group, own in zip(state["param_groups"], options, strict=True)
+    ]
+    made = {parameter: dict(moments) for parameter, moments in optimizer.state.items()}
+    optimizer.load_state_dict({**state, "param_groups": groups})
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)
+    for parameter, moments in made.items():  # which a state without them would throw away
+        for key, value in moments.items():
+            optimizer.state[parameter].setdefault(key, value)
     # Fused kernels walk memory without a look at shapes and strides, and a run may be resumed with
     # another `channels_last`.
     fused = optimizer.defaults.get("fused")

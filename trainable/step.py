@@ -93,6 +93,7 @@ class Step:
         self._reads_at_once = device.type == "cpu" or precision.scaler is not None
         self._stop_on_device = getattr(optimizer, "_step_supports_amp_scaling", False)
         self._stopped = torch.zeros((), device=device)
+        precision.cast_anew(model)
 
     def __call__(self, window: Iterable[Batch], step: int) -> Outcome:
         """Take step number `step` (counted from 1) on the micro-batches of one window."""

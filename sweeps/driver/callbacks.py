@@ -248,7 +248,9 @@ class Bookkeeper(Callback):
         )
         rows = [Row(*row) for told in reports for row in told["rows"]]
         self._recorder.log(number, recorded(rows, self._spec.tracking.every))
-        self._note_signals(number, reports[-1].get("signals", []))
+        looked = [told["signals"] for told in reports if told["rows"]]  # else it is told again
+        if looked:
+            self._note_signals(number, looked[-1])
         for told in reports:
             self._view.reported(
                 Progress(

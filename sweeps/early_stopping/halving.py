@@ -115,9 +115,11 @@ class Ladder(Pauses):
 
     Attributes:
         reduction: One trial in this many goes on.
+        epochs: The budget of a full run.
     """
 
     reduction: int
+    epochs: int
 
     def next_promotion(
         self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
@@ -151,7 +153,7 @@ class Ladder(Pauses):
         waiting = all(self.pauses_at(reports[number]) for number in unfinished)
         if len(reports) < self.awaited or not waiting:
             return None
-        if any(epoch > self.rungs[-1] for epoch in last.values()):
+        if any(epoch >= self.epochs for epoch in last.values()):
             return None
         for rung in reversed(self.rungs):
             found = promotable(

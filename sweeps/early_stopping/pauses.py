@@ -20,6 +20,7 @@ def make_pauses(spec: SweepSpec) -> Pauses | None:
                 minimize=minimize,
                 awaited=spec.trials,
                 reduction=early.reduction,
+                epochs=epochs,
             )
         case "pbt" | "pb2":
             every = range(early.interval_epochs, epochs, early.interval_epochs)

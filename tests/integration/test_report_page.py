@@ -82,7 +82,7 @@ def test_every_figure_is_drawn(page: Page) -> None:
 @pytest.mark.browser
 def test_the_words_and_tables_say_what_happened(page: Page) -> None:
     text = page.locator("header").inner_text()
-    assert "15 of 3 trials: 8 complete, 6 pruned, 1 failed" in text
+    assert "15 of 15 trials: 8 complete, 6 pruned, 1 failed" in text
     assert "best: trial 7 with 0.35 " in text
     rows = page.locator("#leaders tr").all_inner_texts()
     assert len(rows) == 1 + 10

@@ -290,6 +290,20 @@ def test_a_run_says_what_its_trial_was_started_with_whoever_delivers_it(
         assert "gradsweep.host" not in tags
 
 
+def test_a_run_that_was_made_of_its_curve_is_told_later_who_started_its_trial(
+    tmp_path: Path, server: Any, disk_server: ModuleType
+) -> None:
+    """As a new store's are, of trials that wait for their turn."""
+    tags = {"gradsweep.command": "sweep resume"}
+    recorder = recorder_on(tmp_path / "outbox", lambda: server, inherited=tags)
+    recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
+    assert recorder.flush(10) == 0
+    recorder.start(0, {"lr": 1}, {})
+    assert recorder.close(10) == 0
+    [(_, _, told)] = server.runs(0)
+    assert told["gradsweep.command"] == "sweep resume"
+
+
 def test_sync_of_nothing_creates_nothing(tmp_path: Path) -> None:
     assert sync("http://nowhere.invalid", None, "x", "s1", tmp_path / "outbox", patience=10) == 0
     assert not (tmp_path / "outbox").exists()

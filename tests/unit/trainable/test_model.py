@@ -156,6 +156,16 @@ def test_block_that_is_called_twice_is_computed_again_as_each_call_was():
     assert torch.equal(*gradients)
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_block_whose_buffers_its_first_call_makes_is_computed_again():
+    block = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    model = nn.Sequential(block)
+    fit_model(model, TrainConfig(activation_checkpointing=True))
+    for _ in range(2):
+        model(torch.randn(3, 2, 8, 8)).sum().backward()
+    assert block[0].weight.grad.abs().sum() > 0
+
+
 def test_compiled_activation_checkpointing_updates_buffers_once(monkeypatch):
     """Through all of the compiler but its code generator."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))

@@ -585,6 +585,17 @@ def test_model_whose_state_could_not_be_read_back_is_refused_before_it_is_traine
         examine(config)
 
 
+def test_momentum_made_in_advance_is_kept_where_a_state_has_none(tmp_path, opened, configure, toy):
+    """Else a first step that fp16 skips would leave whatever the memory held."""
+    donor = opened(configure(optimizer={"name": "sgd", "momentum": 0.0}), tmp_path, toy(), until=1)
+    _run(donor)
+    config = configure(optimizer={"name": "sgd", "momentum": 0.9})
+    heir = opened(config, tmp_path / "heir", toy(), restore=donor.store.newest().address)
+    (group,) = [group for group in heir.groups if group["weight_decay"] == 0][:1]
+    moments = heir._step.optimizer.state
+    assert all((moments[p]["momentum_buffer"] == 0).all() for p in group["params"])
+
+
 CRASHING = """
 import os, sys
 from pathlib import Path

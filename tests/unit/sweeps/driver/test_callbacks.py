@@ -110,7 +110,11 @@ def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: 
     points = recorder.runs[number].points
     assert {step for key, step in points if key == "val/loss"} == {23 * epoch for epoch in told}
 
-    keeper.on_trial_result(0, [trial], trial, dict(last) | {"epoch": 4, "step": 92, "signals": []})
+    again = {"rows": [], "signals": []}  # as by a run that had ended already
+    keeper.on_trial_result(0, [trial], trial, dict(last) | again)
+    assert sweep.ledger.trial(number).signals == ("the loss jumped",)
+    well = {"epoch": 4, "step": 92, "signals": []}
+    keeper.on_trial_result(0, [trial], trial, dict(last) | well)
     assert sweep.ledger.trial(number).signals == ()
     assert recorder.runs[number].tags["health"] == ""
 

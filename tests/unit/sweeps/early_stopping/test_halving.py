@@ -81,7 +81,7 @@ def test_never_more_than_one_in_reduction_and_never_a_worse_one(
     )
 
 
-LADDER = Ladder(rungs=rungs(1, 2, EPOCHS), minimize=True, awaited=0, reduction=2)
+LADDER = Ladder(rungs=rungs(1, 2, EPOCHS), minimize=True, awaited=0, reduction=2, epochs=EPOCHS)
 """Rungs at 1, 2, 4 and 8 of nine epochs."""
 
 
@@ -189,6 +189,8 @@ def test_of_few_trials_the_best_that_came_farthest_trains_to_the_end() -> None:
     assert replace(ladder, minimize=False).next_promotion(reports, {0, 1, 2}) == 1
     assert ladder.next_promotion(reports, {0}) is None, "none that could be the best"
     assert ladder.left_behind(reports, {0}) == {0}
+    failed = {0: dict.fromkeys(range(1, EPOCHS), 0.1), 1: {1: 0.5}, 2: {1: 0.4}}
+    assert ladder.next_promotion(failed, {1, 2}) == 2, "who had gone on came to no end"
 
 
 def test_a_trial_that_is_worked_on_takes_its_place_and_is_not_handed_out_twice() -> None:
