@@ -248,7 +248,7 @@ class Bookkeeper(Callback):
         )
         rows = [Row(*row) for told in reports for row in told["rows"]]
         self._recorder.log(number, recorded(rows, self._spec.tracking.every))
-        looked = [told["signals"] for told in reports if told["rows"]]  # else it is told again
+        looked = [told.get("signals", []) for told in reports if told["rows"]]  # else told again
         if looked:
             self._note_signals(number, looked[-1])
         for told in reports:
