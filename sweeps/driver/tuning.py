@@ -129,7 +129,7 @@ def tune_trials(
             callbacks=[bookkeeper, Release()],
             # Tune tries again without end; the bookkeeper knows when a trial comes no further.
             failure_config=tune.FailureConfig(max_failures=-1),
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
             verbose=0,
         ),
     )
