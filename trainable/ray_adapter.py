@@ -144,13 +144,12 @@ class TuneTrial(tune.Trainable):
             stopped = os.path.exists(self._stop)
             return result | {"ending": "stopped" if stopped else "interrupted", DONE: True}
         result |= self._told(report)
-        saved = report.checkpoint not in (None, self._checkpoint)
+        result[SHOULD_CHECKPOINT] = report.checkpoint not in (None, self._checkpoint)
         self._checkpoint = report.checkpoint
         if report.finished:
             paused = self._until and self._until <= report.epoch < self._config.budget.epochs
-            return result | {"ending": "paused" if paused else "finished", DONE: True}
-        # Ray goes on from it; after the end nobody does, and asking for it would take time.
-        return result | {SHOULD_CHECKPOINT: saved}
+            result |= {"ending": "paused" if paused else "finished", DONE: True}
+        return result
 
     def _told(self, report: Any) -> dict[str, Any]:
         return {
