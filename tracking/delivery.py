@@ -276,7 +276,8 @@ class Delivery:
         known = self._outbox.run_id(trial)
         is_new = trial not in self._open and trial not in self._found
         start = first.payload if first.kind == "start" else {"params": {}, "tags": {}}
-        run_id = self._run(trial, start["tags"], start.get("time"))
+        tags = {**start.get("inherited", {}), **start["tags"]}
+        run_id = self._run(trial, tags, start.get("time"))
         request = Request(start["params"], [], {})
         points = [
             point
@@ -363,7 +364,6 @@ class Delivery:
         if trial == SWEEP:
             return {TAG_SWEEP: self._sweep_id, TAG_ROLE: "sweep", TAG_NAME: self._name}
         return {
-            **self._outbox.oldest_start(trial).get("inherited", {}),
             TAG_SWEEP: self._sweep_id,
             TAG_ROLE: "trial",
             TAG_TRIAL: str(trial),

@@ -185,15 +185,6 @@ class Outbox:
                 )
             ]
 
-    def oldest_start(self, trial: int) -> dict[str, Any]:
-        """What the first of a trial's starts says that wait; nothing when none does."""
-        query = (
-            "SELECT payload FROM records WHERE trial = ? AND kind = 'start' ORDER BY id LIMIT 1"
-        )
-        with self._lock:
-            row = self._db.execute(query, (trial,)).fetchone()
-        return json.loads(row[0]) if row else {}
-
     def prepare(self, trials: Iterable[int], *, single: bool = False) -> None:
         """Mark the metrics that come next of each trial as in flight, unless they are already.
 
