@@ -190,25 +190,50 @@ def bare_tune() -> Iterator[None]:
     each time that one of them saves, for it keeps each trial's newest pointer only; and to count
     which of its callbacks are used, for statistics that are off, for which it imports MLflow.
     And what harms: to take an error of the driver, met while a trial's end is told, for the loss
-    of that trial's worker.
+    of that trial's worker; and to end a worker that is starting when its trial could have a warm
+    one, so that where trials are shorter than a start few workers ever come up. The warm one goes
+    to the next trial.
     """
     from ray.air._internal import usage
     from ray.tune.error import _TuneStopTrialError
     from ray.tune.execution import experiment_state
     from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.schedulers import FIFOScheduler  # every scheduler of ours is one
 
     manager: Any = experiment_state._ExperimentCheckpointManager
     count_failure: Any = TuneController._process_trial_failure
+    take_warm_worker: Any = TuneController._maybe_reuse_cached_actor
 
     def end_with_it(controller: Any, trial: Any, exception: Any) -> None:
         if isinstance(exception, _TuneStopTrialError):
             raise  # the error itself, which is being handled; this one is only its text
         count_failure(controller, trial, exception)
 
+    def has_worker(controller: Any, trial: Any) -> bool:
+        worker = controller._trial_to_actor.get(trial)
+        return worker is not None and controller._actor_manager.is_actor_started(worker)
+
+    def choose(_: Any, wrapped: Any) -> Any:
+        """The oldest trial that waits, as Tune does, of those that no worker starts for."""
+        controller, chosen = wrapped._tune_controller, None
+        left = len(controller._pending_trials)
+        for trial in reversed(controller._trials):  # most have ended, and are at the beginning
+            if not left:
+                break
+            if trial in controller._pending_trials:
+                left -= 1
+                chosen = chosen if has_worker(controller, trial) else trial
+        return chosen
+
+    def take_unless_starting(controller: Any, trial: Any) -> bool:
+        return not has_worker(controller, trial) and take_warm_worker(controller, trial)
+
     with (
         _replaced(usage, "tag_callbacks", lambda _: False),
         _replaced(manager, "on_trial_checkpoint", lambda *_: None),
         _replaced(TuneController, "_process_trial_failure", end_with_it),
+        _replaced(TuneController, "_maybe_reuse_cached_actor", take_unless_starting),
+        _replaced(FIFOScheduler, "choose_trial_to_run", choose),
     ):
         yield
 

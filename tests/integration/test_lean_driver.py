@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from sweeps.engine.resources import usable_cpus
 from tests.integration.commandline import TINY, CommandLine
 
 pytestmark = pytest.mark.integration
@@ -77,3 +81,38 @@ def test_what_ray_says_stands_before_what_is_said_later(tmp_path: Path) -> None:
         rays, last = said.read().splitlines()
     assert "a worker died" in rays
     assert last == "the last line"
+
+
+# A trial that is shorter than the start of a worker, so that one that is warm waits for trials
+# while others start.
+SHORT = """
+import time
+
+
+def run(config, context):
+    for _ in context.remaining_epochs():
+        time.sleep(0.2)
+        yield {"val/loss": config.train.optimizer.lr}
+"""
+AT_ONCE = 4
+
+
+def test_a_worker_that_is_starting_is_let_start(tmp_path: Path) -> None:
+    cli = CommandLine(tmp_path)
+    cli.write("short.py", SHORT)
+    spec = TINY.replace("{name: digits, model: mlp, width: 32}", '{name: "short:run"}')
+    spec = spec.replace("trials: 2\nconcurrency: 1", f"trials: 40\nconcurrency: {AT_ONCE}")
+    path = cli.write("short.yaml", f"{spec}resources: {{cpu: {usable_cpus() / AT_ONCE}}}\n")
+    driver = cli.start("run", str(path))
+    started: set[int] = set()
+    while driver.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(driver.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if any("TuneTrial" in word for word in process.cmdline()):
+                        started.add(process.pid)
+        time.sleep(0.05)
+    said, _ = driver.communicate()
+    assert driver.returncode == 0, said
+    assert len(cli.json("trials", "small")) == 40
+    assert len(started) == AT_ONCE
