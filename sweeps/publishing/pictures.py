@@ -1,9 +1,9 @@
 """Pictures of every trial that has ended, drawn beside the sweep and put on the trial's own run.
 
-A child process behind all others draws one trial after another from the rows on disk; a
-thread hands it the trials and records what it made. A trial's `figures/` directory is there once
-all of them are recorded: after a crash, what is missing is drawn again. What must not live here:
-how a picture looks (see `trainable.figures`).
+A child process behind all others draws one trial after another from the rows on disk, and several
+do once nothing is trained any more; threads hand them the trials and record what they made. A
+trial's `figures/` directory is there once all of them are recorded: after a crash, what is missing
+is drawn again. What must not live here: how a picture looks (see `trainable.figures`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.engine.orphans import unmarked_environment
+from sweeps.engine.resources import usable_cpus
 from sweeps.layout import SweepPaths
 from sweeps.ledger.view import TrialSummary
 from sweeps.results.configuration import trained_with
@@ -29,6 +30,7 @@ from tracking.recorder import Recorder
 
 _DIRECTORY = "figures"
 _SECONDS_FOR_THE_FIRST = 60.0  # one second on an idle machine
+_WORTH_A_PROCESS = 8  # trials, whose pictures take a few times as long as its start
 
 
 def undrawn(paths: SweepPaths, trials: Iterable[TrialSummary]) -> list[TrialSummary]:
@@ -41,7 +43,8 @@ class NotDrawn(Exception):
 
 
 class Gallery:
-    """Draws trials in the order in which they ended, in a thread and a process of its own.
+    """Draws trials in the order in which they ended, in a thread and a process of its own; once
+    the sweep has ended, in as many as there are CPUs.
 
     Leaving it as a context manager drops what is not drawn yet; the next driver of the sweep
     draws it, or `sweep sync`.
@@ -66,12 +69,12 @@ class Gallery:
         self._news = threading.Condition()  # guards what follows
         self._waiting: dict[int, TrialSummary] = {}
         self._ranked: Sequence[int] = ()
-        self._drawing: int | None = None
+        self._drawing: set[int] = set()
         self._left = 0
         self._closing = self._dropping = False
-        self._artist: _Artist | None = None
-        self._thread = threading.Thread(target=self._work, name="pictures", daemon=True)
-        self._thread.start()
+        self._artists: set[_Artist] = set()
+        self._threads: list[threading.Thread] = []
+        self._draw_in_a_thread()
         for record in undrawn(paths, trials):
             self.add(record)
 
@@ -106,12 +109,17 @@ class Gallery:
         with self._news:
             self._closing, self._ranked = True, ranked
             self._news.notify_all()
+            more = min(usable_cpus() - 1, len(self._waiting) // _WORTH_A_PROCESS)
+        for _ in range(more):
+            self._draw_in_a_thread()
+        with self._news:
             self._news.wait_for(
-                lambda: first is None or first not in (*self._waiting, self._drawing),
+                lambda: first is None or first not in self._waiting.keys() | self._drawing,
                 _SECONDS_FOR_THE_FIRST,
             )
-        waited = time.monotonic() - started
-        self._thread.join(None if timeout is None else max(0.0, timeout - waited))
+        for thread in self._threads:
+            waited = time.monotonic() - started
+            thread.join(None if timeout is None else max(0.0, timeout - waited))
         return self._drop()
 
     def __enter__(self) -> Gallery:
@@ -120,67 +128,81 @@ class Gallery:
     def __exit__(self, *_: object) -> None:
         self._drop()
 
+    def _draw_in_a_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name="pictures", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
     def _drop(self) -> int:
         with self._news:
             dropped, self._waiting = list(self._waiting), {}
             self._closing = self._dropping = True
             self._news.notify_all()
-            if self._artist is not None:
-                self._artist.kill()
-        self._thread.join()
+            for artist in self._artists:
+                artist.kill()
+        for thread in self._threads:
+            thread.join()
         for number in dropped:
             self._leave(number)
         return self._left
 
     def _work(self) -> None:
+        artist: _Artist | None = None
         while (record := self._take()) is not None:
             number = record.number
             try:
-                self._draw(record)
+                artist = artist or self._engage()
+                self._draw(record, artist)
             except (NotDrawn, OSError) as problem:
                 if self._dropping:  # its process was killed
                     self._leave(number)
                 else:
                     self._tell(number, f"missing: {problem}")
-                    self._let_go()
-        if self._artist is not None:
-            self._artist.close()
+                    if artist is not None and artist.has_drawn and not artist.lives:
+                        # It drew and has ended since, such as for want of memory: the next trial
+                        # may have another one.
+                        self._dismiss(artist)
+                        artist = None
+            with self._news:
+                self._drawing.discard(number)
+                self._news.notify_all()
+        if artist is not None:
+            self._dismiss(artist)
 
     def _take(self) -> TrialSummary | None:
         with self._news:
-            self._drawing = None
-            self._news.notify_all()
             self._news.wait_for(lambda: self._waiting or self._closing)
             if not self._waiting:
                 return None
-            if self._artist is None:
-                self._artist = _Artist()
             number = next(filter(self._waiting.__contains__, self._ranked), None)
             number = next(iter(self._waiting)) if number is None else number
-            self._drawing = number
+            self._drawing.add(number)
             return self._waiting.pop(number)
 
-    def _draw(self, record: TrialSummary) -> None:
-        assert self._artist is not None
+    def _engage(self) -> _Artist:
+        with self._news:
+            if self._dropping:
+                raise NotDrawn("the sweep did not wait")
+            artist = _Artist()
+            self._artists.add(artist)
+            return artist
+
+    def _dismiss(self, artist: _Artist) -> None:
+        with self._news:
+            self._artists.discard(artist)
+        artist.close()
+
+    def _draw(self, record: TrialSummary, artist: _Artist) -> None:
         figures = _figures(self._paths, record.number)
         config = trained_with(self._paths, self._spec, record)
         aside = figures.with_name(f".{_DIRECTORY}")
         shutil.rmtree(aside, ignore_errors=True)  # of a driver that died
         try:
-            drawn = self._artist.draw(config, figures.parent, aside, bool(record.lineage))
+            drawn = artist.draw(config, figures.parent, aside, bool(record.lineage))
             self._show(record.number, drawn)
             aside.replace(figures)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-
-    def _let_go(self) -> None:
-        """Let the next trial have another process, where this one drew and has ended since: such
-        as for want of memory.
-        """
-        with self._news:
-            if (artist := self._artist) is not None and artist.has_drawn and not artist.lives:
-                self._artist = None
-                artist.close()
 
     def _show(self, number: int, drawn: Iterable[Path]) -> None:
         for file in drawn:
@@ -193,7 +215,8 @@ class Gallery:
             self._recorder.tag(number, {"figures": text})
 
     def _leave(self, number: int) -> None:
-        self._left += 1
+        with self._news:
+            self._left += 1
         later = f"{self._paths.command('sync')} draws them"
         self._tell(number, f"missing: the sweep did not wait for them; {later}")
 

@@ -139,6 +139,35 @@ def test_at_the_end_the_better_ones_are_drawn_first(sweep: Sweep) -> None:
     assert [one for one in sweep.recorder.runs if one not in begun] == [best, middle, worst]
 
 
+class _Counting(MemoryRecorder):
+    """Sees the processes that draw at each picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def artifact(self, trial: int | None, path: Path, name: str) -> None:
+        super().artifact(trial, path, name)
+        for one in psutil.Process().children():
+            if "trainable.figures" in one.cmdline():
+                self.seen.add(one.pid)
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_at_the_end_every_cpu_draws(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, cpus: int
+) -> None:
+    monkeypatch.setattr("sweeps.publishing.pictures.usable_cpus", lambda: cpus)
+    numbers = [sweep.add() for _ in range(20)]
+    counting = sweep.recorder = _Counting()
+    with sweep.open() as gallery:
+        assert gallery.finish(timeout=120, ranked=numbers) == 0
+    assert len(counting.seen) == cpus
+    for number in numbers:
+        assert sweep.tag(number) == "drawn"
+        assert sweep.names(number) == NAMES
+
+
 def test_a_process_that_cannot_draw_tells_why(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
