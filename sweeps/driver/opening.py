@@ -244,8 +244,8 @@ def _check_told(
                 f"trial {trial.number} has reported epoch {told} and saved epoch {saved}: what "
                 "lies between is trained again, and ledger and tracking keep what they were told "
                 f"first; with another configuration ({differing}) that would be the curve of "
-                f"another training; resume as it was until the trial has saved epoch {told}, or "
-                "go on nevertheless with --accept-changes"
+                f"another training; resume as it was until the trial has saved epoch {told} or "
+                "ended, or go on nevertheless with --accept-changes"
             )
 
 

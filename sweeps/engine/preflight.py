@@ -20,6 +20,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import Any
 
+import trainable
 from sweeps.engine.resources import Plan, StepMemory
 from sweeps.formats import format_bytes
 from sweeps.spec.problems import Fault, Refused, key_path
@@ -241,4 +242,14 @@ def _check_name(spec: SweepSpec) -> None:
             f"'{name}': there is no module '{package}' in {os.getcwd()} or among the installed "
             "packages; the part before the colon must be importable from where you start; change "
             "the directory, install the package, or correct the name",
+        )
+    # Of what lies there before all that is installed, this name alone is a worker's own.
+    stranger = PathFinder.find_spec(trainable.__name__, [os.getcwd()])
+    if stranger and stranger.origin not in (None, trainable.__file__):
+        raise TaskRefused(
+            spec,
+            "task.name",
+            f"'{stranger.origin}' stands where every trial looks for the package "
+            f"'{trainable.__name__}', which trains it; where a sweep is started nothing else may "
+            "have that name; give the file another one, or start from another directory",
         )

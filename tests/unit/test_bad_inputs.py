@@ -391,6 +391,22 @@ def test_40_a_module_that_is_not_there_is_known_without_a_child(
     )
 
 
+@pytest.mark.parametrize("stranger", ["trainable.py", "trainable/__init__.py"])
+def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / stranger
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    spec, document = parse_placed(SPEC, "s.yaml")
+    with pytest.raises(SpecError) as refused, document.placing():
+        Inspection(spec, Plan(1, 0, 1))
+    assert str(refused.value) == (
+        f"s.yaml:2:7: task.name: '{path}' stands where every trial looks for the package 'trainable', which trains it; where a sweep is started nothing else may have that name; give the file another one, or start from another directory"
+    )
+
+
 def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
     spec, document = parse_placed(SPEC, "s.yaml", ["task=digit"])
     with pytest.raises(SpecError) as refused, document.placing():

@@ -108,7 +108,8 @@ def test_what_was_told_is_not_trained_again_with_something_else(tmp_path: Path) 
         "trial 0 has reported epoch 3 and saved epoch 1: what lies between is trained again, and "
         "ledger and tracking keep what they were told first; with another configuration "
         "(train.clip.max_norm: 1.0 -> 2.5) that would be the curve of another training; resume as "
-        "it was until the trial has saved epoch 3, or go on nevertheless with --accept-changes"
+        "it was until the trial has saved epoch 3 or ended, or go on nevertheless with "
+        "--accept-changes"
     )
     assert made.paths.spec.read_bytes() == before
     _resume(made, "train.clip.max_norm=2.5", accepted=True)
