@@ -2,9 +2,10 @@
 `python -m tests.bench.stock KIND TRIALS DIRECTORY`.
 
 `tune` and `tune-warm` are Ray Tune with OptunaSearch and MLflowLoggerCallback, without and with
-`reuse_actors`; `optuna` is Optuna alone, one process for each CPU over one SQLite study. Their
-versions are those that the project itself pins. Neither checkpoints. What must not live here:
-anything of ours but the model and its data.
+`reuse_actors`; `tune-bare` is the least that Ray Tune takes: warm actors, a random search that is
+known beforehand, and nothing recorded. `optuna` is Optuna alone, one process for each CPU over one
+SQLite study. Their versions are those that the project itself pins. None checkpoints. What must
+not live here: anything of ours but the model and its data.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 EPOCHS, WIDTH, BATCH_SIZE = 5, 64, 64
 
@@ -88,14 +90,36 @@ def _tune(trials: int, directory: str, *, reuse: bool) -> None:
                 )
             ],
         ),
-        param_space={
-            "lr": tune.loguniform(1e-4, 1e-1),
-            "warmup": tune.uniform(0.0, 0.3),
-            "max_norm": tune.loguniform(0.1, 10),
-        },
+        param_space=_space(),
     ).fit()
     assert len(results) == trials
     assert not results.errors
+
+
+def _bare(trials: int, directory: str) -> None:
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    from ray import tune
+
+    results = tune.Tuner(
+        tune.with_resources(_trainable, {"cpu": 1}),
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", num_samples=trials, reuse_actors=True
+        ),
+        run_config=tune.RunConfig(name="bench", storage_path=directory, verbose=0),
+        param_space=_space(),
+    ).fit()
+    assert len(results) == trials
+    assert not results.errors
+
+
+def _space() -> dict[str, Any]:
+    from ray import tune
+
+    return {
+        "lr": tune.loguniform(1e-4, 1e-1),
+        "warmup": tune.uniform(0.0, 0.3),
+        "max_norm": tune.loguniform(0.1, 10),
+    }
 
 
 def _optuna(trials: int, directory: str) -> None:
@@ -134,6 +158,8 @@ if __name__ == "__main__":
     match _kind:
         case "tune" | "tune-warm":
             _tune(int(_trials), _directory, reuse=_kind == "tune-warm")
+        case "tune-bare":
+            _bare(int(_trials), _directory)
         case "optuna":
             _optuna(int(_trials), _directory)
         case "work":

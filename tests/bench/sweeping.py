@@ -18,6 +18,8 @@ from tests.bench.table import Goal, Result, interleave, size
 
 _SWEEP = Path(sys.executable).with_name("sweep")
 _COLD, _WARM = "stock Ray Tune", "stock Ray Tune, reuse_actors"
+_BARE = "the least that Ray Tune takes"
+"""Warm actors that record nothing: no row of ours can be faster and still be a Tune sweep."""
 _PLAIN = "plain Optuna, a process per CPU"
 
 _SPEC = f"""
@@ -47,6 +49,7 @@ def against_stock(repeats: int) -> list[Result]:
         {
             _COLD: lambda: _peer("tune", trials),
             _WARM: lambda: _peer("tune-warm", trials),
+            _BARE: lambda: _peer("tune-bare", trials),
         },
         unit="s",
         goals={_COLD: Goal("ratio", 1 / 15), _WARM: Goal("ratio", 1 / 3)},
@@ -60,7 +63,7 @@ def against_plain(repeats: int) -> list[Result]:
     return interleave(
         f"P2 sweep of {trials} digits trials",
         lambda: _ours(trials),
-        {_PLAIN: lambda: _peer("optuna", trials)},
+        {_PLAIN: lambda: _peer("optuna", trials), _BARE: lambda: _peer("tune-bare", trials)},
         unit="s",
         goals={_PLAIN: Goal("ratio", 1.0)},
         repeats=repeats,
