@@ -19,7 +19,7 @@ from tests.bench.table import Goal, Result, interleave, size
 _SWEEP = Path(sys.executable).with_name("sweep")
 _COLD, _WARM = "stock Ray Tune", "stock Ray Tune, reuse_actors"
 _BARE = "the least that Ray Tune takes"
-"""Warm actors that record nothing: no row of ours can be faster and still be a Tune sweep."""
+"""Warm actors and a search that is known beforehand; nothing is recorded."""
 _PLAIN = "plain Optuna, a process per CPU"
 
 _SPEC = f"""
