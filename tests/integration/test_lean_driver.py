@@ -115,4 +115,4 @@ def test_a_worker_that_is_starting_is_let_start(tmp_path: Path) -> None:
     said, _ = driver.communicate()
     assert driver.returncode == 0, said
     assert len(cli.json("trials", "small")) == 40
-    assert len(started) == AT_ONCE
+    assert 1 < len(started) <= AT_ONCE
