@@ -24,6 +24,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeps.search.gaussian_process import NotingGPSampler
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.scalars import write_flow
 from sweeps.spec.search_space import Place
@@ -217,7 +218,7 @@ class _NumberedSequence(optuna.samplers.QMCSampler):
 
 _CLASSES: dict[str, type[BaseSampler]] = {
     "tpe": optuna.samplers.TPESampler,
-    "gp": optuna.samplers.GPSampler,
+    "gp": NotingGPSampler,
     "cmaes": optuna.samplers.CmaEsSampler,
     "nsgaii": optuna.samplers.NSGAIISampler,
     "random": optuna.samplers.RandomSampler,
@@ -225,12 +226,17 @@ _CLASSES: dict[str, type[BaseSampler]] = {
 }
 
 
-_NAMES = {optuna.samplers.QMCSampler: "qmc"} | {kind: name for name, kind in _CLASSES.items()}
+_NAMES: dict[type[BaseSampler], str] = {
+    optuna.samplers.QMCSampler: "qmc",
+    optuna.samplers.GPSampler: "gp",
+    **{kind: name for name, kind in _CLASSES.items()},
+}
 
 
 def _short(sampler: str) -> str:
     """Return the name of a sampler that has one, also where it was written as `module:Class`: it
-    is the same one then. Of Optuna's QMC sampler each trial would have the first point.
+    is the same one then. Of Optuna's QMC sampler each trial would have the first point, and its
+    GP sampler would begin each fit from the defaults.
     """
     return _NAMES.get(_load(sampler), sampler) if ":" in sampler else sampler
 

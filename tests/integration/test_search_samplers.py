@@ -10,8 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.trial import TrialState
 
+from sweeps.search.gaussian_process import KERNEL
 from sweeps.search.proposals import Proposer
 from sweeps.search.rehearsal import rehearse
 from sweeps.search.samplers import SamplerRefused, Samplers, check_sampler
@@ -204,6 +207,30 @@ def test_startup_trials_have_ended_with_a_result_before_the_model_suggests(
     assert is_random() is not counts
     end(ledger, 4)
     assert not is_random(), "four are complete, and tpe has seen one more"
+
+
+@pytest.mark.parametrize("sampler", ["gp", "optuna.samplers:GPSampler"])
+def test_gp_fits_from_where_the_last_fit_ended_as_one_sampler_does(
+    tmp_path: Path, sampler: str
+) -> None:
+    spec = spec_of(f"search.sampler={sampler}", "search.startup_trials=3", "trials=9")
+    search(tmp_path / "l.db", spec, deaths=[5])
+    trials = ledger_at(tmp_path / "l.db").frozen_trials()
+    study = optuna.create_study(
+        sampler=optuna.samplers.GPSampler(
+            seed=0, n_startup_trials=3, warn_independent_sampling=False
+        )
+    )
+    for trial in trials:
+        asked = study.ask(dict(trial.distributions))
+        fits = study.sampler._gprs_cache_list or []  # type: ignore[attr-defined]
+        ours = trial.system_attrs.get(KERNEL, [])
+        assert len(ours) == len(fits) == (trial.number >= 3)
+        for values, fit in zip(ours, fits, strict=True):
+            assert values[:-2] == fit.inverse_squared_lengthscales.tolist()
+            assert values[-2:] == [fit.kernel_scale.item(), fit.noise_var.item()]
+        study.tell(asked.number, state=TrialState.FAIL)  # which it leaves out
+        study.add_trial(trial)
 
 
 @pytest.mark.parametrize(
