@@ -214,25 +214,30 @@ def bare_tune() -> Iterator[None]:
         return worker is not None and controller._actor_manager.is_actor_started(worker)
 
     def choose(_: Any, wrapped: Any) -> Any:
-        """The oldest trial that waits, as Tune does, of those that no worker starts for."""
-        controller, chosen = wrapped._tune_controller, None
+        """The oldest trial that waits, as Tune does, if possible one that no worker starts for."""
+        controller = wrapped._tune_controller
+        oldest = without = None
         left = len(controller._pending_trials)
         for trial in reversed(controller._trials):  # most have ended, and are at the beginning
             if not left:
                 break
             if trial in controller._pending_trials:
                 left -= 1
-                chosen = chosen if has_worker(controller, trial) else trial
-        return chosen
+                oldest = trial
+                without = without if has_worker(controller, trial) else trial
+        return without or oldest
 
-    def take_unless_starting(controller: Any, trial: Any) -> bool:
-        return not has_worker(controller, trial) and take_warm_worker(controller, trial)
+    def take(controller: Any, trial: Any) -> bool:
+        others = controller._pending_trials
+        if has_worker(controller, trial) and not all(has_worker(controller, o) for o in others):
+            return False
+        return bool(take_warm_worker(controller, trial))
 
     with (
         _replaced(usage, "tag_callbacks", lambda _: False),
         _replaced(manager, "on_trial_checkpoint", lambda *_: None),
         _replaced(TuneController, "_process_trial_failure", end_with_it),
-        _replaced(TuneController, "_maybe_reuse_cached_actor", take_unless_starting),
+        _replaced(TuneController, "_maybe_reuse_cached_actor", take),
         _replaced(FIFOScheduler, "choose_trial_to_run", choose),
     ):
         yield

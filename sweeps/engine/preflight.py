@@ -8,6 +8,7 @@ torch (spec, resources).
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import json
 import os
 import signal
@@ -243,9 +244,10 @@ def _check_name(spec: SweepSpec) -> None:
             "packages; the part before the colon must be importable from where you start; change "
             "the directory, install the package, or correct the name",
         )
-    # Of what lies there before all that is installed, this name alone is a worker's own.
-    stranger = PathFinder.find_spec(trainable.__name__, [os.getcwd()])
-    if stranger and stranger.origin not in (None, trainable.__file__):
+    # Of what lies there before all that is installed, this name alone is a worker's own. Another
+    # copy of it, such as the checkout that it was installed from, does no harm.
+    ours, stranger = trainable.__file__, PathFinder.find_spec(trainable.__name__, [os.getcwd()])
+    if stranger and stranger.origin and not filecmp.cmp(stranger.origin, ours, shallow=False):
         raise TaskRefused(
             spec,
             "task.name",

@@ -31,6 +31,7 @@ from tracking.recorder import Recorder
 _DIRECTORY = "figures"
 _SECONDS_FOR_THE_FIRST = 60.0  # one second on an idle machine
 _WORTH_A_PROCESS = 8  # trials, whose pictures take a few times as long as its start
+_MOST_PROCESSES = 8  # each of which takes some 100 MB
 
 
 def undrawn(paths: SweepPaths, trials: Iterable[TrialSummary]) -> list[TrialSummary]:
@@ -109,8 +110,8 @@ class Gallery:
         with self._news:
             self._closing, self._ranked = True, ranked
             self._news.notify_all()
-            more = min(usable_cpus() - 1, len(self._waiting) // _WORTH_A_PROCESS)
-        for _ in range(more):
+            useful = 1 + len(self._waiting) // _WORTH_A_PROCESS
+        for _ in range(1, min(usable_cpus(), useful, _MOST_PROCESSES)):
             self._draw_in_a_thread()
         with self._news:
             self._news.wait_for(
@@ -130,8 +131,8 @@ class Gallery:
 
     def _draw_in_a_thread(self) -> None:
         thread = threading.Thread(target=self._work, name="pictures", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _drop(self) -> int:
         with self._news:
@@ -163,9 +164,10 @@ class Gallery:
                         # may have another one.
                         self._dismiss(artist)
                         artist = None
-            with self._news:
-                self._drawing.discard(number)
-                self._news.notify_all()
+            finally:
+                with self._news:
+                    self._drawing.discard(number)
+                    self._news.notify_all()
         if artist is not None:
             self._dismiss(artist)
 
@@ -188,9 +190,9 @@ class Gallery:
             return artist
 
     def _dismiss(self, artist: _Artist) -> None:
+        artist.close()  # which may take it a while, and can be cut short
         with self._news:
             self._artists.discard(artist)
-        artist.close()
 
     def _draw(self, record: TrialSummary, artist: _Artist) -> None:
         figures = _figures(self._paths, record.number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -12,7 +13,7 @@ from optuna.samplers import RandomSampler
 from sweeps.commands.sync import draw_what_is_missing
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.ledger import Ledger
-from sweeps.publishing.pictures import Gallery
+from sweeps.publishing.pictures import Gallery, _Artist
 from sweeps.spec.spec import parse_spec, trial_yaml
 from tests.asking import ask
 from tests.curves import append_rows
@@ -139,30 +140,23 @@ def test_at_the_end_the_better_ones_are_drawn_first(sweep: Sweep) -> None:
     assert [one for one in sweep.recorder.runs if one not in begun] == [best, middle, worst]
 
 
-class _Counting(MemoryRecorder):
-    """Sees the processes that draw at each picture."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[int] = set()
-
-    def artifact(self, trial: int | None, path: Path, name: str) -> None:
-        super().artifact(trial, path, name)
-        for one in psutil.Process().children():
-            if "trainable.figures" in one.cmdline():
-                self.seen.add(one.pid)
-
-
 @pytest.mark.parametrize("cpus", [1, 2])
 def test_at_the_end_every_cpu_draws(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, cpus: int
 ) -> None:
     monkeypatch.setattr("sweeps.publishing.pictures.usable_cpus", lambda: cpus)
+    draw, drew = _Artist.draw, set()
+
+    def noted(artist: _Artist, *what: Any) -> list[Path]:
+        drawn = draw(artist, *what)
+        drew.add(artist)
+        return drawn
+
+    monkeypatch.setattr(_Artist, "draw", noted)
     numbers = [sweep.add() for _ in range(20)]
-    counting = sweep.recorder = _Counting()
     with sweep.open() as gallery:
         assert gallery.finish(timeout=120, ranked=numbers) == 0
-    assert len(counting.seen) == cpus
+    assert len(drew) == cpus
     for number in numbers:
         assert sweep.tag(number) == "drawn"
         assert sweep.names(number) == NAMES

@@ -9,6 +9,7 @@ that need a server are integration tests.
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import trainable
 from sweeps.cli import app
 from sweeps.engine.preflight import Inspection, TaskRefused, longest_warmup
 from sweeps.engine.resources import Machine, Plan
@@ -398,13 +400,23 @@ def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / stranger
     path.parent.mkdir(exist_ok=True)
-    path.touch()
+    path.write_text("a = 1")
     spec, document = parse_placed(SPEC, "s.yaml")
     with pytest.raises(SpecError) as refused, document.placing():
         Inspection(spec, Plan(1, 0, 1))
     assert str(refused.value) == (
         f"s.yaml:2:7: task.name: '{path}' stands where every trial looks for the package 'trainable', which trains it; where a sweep is started nothing else may have that name; give the file another one, or start from another directory"
     )
+
+
+def test_40_another_copy_of_what_trains_is_no_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trainable").mkdir()
+    shutil.copy(trainable.__file__, tmp_path / "trainable")
+    monkeypatch.chdir(tmp_path)
+    spec, _ = parse_placed(SPEC, "s.yaml")
+    Inspection(spec, Plan(1, 0, 1)).give_up()
 
 
 def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
