@@ -16,7 +16,6 @@ import functools
 import json
 import os
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -24,12 +23,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from trainable.config import TrialConfig
 from trainable.errors import OutOfMemory, StorageError, TrainingError
 from trainable.files import make_directory
 from trainable.masking import MaskedLog, mask
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
-from trainable.startup import without_collection
+from trainable.startup import load_training, without_collection
 
 with without_collection():
     import ray
@@ -91,11 +92,7 @@ class TuneTrial(tune.Trainable):
         self._resolved: dict[str, str] = {}
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
-            if "torch" not in sys.modules:
-                with without_collection():
-                    import torch._dynamo  # which the first optimizer of a process would import
-
-                    import trainable.build  # noqa: F401  seconds that only workers pay
+            load_training()
             import torch
 
             from trainable.switches import Switches
@@ -319,12 +316,13 @@ def _end_with_raylet() -> None:
     held of a GPU.
     """
     if not (ray.is_initialized() and ray.get_runtime_context().get_actor_id()):
-        return  # no worker of Ray's: its parent is somebody else
-    raylet = os.getppid()
+        return  # no worker of Ray's
+    raylet = psutil.Process(int(os.environ["RAY_RAYLET_PID"]))  # not always its parent
 
     def watch() -> None:
-        while os.getppid() == raylet:
-            time.sleep(_LOOK_SECONDS)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while raylet.is_running() and raylet.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(_LOOK_SECONDS)
         time.sleep(_RAY_SECONDS)
         os._exit(1)
 

@@ -1,11 +1,12 @@
 """Starting a process: what costs seconds before its first line of work.
 
-What must not live here: what is imported.
+Nothing heavy is imported before it is asked for. What must not live here: what a process does.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,3 +24,13 @@ def without_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def load_training() -> None:
+    """Import all that trains: seconds that a process pays once."""
+    if "trainable.build" in sys.modules:
+        return
+    with without_collection():
+        import torch._dynamo  # noqa: F401  the first optimizer of a process would import it
+
+        import trainable.build  # noqa: F401

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 from rich.console import Console
 
+from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.interrupt import Left, leaving
 from sweeps.engine.preflight import Inspection
@@ -78,6 +79,8 @@ def attempt(
                 spinner.update("connecting to the cluster")
                 where = stack.enter_context(_connected(address, paths, spec, err))
                 spinner.update("loading the task")
+            else:
+                stack.enter_context(fork_server.serving())
             nodes = where.nodes if isinstance(where, Cluster) else (where,)
             ways = plan(spec.resources, spec.trials, spec.concurrency, nodes)
             inspection = Inspection(spec, ways)

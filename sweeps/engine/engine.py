@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+from sweeps.engine import fork_server
 from sweeps.engine.interrupt import Interruption
 from sweeps.engine.orphans import (
     claim_scratch,
@@ -170,12 +171,18 @@ def own_signals() -> Iterator[None]:
 def _bare_node() -> Iterator[None]:
     """Leave out what Ray starts with a node of its own and nobody here asks, for which it has no
     option: an API server, whose start it waits for, two processes that watch its logs and a
-    cluster that could grow, and what the node's agent would tell a dashboard.
+    cluster that could grow, and what the node's agent would tell a dashboard. Its workers are
+    forked where somebody serves forks.
     """
     from ray._private import parameter, services, utils
 
     complete: Any = parameter.RayParams
-    node = functools.partial(complete, no_monitor=True, include_log_monitor=False)
+    node = functools.partial(
+        complete,
+        no_monitor=True,
+        include_log_monitor=False,
+        setup_worker_path=str(fork_server.WORKER_START),
+    )
     with (
         _replaced(parameter, "RayParams", node),
         _replaced(services, "start_api_server", lambda *_, **__: ("", None)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import json
@@ -17,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from ray.tune.result import SHOULD_CHECKPOINT
@@ -412,28 +410,21 @@ ray_adapter._end_with_raylet()
 print("ready", flush=True)
 time.sleep(60)
 """
-RAYLET = """
-import subprocess, sys
-worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
-print(worker.stdout.readline().strip(), worker.pid, flush=True)
-sys.stdin.read()
-"""
 
 
 def test_a_worker_ends_when_its_raylet_has() -> None:
-    command = [sys.executable, "-c", RAYLET, WORKER]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as raylet:
-        assert raylet.stdout is not None
-        said, number = raylet.stdout.readline().split()
-        worker = psutil.Process(int(number))
-        assert said == "ready"
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as raylet,
+        subprocess.Popen(  # not from its raylet: a worker may be the fork of another process
+            [sys.executable, "-c", WORKER],
+            env={**os.environ, "RAY_RAYLET_PID": str(raylet.pid)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as worker,
+    ):
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
         time.sleep(0.5)
-        assert worker.status() != psutil.STATUS_ZOMBIE, "it ended beside its raylet"
+        assert worker.poll() is None, "it ended beside its raylet"
         raylet.kill()
-    deadline = time.monotonic() + 20
-    with contextlib.suppress(psutil.NoSuchProcess):
-        while worker.status() != psutil.STATUS_ZOMBIE:  # which nobody may ever collect here
-            assert time.monotonic() < deadline, "it outlived its raylet"
-            time.sleep(0.05)
+        assert worker.wait(20) == 1, "it outlived its raylet"

@@ -1,0 +1,196 @@
+"""Workers that begin where another process has come to already.
+
+A worker of Ray's is a Python that imports torch before its first trial: some three seconds of a
+processor for each of them, and again for each that takes the place of one that was lost. Here one
+process imports it once, beside the driver that still loads, and every worker is a fork of it.
+
+    driver -- starts --> fork server (torch is imported, nothing else has happened)
+       `- Ray -- starts --> `worker_start` -- asks --> fork server -- forks --> the worker
+
+The server imports nothing of Ray, whose settings a process reads once, and of a task. It has one
+thread, as a fork asks for, and never touches a GPU. It ends with the driver, whatever ends that,
+and its forks end with it. Where there is none, as on the nodes of a cluster, a worker starts as
+Ray starts it. What must not live here: what a worker does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import runpy
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sweeps.engine import worker_start
+from trainable.startup import load_training
+
+WORKER_START = Path(worker_start.__file__)
+"""The program that Ray is to start instead of its own."""
+
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+@contextmanager
+def serving() -> Iterator[None]:
+    """A fork server for as long as the context is open, if this system has what it takes; Ray
+    finds it in the environment.
+    """
+    if sys.platform != "linux":  # no other one ends a process with its parent
+        yield
+        return
+    address = f"gradsweep-{secrets.token_hex(16)}"
+    os.environ[worker_start.VARIABLE] = address
+    # It listens before there is anybody: who asks meanwhile waits, as for imports of its own.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(worker_start.place(address))
+        listener.listen(128)
+        number = listener.fileno()
+        server = subprocess.Popen(
+            [sys.executable, "-P", "-m", __spec__.name, str(number), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[number],
+            process_group=0,  # a terminal's signals are for its driver
+        )
+    try:
+        yield
+    finally:
+        del os.environ[worker_start.VARIABLE]
+        server.kill()
+        server.wait()
+
+
+class _Server:
+    """Forks a worker for each connection, and tells it how that worker ended."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._pid = os.getpid()
+        self._workers: dict[int, socket.socket] = {}
+        self._ended, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> NoReturn:
+        """Fork until the end."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        with selectors.DefaultSelector() as selector:
+            for source in (self._listener, self._ended):
+                selector.register(source, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                    elif key.fileobj == self._ended:
+                        self._collect(selector)
+                    else:
+                        self._hear(key.data)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        connection, _ = self._listener.accept()
+        try:
+            if _peer(connection) != os.geteuid():
+                raise PermissionError
+            wish, streams = worker_start.receive(connection)
+        except (OSError, ValueError):  # it is gone, or nobody of ours
+            connection.close()
+            return
+        pid = os.fork()
+        if pid == 0:
+            selector.close()
+            connection.close()
+            self._become(wish, streams)
+        for stream in streams:
+            os.close(stream)
+        self._workers[pid] = connection
+        selector.register(connection, selectors.EVENT_READ, pid)
+
+    def _hear(self, pid: int) -> None:
+        """Who asked for a worker has ended, and Ray takes the worker for ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # not yet collected: the number is no other's
+
+    def _collect(self, selector: selectors.BaseSelector) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._ended, 512):
+                pass
+        while self._workers:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            connection = self._workers.pop(pid)
+            selector.unregister(connection)
+            with connection, contextlib.suppress(OSError):  # it is gone as well
+                connection.sendall(bytes([os.waitstatus_to_exitcode(status) & 0xFF]))
+
+    def _become(self, wish: Mapping[str, Any], streams: list[int]) -> NoReturn:
+        """Be the worker from here on."""
+        _end_with(self._pid)
+        self._listener.close()
+        for connection in self._workers.values():
+            connection.close()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setpgid(0, 0)
+        for target, stream in enumerate(streams):
+            os.dup2(stream, target)
+            os.close(stream)
+        _take_over(wish)
+        random.seed()  # what a fork would share with its siblings
+        numpy: Any = sys.modules["numpy"]
+        numpy.random.seed()
+        program, *arguments = wish["command"]
+        sys.argv = [program, *arguments]
+        sys.path.insert(0, str(Path(program).parent))
+        runpy.run_path(program, run_name="__main__")
+        sys.exit()
+
+
+def _take_over(wish: Mapping[str, Any]) -> None:
+    """Take over what a process has of the one that starts it."""
+    os.environ.clear()
+    os.environ.update(wish["environment"])
+    os.chdir(wish["directory"])
+    os.umask(wish["umask"])
+    os.setpriority(os.PRIO_PROCESS, 0, wish["niceness"])
+    Path(worker_start.OOM_SCORE).write_text(wish["oom_score"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, wish["blocked"])
+
+
+def _peer(connection: socket.socket) -> int:
+    """The user at the other end."""
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    user: int = struct.unpack("3i", credentials)[1]
+    return user
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process when its parent has."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it has already
+        os._exit(1)
+
+
+def _main(listener: int, driver: int) -> None:
+    _end_with(driver)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the driver's to answer
+    load_training()
+    _Server(socket.socket(fileno=listener)).serve()
+
+
+if __name__ == "__main__":
+    _main(*map(int, sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""Start a worker of Ray's: as a fork of the driver's fork server, or else as Ray does.
+
+    python worker_start.py default_worker.py ARGUMENTS...
+
+is what a raylet runs in the place of Ray's own `setup_worker.py`. It lives as long as the worker
+that was forked for it, ends as that one does, and takes it along when it is killed. Each worker
+pays for what is imported here. What must not live here: what is only needed by the server.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this directory: a program finds its neighbours under the names of others
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "GRADSWEEP_FORK_SERVER"
+"""The environment variable that holds the server's address."""
+OOM_SCORE = "/proc/self/oom_score_adj"
+"""How soon a process is ended when memory is short; Ray has its workers end first."""
+
+_LENGTH = 8  # bytes that say how long the rest is
+
+
+def place(address: str) -> bytes:
+    """Return where a server listens: a name and no file, which is gone with the server."""
+    return b"\0" + address.encode()
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Read what `_ask` sent: what the worker is to be, and its three streams.
+
+    Raises:
+        OSError: The other end is gone.
+        ValueError: What came is not whole.
+    """
+    head, streams, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+    length, body = int.from_bytes(head, "big"), b""
+    while len(body) < length:
+        if not (part := connection.recv(length - len(body))):
+            break
+        body += part
+    return json.loads(body), list(streams)
+
+
+def _ask(connection: socket.socket, command: list[str], added: dict[str, str]) -> int:
+    """Have a worker forked, and wait for its end.
+
+    Returns:
+        Its exit code; 1 where its server ended before, and the worker with it.
+
+    Raises:
+        OSError: The server is gone.
+    """
+    umask = os.umask(0)
+    os.umask(umask)
+    wish = json.dumps(
+        {
+            "command": command,
+            "environment": {**os.environ, **added},
+            "directory": os.getcwd(),
+            "umask": umask,
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+            "oom_score": Path(OOM_SCORE).read_text(),
+            "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        }
+    ).encode()
+    socket.send_fds(connection, [len(wish).to_bytes(_LENGTH, "big")], [0, 1, 2])
+    connection.sendall(wish)
+    with contextlib.suppress(ConnectionError):  # from here on there may be a worker
+        if code := connection.recv(1):
+            return code[0]
+    return 1
+
+
+def _main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--serialized-runtime-env-context", dest="context", default="{}")
+    parser.add_argument("--language")
+    parser.add_argument("--worker-type", default="WORKER")  # else one that moves objects
+    options, command = parser.parse_known_args(arguments)
+    context = json.loads(options.context)
+    added = context.pop("env_vars", None) or {}
+    if context.get("py_executable") == sys.executable:
+        del context["py_executable"]
+    address = os.environ.get(VARIABLE)
+    if address and not any(context.values()) and options.worker_type == "WORKER":
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with connection, contextlib.suppress(OSError):  # it has ended
+            connection.connect(place(address))
+            sys.exit(_ask(connection, command, added))
+    theirs = os.path.join(os.path.dirname(command[0]), "setup_worker.py")
+    os.execv(sys.executable, [sys.executable, theirs, *arguments])
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,227 @@
+"""Workers as forks: what one has of the process that asked for it, and with whom it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sweeps.engine import fork_server, worker_start
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone"),
+]
+
+PROGRAM = """
+import json, os, random, signal, sys
+print(json.dumps({
+    "arguments": sys.argv,
+    "place": sys.path[0],
+    "marked": os.environ.get("MARKED"),
+    "added": os.environ.get("ADDED"),
+    "directory": os.getcwd(),
+    "umask": os.umask(0),
+    "niceness": os.nice(0),
+    "oom_score": open("/proc/self/oom_score_adj").read(),
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "ignored": [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                if signal.getsignal(one) == signal.SIG_IGN],
+    "group": os.getpgid(0) == os.getpid(),
+    "warm": "torch._dynamo" in sys.modules,
+    "ray": "ray" in sys.modules,
+    "drawn": random.random(),
+    "pid": os.getpid(),
+}), flush=True)
+print("complaint", file=sys.stderr)
+if sys.argv[1] == "wait":
+    signal.pause()
+sys.exit(int(sys.argv[1]))
+"""
+THEIRS = "import sys; print('as Ray starts it', *sys.argv[1:])"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[None]:
+    with fork_server.serving():
+        yield
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "setup_worker.py").write_text(THEIRS)
+    program = tmp_path / "default_worker.py"
+    program.write_text(PROGRAM)
+    return program
+
+
+def _command(program: Path, *arguments: str) -> list[str]:
+    return [sys.executable, str(fork_server.WORKER_START), str(program), *arguments]
+
+
+def _gone(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    return True
+
+
+def _wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while not _gone(pid):
+        assert time.monotonic() < deadline, f"process {pid} lives on"
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_fork_is_what_the_process_that_asks_for_it_would_be(
+    program: Path, tmp_path: Path
+) -> None:
+    context = json.dumps({"env_vars": {"ADDED": "yes"}, "py_executable": sys.executable})
+
+    def prepare() -> None:
+        os.umask(0o027)
+        os.nice(7)
+        Path(worker_start.OOM_SCORE).write_text("900")
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+
+    done = [
+        subprocess.run(
+            _command(
+                program, "3", f"--serialized-runtime-env-context={context}", "--language=PYTHON"
+            ),
+            cwd=tmp_path,
+            env={**os.environ, "MARKED": "by its parent"},
+            capture_output=True,
+            text=True,
+            preexec_fn=prepare,
+            check=False,
+        )
+        for _ in range(2)
+    ]
+    told, other = (json.loads(one.stdout) for one in done)
+    assert [one.returncode for one in done] == [3, 3]
+    assert [one.stderr.splitlines()[0] for one in done] == ["complaint"] * 2
+    assert told.pop("drawn") != other.pop("drawn")
+    assert told.pop("pid") != other.pop("pid")
+    assert told == {
+        "arguments": [str(program), "3"],
+        "place": str(tmp_path),
+        "marked": "by its parent",
+        "added": "yes",
+        "directory": str(tmp_path),
+        "umask": 0o027,
+        "niceness": 7,
+        "oom_score": "900\n",
+        "blocked": [signal.SIGHUP],
+        "ignored": [],
+        "group": True,
+        "warm": True,
+        "ray": False,
+    }
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("who", ["the fork", "who asked for it"])
+def test_a_fork_and_who_asked_for_it_end_together(program: Path, who: str) -> None:
+    with subprocess.Popen(
+        _command(program, "wait"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as asker:
+        assert asker.stdout is not None
+        fork = json.loads(asker.stdout.readline())["pid"]
+        assert not _gone(fork)
+        os.kill(fork if who == "the fork" else asker.pid, signal.SIGKILL)
+        code = asker.wait(20)
+    _wait_until_gone(fork)
+    assert code == (-signal.SIGKILL & 0xFF if who == "the fork" else -signal.SIGKILL)
+
+
+DRIVER = """
+import os, signal, subprocess, sys
+from sweeps.engine import fork_server
+with fork_server.serving():
+    subprocess.Popen(sys.argv[1:])
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_forks_end_with_their_driver_whatever_ends_it(program: Path, end: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, *_command(program, "wait")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as driver:
+        assert driver.stdout is not None
+        fork = json.loads(driver.stdout.readline())["pid"]
+        server = psutil.Process(fork).ppid()
+        asker = next(
+            child.pid
+            for child in psutil.Process(driver.pid).children()
+            if str(fork_server.WORKER_START) in child.cmdline()
+        )
+        driver.send_signal(end)
+    for pid in (server, fork, asker):
+        _wait_until_gone(pid)
+
+
+@pytest.mark.parametrize("why", ["nobody serves", "the server has ended"])
+def test_without_a_server_a_worker_starts_as_ray_starts_it(program: Path, why: str) -> None:
+    environment = {**os.environ, worker_start.VARIABLE: "gradsweep-that-has-ended"}
+    if why == "nobody serves":
+        del environment[worker_start.VARIABLE]
+    done = subprocess.run(
+        _command(program, "3", "--language=PYTHON"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"as Ray starts it {program} 3 --language=PYTHON\n"
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(
+    "argument",
+    [
+        '--serialized-runtime-env-context={"py_executable": "another-python"}',
+        '--serialized-runtime-env-context={"command_prefix": ["nice"]}',
+        "--worker-type=SPILL_WORKER",
+    ],
+)
+def test_what_is_no_usual_worker_starts_as_ray_starts_it(program: Path, argument: str) -> None:
+    done = subprocess.run(
+        _command(program, "3", argument), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"as Ray starts it {program} 3 {argument}\n"
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else; run it as root")
+@pytest.mark.parametrize(("user", "made"), [(0, True), (65534, False)])
+def test_nobody_else_gets_a_fork(tmp_path: Path, user: int, made: bool) -> None:
+    program, marker = tmp_path / "program.py", tmp_path / "marker"
+    program.write_text(f"open({str(marker)!r}, 'w')")
+    asking = f"""
+import os, socket
+from sweeps.engine import worker_start
+os.setuid({user})
+worker_start.OOM_SCORE = os.devnull  # another user's may not be read
+with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    connection.connect(worker_start.place(os.environ[worker_start.VARIABLE]))
+    try:
+        worker_start._ask(connection, [{str(program)!r}], {{}})
+    except OSError:
+        pass
+"""
+    subprocess.run([sys.executable, "-c", asking], check=True, cwd=tmp_path)
+    assert marker.exists() == made
