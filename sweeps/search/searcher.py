@@ -23,6 +23,7 @@ from sweeps.early_stopping.schedulers import replay
 from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.search.proposals import Proposer
+from sweeps.spec.search_values import LEARN_NOTHING
 from sweeps.spec.spec import SpecError, SweepSpec
 from sweeps.stores import address_of, trial_store
 from trainable.ray_adapter import OBJECTIVE
@@ -44,6 +45,7 @@ class LedgerSearcher(Searcher):
         concurrency: How many trials may be live at once.
         threads: CPU threads of each trial.
         warn: Told, by the trial's number, what its user should know.
+        settle: Returns once the ledger knows all that trials told by now.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class LedgerSearcher(Searcher):
         concurrency: int,
         threads: int,
         warn: Callable[[int, str], None] = lambda *_: None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(metric=OBJECTIVE, mode=spec.modes[0])
         self._ledger = ledger
@@ -70,6 +73,8 @@ class LedgerSearcher(Searcher):
         self._concurrency = concurrency
         self._threads = threads
         self._pauses = make_pauses(spec)
+        self._learns = self._pauses is not None or spec.search.sampler not in LEARN_NOTHING
+        self._settle = settle
         self._exploit = (
             Exploit(spec, paths, ledger, fence, warn)
             if isinstance(self._pauses, Population)
@@ -103,6 +108,8 @@ class LedgerSearcher(Searcher):
         if len(self._live) >= self._concurrency:
             return None
         while not (self.draining or self.holding):
+            if self._learns:  # else nobody waits for what makes no difference
+                self._settle()
             trial = self._next_trial()
             if trial is None:
                 break

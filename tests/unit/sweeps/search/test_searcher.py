@@ -235,6 +235,7 @@ def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
         make_scheduler(spec.early_stopping, epochs=10, mode="min"),
         fence=lambda: None,
         refuse=book.refuse,
+        settle=book.settle,
         concurrency=9,
         threads=1,
     )
