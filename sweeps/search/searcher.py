@@ -29,7 +29,7 @@ from sweeps.stores import address_of, trial_store
 from trainable.ray_adapter import OBJECTIVE
 
 _TOGETHER_SECONDS = 0.2
-"""Reports that come faster are told together: each passes through Ray, and waits for the disk."""
+"""Reports that come faster are told together: each passes through Ray."""
 
 
 class LedgerSearcher(Searcher):
@@ -73,7 +73,6 @@ class LedgerSearcher(Searcher):
         self._concurrency = concurrency
         self._threads = threads
         self._pauses = make_pauses(spec)
-        self._learns = self._pauses is not None or spec.search.sampler not in LEARN_NOTHING
         self._settle = settle
         self._exploit = (
             Exploit(spec, paths, ledger, fence, warn)
@@ -108,8 +107,6 @@ class LedgerSearcher(Searcher):
         if len(self._live) >= self._concurrency:
             return None
         while not (self.draining or self.holding):
-            if self._learns:  # else nobody waits for what makes no difference
-                self._settle()
             trial = self._next_trial()
             if trial is None:
                 break
@@ -182,6 +179,8 @@ class LedgerSearcher(Searcher):
             return promoted
         if self._next_number >= self._spec.trials:
             return None
+        if self._spec.search.sampler not in LEARN_NOTHING:  # to which no report makes a difference
+            self._settle()
         number = self._next_number
         self._next_number += 1
         proposal = self._proposer.propose(number)  # may take seconds
@@ -201,6 +200,7 @@ class LedgerSearcher(Searcher):
     def _promoted(self) -> TrialRecord | None:
         if self._pauses is None or not self._may_promote:
             return None
+        self._settle()
         number = self._pauses.next_promotion(*self._told(), live=set(self._live.values()))
         self._may_promote = number is not None  # until somebody else comes to a rung
         if number is not None and self._exploit is not None:
