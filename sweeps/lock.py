@@ -15,6 +15,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass
@@ -106,6 +107,7 @@ class SweepLock:
         self._path = path
         self._beside = beside
         self._file: IO[str] | None = None
+        self._asking = threading.Lock()  # whoever leaves at once does not wait for it
         self.previous: Holder | None = None
         """Who held the lock before; set by `acquire` when that driver never released it."""
 
@@ -149,7 +151,7 @@ class SweepLock:
 
     def check(self) -> None:
         """Make sure that the lock is still this process'; costs one look at the file's inode, and
-        what the lock beside it asks.
+        what the lock beside it asks. May be called from any thread.
 
         Raises:
             LockLost: It is not; nothing may be written to the sweep any more.
@@ -161,7 +163,8 @@ class SweepLock:
                 self._path.parent,
             )
         if self._beside is not None:
-            self._beside.check()
+            with self._asking:
+                self._beside.check()
 
     def is_ours(self) -> bool:
         """Whether the file that was locked is still the one in its place: then what lies in the

@@ -1,23 +1,26 @@
-"""Bookkeeping: everything that is written down when something happens to a trial.
+"""Bookkeeping: what it means that something happened to a trial.
 
-Ray Tune calls; the bookkeeper tells the recorder, then the ledger, then the view. A trial that
-the ledger calls finished is never looked at again, so its end must already lie in the recorder's
-durable queue by then; one that dies between the two is simply finished once more. Before anything
-is written the lock is looked at: a driver that stood still may have been replaced meanwhile. What
-must not live here: deciding what to try or when to stop.
+Ray Tune calls; the bookkeeper decides in memory what has to be decided at once, and has a thread
+write it down: Tune asks a worker for its next step only after the callback, so a GPU would wait
+for the disk. Whoever reads what was written, to decide something, settles first. A driver that
+dies before something was written is like one that died before it was told: the store has it, and
+a resume brings it to the ledger. What must not live here: writing (`bookkeeping`, `writing`), and
+deciding what to try or when to stop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ray.tune import Callback
 from ray.tune.experiment import Trial
+from ray.tune.result import SHOULD_CHECKPOINT
 
 from sweeps.driver import control
-from sweeps.early_stopping.exploit import without_unbegun
+from sweeps.driver.bookkeeping import Books, Entry, Told
+from sweeps.driver.writing import Writer
 from sweeps.early_stopping.failures import (
     NOT_THE_TRIALS_DOING,
     Failure,
@@ -26,29 +29,14 @@ from sweeps.early_stopping.failures import (
     SameFailures,
 )
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
-from sweeps.ledger.ledger import (
-    ACCUMULATION,
-    SIGNALS,
-    Ending,
-    Ledger,
-    Report,
-    TrialRecord,
-)
-from sweeps.ledger.view import Mutation
-from sweeps.reconciliation.corrections import catch_up
-from sweeps.reconciliation.facts import trial_facts
-from sweeps.reconciliation.reconcile import STATUSES, end_of_training, missed
-from sweeps.recording.curves import recorded
-from sweeps.recording.tags import NOT_STOPPED, STOPPED_BY_INTERRUPT, end_tags, lineage_tags
-from sweeps.results.running import Progress, View
-from sweeps.spec.parameters import searched, trial_parameters
+from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT
+from sweeps.results.running import View
+from sweeps.spec.parameters import trial_parameters
 from sweeps.spec.spec import SpecError, SweepSpec, trial_yaml
 from sweeps.stores import trial_store
-from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.files import make_directory
-from trainable.history import Row, read_rows
-from trainable.ray_adapter import OBJECTIVE
 
 _NOT_KEPT = (
     "earlier",
@@ -84,7 +72,7 @@ class Release(Callback):
 
 
 class Bookkeeper(Callback):
-    """Writes down what happens to trials.
+    """Has written down what happens to trials.
 
     Args:
         spec: The sweep.
@@ -92,7 +80,7 @@ class Bookkeeper(Callback):
         fence: Called right before anything is written; raises when another driver may run the
             sweep by now.
         on_step: Called once per turn of Tune's loop; the sweep's owner acts on signals there.
-        on_end: Called with the record of each trial that has its end.
+        on_end: Called with the record of each trial that has its end, in the thread that writes.
         node_died: Whether an actor was lost with the whole node that it ran on.
     """
 
@@ -111,25 +99,40 @@ class Bookkeeper(Callback):
     ) -> None:
         self._spec = spec
         self._paths = paths
-        self._ledger = ledger
-        self._recorder = recorder
-        self._view = view
         self._fence = fence
         self._on_step = on_step
-        self._on_end = on_end
         self._node_died = node_died
+        self._books = Books(spec, paths, ledger, recorder, view, fence=fence, on_end=on_end)
+        self._writer: Writer[Entry] = Writer(self._books.write)
+        self._num_before = len(ledger.frozen_trials())
         self._live: set[int] = set()
         self._paused: set[int] = set()
-        self._signals: dict[int, list[str]] = {}  # as they were noted last
+        self._last: dict[int, Told] = {}  # what is written with the end, which is about to come
         self._asked: dict[int, str | None] = {}
         self._losses = Losses(spec.failures.max_retries)
         self._given_up: dict[int, Failure] = {}
         self._failures = SameFailures(spec.failures.same_failure_limit)
+        self.num_ends = 0
+        """How many trials came to their end; whether that is written shows `settle`."""
 
     @property
     def hopeless(self) -> Hopeless | None:
         """Why more trials would only fail like those before, once that is so."""
         return self._failures.hopeless
+
+    def settle(self) -> None:
+        """Wait until all that happened is written down.
+
+        Raises:
+            BaseException: What kept it from being written, as it was; nothing was written after.
+        """
+        for number in list(self._last):
+            self._put_last(number)
+        self._writer.settle()
+
+    def close(self) -> None:
+        """Write what waits, unless that cannot be; call `settle` before to hear of it."""
+        self._writer.close()
 
     def stop(self, number: int, reason: str | None, *, live: bool) -> None:
         """Let a trial end for good: at its next step, or at once if nobody works on it.
@@ -143,20 +146,15 @@ class Bookkeeper(Callback):
             self._asked[number] = reason
             control.order(self._paths, [number])
             return
-        record = self._ledger.trial(number)
-        if not record.finished:
-            record = without_unbegun(record, self._paths)
-            self._recorder.start(number, searched(record.params), {})
-            self._stopped(number, reason, record.lineage)
+        self._end(number, partial(self._books.stopped_waiting, number, reason))
+        self.settle()
 
     def refuse(self, number: int, error: SpecError) -> None:
         """Let a trial fail whose values are no configuration. It is not counted with the failures
         that end a sweep: what else is drawn may well be one.
         """
-        self._fence()
-        self._recorder.start(number, searched(self._ledger.trial(number).params), {})
-        self._log_the_rest(number)  # of what it was before the spec changed
-        self._end(number, "failed", reason=f"config: {error}")
+        self._end(number, partial(self._books.refused, number, error))
+        self.settle()
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
@@ -166,13 +164,14 @@ class Bookkeeper(Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         del iteration, trials, info
+        self._writer.check()
         self._on_step()
 
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Count the attempt, open the trial's run, and catch up on what a worker stored and could
-        not tell before it was lost.
+        """Write down with what the trial trains, before it does; count the attempt and open its
+        run. What an earlier worker stored and could not tell is read before this one begins.
         """
         del iteration, trials, info
         self._fence()
@@ -181,28 +180,19 @@ class Bookkeeper(Callback):
         make_directory(directory)
         config = self._spec.trial_config(number, params)
         (directory / TRIAL_CONFIG).write_text(trial_yaml(config), encoding="utf-8")
-        self._losses.started(number, self._newest_generation(number))
-        self._live.add(number)
         # Of halved micro-batches a tag tells: they are no change of what the trial was asked for.
         parameters = trial_parameters(config, params)
         if number in self._paused:
             self._paused.discard(number)
-            if told := lineage_tags(self._ledger.trial(number)):
-                self._recorder.start(number, parameters, told)
-            self._view.promoted(number)
+            self._live.add(number)
+            self._writer.put(partial(self._books.promoted, number, parameters))
             return
-        attempt = self._ledger.start(number)
-        tags = {"gradsweep.attempts": str(attempt), **lineage_tags(self._ledger.trial(number))}
-        self._recorder.start(number, parameters, tags if attempt == 1 else tags | NOT_STOPPED)
-        if attempt > 1:
-            known = trial_facts(
-                self._paths,
-                self._spec,
-                self._ledger.trial(number),
-                read_outbox(self._paths.outbox),
-            )
-            catch_up(missed(known), self._ledger, self._recorder)
-        self._view.started(number, params, attempt)
+        is_first = number >= self._num_before and number not in self._live
+        self._losses.started(number, 0 if is_first else self._newest_generation(number))
+        self._live.add(number)
+        self._writer.put(partial(self._books.started, number, params, parameters))
+        if not is_first:
+            self.settle()
 
     def on_trial_result(
         self,
@@ -214,49 +204,15 @@ class Bookkeeper(Callback):
     ) -> None:
         """Record a report, and leave Tune only what is asked of its result later."""
         del iteration, trials, info
-        told = dict(result)
+        number = trial.config["number"]
+        told = Told(number, trial.config["params"], dict(result), _halved(trial, result))
         for key in _NOT_KEPT:
             result.pop(key, None)
-        self._record(trial, told)
-
-    def _record(self, trial: Trial, result: Mapping[str, Any]) -> None:
-        self._fence()
-        number = trial.config["number"]
-        if resolved := result.get("resolved"):
-            self._recorder.tag(number, {f"gradsweep.{k}": v for k, v in resolved.items()})
-        if damaged := result.get("set_aside"):
-            self._recorder.tag(number, {"checkpoint.set_aside": "; ".join(damaged)})
-            for sentence in damaged:
-                self._view.warned(number, sentence)
-        if "accumulation" in result:
-            self._note_accumulation(trial, result["accumulation"])
-        reports = [*result.get("earlier", ()), *([result] if OBJECTIVE in result else ())]
-        if not reports:
-            return
-        others = self._spec.metrics[1:]
-        self._ledger.report_all(
-            number,
-            [
-                Report(
-                    told["epoch"],
-                    told["step"],
-                    told[OBJECTIVE],
-                    [told["metrics"][metric] for metric in others],
-                )
-                for told in reports
-            ],
-        )
-        rows = [Row(*row) for told in reports for row in told["rows"]]
-        self._recorder.log(number, recorded(rows, self._spec.tracking.every))
-        looked = [told.get("signals", []) for told in reports if told["rows"]]  # else told again
-        if looked:
-            self._note_signals(number, looked[-1])
-        for told in reports:
-            self._view.reported(
-                Progress(
-                    number, trial.config["params"], told["epoch"], told["step"], told["metrics"]
-                )
-            )
+        # Its end comes next, and its checkpoint lies in the store; see `Books.finished`.
+        if result.get("ending") == "finished" and result.get(SHOULD_CHECKPOINT):
+            self._last[number] = told
+        else:
+            self._writer.put(told)
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -265,15 +221,15 @@ class Bookkeeper(Callback):
         it.
         """
         del iteration, trials, info
-        number, last = trial.config["number"], trial.last_result
+        number, last, books = trial.config["number"], trial.last_result, self._books
         match last.get("ending"):
             case "finished":
-                reports = self._ledger.trial(number).reports
-                ending, reason = end_of_training(reports, self._spec.metrics[0])
-                self._end(number, ending, reason=reason)
+                self._end(number, partial(books.finished, number, self._last.pop(number, None)))
                 self._failures.passed()
             case "paused" if number not in self._asked:
-                self._pause(number)
+                self._live.discard(number)
+                self._paused.add(number)
+                self._writer.put(partial(books.paused, number))
                 self._failures.passed()
             case "failed" if last["failure"]["kind"] in NOT_THE_TRIALS_DOING:
                 self._failures.stopped(number, Failure(**last["failure"]))
@@ -285,9 +241,9 @@ class Bookkeeper(Callback):
             case "stopped" if number in self._given_up:
                 self._fail(number, self._given_up[number])
             case "stopped" | "paused":
-                self._stopped(number, self._asked[number])
+                self._end(number, partial(books.stopped, number, self._asked[number]))
             case _:
-                self._end(number, "pruned")
+                self._end(number, partial(books.pruned, number))
                 self._failures.passed()
 
     def on_trial_recover(
@@ -298,6 +254,7 @@ class Bookkeeper(Callback):
         """
         del iteration, trials, info
         self._fence()
+        self._put_last(trial.config["number"])  # its end does not come yet
         if self._node_died(trial.get_pickled_error()):
             return
         number = trial.config["number"]
@@ -317,58 +274,29 @@ class Bookkeeper(Callback):
         """Record that the trials which had not ended by now were interrupted."""
         for number in sorted(self._live | self._paused):
             self._interrupt(number)
-
-    def _pause(self, number: int) -> None:
-        self._live.discard(number)
-        self._paused.add(number)
-        self._view.paused(number, self._ledger.trial(number).value)
+        self.settle()
 
     def _interrupt(self, number: int) -> None:
-        self._fence()
         tags = {"stopped_by": "failures"} if self.hopeless else STOPPED_BY_INTERRUPT
-        self._recorder.finish(number, "KILLED", tags)
         self._live.discard(number)
         self._paused.discard(number)
-        self._view.ended(number, "interrupted", None, None)
-
-    def _stopped(
-        self, number: int, reason: str | None, lineage: Sequence[Mutation] | None = None
-    ) -> None:
-        # It may have been stopped between two reports; no later start would deliver the rest.
-        self._log_the_rest(number)
-        self._end(number, "pruned", reason=reason, lineage=lineage)
+        self._put_last(number)
+        self._writer.put(partial(self._books.interrupted, number, tags))
 
     def _fail(self, number: int, failure: Failure) -> None:
-        self._log_the_rest(number)  # as above
-        self._end(number, "failed", reason=failure.reason, traceback=failure.traceback)
+        self._end(number, partial(self._books.failed, number, failure))
         self._failures.failed(number, failure)
 
-    def _log_the_rest(self, number: int) -> None:
-        rows = read_rows(self._paths.trial(number))
-        self._fence()
-        self._recorder.log(number, recorded(rows, self._spec.tracking.every, ended=True))
-
-    def _end(
-        self,
-        number: int,
-        ending: Ending,
-        *,
-        reason: str | None = None,
-        traceback: str | None = None,
-        lineage: Sequence[Mutation] | None = None,
-    ) -> None:
-        record = replace(
-            self._ledger.trial(number), state=ending, reason=reason, traceback=traceback
-        )
-        self._fence()
-        self._recorder.finish(number, STATUSES[ending], end_tags(record, self._spec))
-        record = self._ledger.finish(
-            number, ending, reason=reason, traceback=traceback, lineage=lineage
-        )
+    def _end(self, number: int, write: Callable[[], None]) -> None:
         self._live.discard(number)
         self._paused.discard(number)
-        self._view.ended(number, ending, record.result, reason)
-        self._on_end(record)
+        self._put_last(number)
+        self._writer.put(write)
+        self.num_ends += 1
+
+    def _put_last(self, number: int) -> None:
+        if (last := self._last.pop(number, None)) is not None:
+            self._writer.put(last)
 
     def _describe_loss(self, trial: Trial) -> Failure:
         number = trial.config["number"]
@@ -377,23 +305,17 @@ class Bookkeeper(Callback):
         reason = f"lost: its process ended {often} without a new checkpoint"
         return Failure("lost", reason, str(trial.get_pickled_error()))
 
-    def _note_signals(self, number: int, signals: list[str]) -> None:
-        if number not in self._signals:
-            self._signals[number] = list(self._ledger.trial(number).signals)
-        if signals != self._signals[number]:  # also when all is well again
-            self._recorder.tag(number, {"health": "; ".join(signals)})
-            self._ledger.note(number, SIGNALS, signals)
-            self._signals[number] = signals
-
-    def _note_accumulation(self, trial: Trial, accumulation: int) -> None:
-        """A trial went on with smaller micro-batches; it does so wherever it goes on next."""
-        train = trial.config["config"]["train"]
-        if train["accumulation"] != accumulation:
-            train["accumulation"] = accumulation
-            number = trial.config["number"]
-            self._ledger.note(number, ACCUMULATION, accumulation)
-            self._recorder.tag(number, {f"gradsweep.{ACCUMULATION}": str(accumulation)})
-
     def _newest_generation(self, number: int) -> int:
         saved = trial_store(self._paths, self._spec, number).generations()
         return saved[-1].number if saved else 0
+
+
+def _halved(trial: Trial, result: dict[str, Any]) -> int | None:
+    """Into how many micro-batches a trial's batches are split from now on, wherever it goes on
+    next; None where that is as before.
+    """
+    train = trial.config["config"]["train"] if "accumulation" in result else {}
+    if train.get("accumulation") == result.get("accumulation"):
+        return None
+    train["accumulation"] = result["accumulation"]
+    return int(result["accumulation"])

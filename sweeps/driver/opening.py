@@ -216,9 +216,10 @@ def open_ledger(
 
 def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:
     """Whether a trial has reported, or goes on from a checkpoint. Stores are asked last, and no
-    more of them than it takes: those of objects answer slowly, and for money.
+    more of them than it takes: those of objects answer slowly, and for money. Who died right
+    after a trial's start may not have counted the attempt.
     """
-    begun = (trial for trial in trials if trial.attempts and not trial.finished)
+    begun = sorted((one for one in trials if not one.finished), key=lambda one: -one.attempts)
     return any(trial.reports for trial in trials) or any(
         trial_store(paths, spec, trial.number).generations() for trial in begun
     )

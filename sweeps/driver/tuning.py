@@ -53,7 +53,7 @@ def tune_trials(
         interruption: Whether the driver is to leave, and how much time trials have.
         wishes: What was asked for from elsewhere.
         lock: Looked at in every turn and before every write: who lost it writes nothing any more.
-        on_end: Told of each trial that has come to its end.
+        on_end: Told of each trial that has come to its end, in another thread.
         node_died: Whether an actor was lost with the whole node that it ran on.
 
     Returns:
@@ -72,12 +72,15 @@ def tune_trials(
         scheduler,
         fence=lock.check,
         refuse=lambda number, error: bookkeeper.refuse(number, error),
+        settle=lambda: bookkeeper.settle(),
         concurrency=plan.concurrency,
         threads=max(1, int(plan.cpu)),
         warn=view.warned,
     )
 
-    stops = Stops(spec, ledger)
+    stops = Stops(
+        spec, ledger, ends=lambda: bookkeeper.num_ends, settle=lambda: bookkeeper.settle()
+    )
     asked: set[int] = set()
 
     def look_around() -> None:
@@ -89,6 +92,7 @@ def tune_trials(
         over = stops.look()
         searcher.holding = over is not None
         if over is not None:
+            bookkeeper.settle()
             open_trials = [trial.number for trial in ledger.trials() if not trial.finished]
             end(open_trials, BY_THE_SWEEP + over.why)
         if interruption.trials_left <= 0:
@@ -99,10 +103,6 @@ def tune_trials(
             asked.add(number)
             bookkeeper.stop(number, reason, live=searcher.is_live(number))
 
-    def note_end(record: TrialRecord) -> None:
-        stops.trial_ended()
-        on_end(record)
-
     bookkeeper = Bookkeeper(
         spec,
         paths,
@@ -111,7 +111,7 @@ def tune_trials(
         view,
         fence=lock.check,
         on_step=look_around,
-        on_end=note_end,
+        on_end=on_end,
         node_died=node_died,
     )
     # Tune hands these to its workers in what Ray logs and in command lines; they inherit them.
@@ -137,6 +137,7 @@ def tune_trials(
         with engine.bare_tune():
             tuner.fit()
         lock.check()
+        bookkeeper.settle()
         for number in sorted(searcher.left_behind()):
             bookkeeper.stop(number, None, live=False)
         bookkeeper.interrupt_live()  # who is paused continues when the sweep does
@@ -148,6 +149,8 @@ def tune_trials(
         if isinstance(error.__context__, CurveDamaged | LedgerError | StorageError | OSError):
             raise error.__context__ from None
         raise
+    finally:
+        bookkeeper.close()
 
     return bookkeeper.hopeless
 

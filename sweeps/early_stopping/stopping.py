@@ -127,30 +127,39 @@ class Stops:
 
     Args:
         spec: The sweep.
+        ends: How many trials came to their end by now.
+        settle: Returns once the ledger knows of all of them.
         clock: Seconds that only go forward.
     """
 
     def __init__(
-        self, spec: SweepSpec, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic
+        self,
+        spec: SweepSpec,
+        ledger: Ledger,
+        *,
+        ends: Callable[[], int],
+        settle: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._ledger, self._clock = spec, ledger, clock
+        self._ends, self._settle = ends, settle
+        self._num_ends = 0
         self._before = self._kept = ledger.seconds
         self._started = clock()
         self._trials = ledger.trials()
 
     def look(self) -> Fired | None:
         """Return the stop that holds; called in each turn of the driver's loop."""
+        # To read thousands at each one's end takes long, and the disk is waited for.
+        if _watches(self._spec) and self._num_ends != (ends := self._ends()):
+            self._settle()
+            self._num_ends, self._trials = ends, self._ledger.trials()
         over = fired(self._spec, self._trials, self._seconds)
         # A driver that is killed leaves the time that was kept: the next one is to stop as well.
         news = over is not None and fired(self._spec, self._trials, self._kept) is None
         if news or self._seconds - self._kept >= _KEEP_EVERY:
             self.keep()
         return over
-
-    def trial_ended(self) -> None:
-        """Note that a trial has come to its end."""
-        if _watches(self._spec):  # to read thousands at each one's end takes long
-            self._trials = self._ledger.trials()
 
     def keep(self) -> None:
         """Write the sweep's time down."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -99,7 +100,7 @@ def _storing(
 
     @functools.wraps(method)
     def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with _clear_errors(self.place):
+        with self._turn, _clear_errors(self.place):
             return self._storage.look(lambda: method(self, *args, **kwargs))
 
     return wrapped
@@ -114,8 +115,7 @@ def _at_once(
 
     @functools.wraps(method)
     def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with _clear_errors(self.place):
-            return self._storage.transact(lambda: method(self, *args, **kwargs))
+        return self.at_once(lambda: method(self, *args, **kwargs))
 
     return wrapped
 
@@ -125,7 +125,7 @@ class Ledger:
 
     Every method may raise `LedgerBusy` when another process does not let go of it, and
     `LedgerError` when it cannot be used; those that write `LockLost`, when another driver may by
-    now.
+    now. Methods may be called from any thread; they take turns.
 
     Args:
         place: Where it is.
@@ -135,6 +135,7 @@ class Ledger:
 
     def __init__(self, place: Place, study: optuna.Study, storage: EditableStorage) -> None:
         self.place = place
+        self._turn = threading.RLock()
         self._study = study
         self._storage = storage
         self._study_id = storage.get_study_id_from_name(study.study_name)
@@ -200,6 +201,15 @@ class Ledger:
                 if isinstance(error, optuna.exceptions.StorageInternalError):
                     raise
                 raise place.damaged(f"{type(error).__name__}: {error}") from error
+
+    def at_once(self, work: Callable[[], _T]) -> _T:
+        """Store all that is stored within, or nothing of it; the disk is waited for once.
+
+        Args:
+            work: May be done again, where a database went away meanwhile.
+        """
+        with self._turn, _clear_errors(self.place):
+            return self._storage.transact(work)
 
     @property
     @_storing

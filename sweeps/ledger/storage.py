@@ -88,7 +88,7 @@ class EditableStorage(optuna.storages.RDBStorage):
     the last one that it ended, and writes with few statements what it knows (`statements`);
     whoever only looks remembers nothing, for others write.
 
-    It is used by one thread.
+    It is used by one thread at a time.
     """
 
     def __init__(self, url: str, engine_kwargs: dict[str, Any]) -> None:
@@ -103,7 +103,9 @@ class EditableStorage(optuna.storages.RDBStorage):
         return work()
 
     def transact(self, work: Callable[[], _T]) -> _T:
-        """Store all that `work` stores, or nothing of it."""
+        """Store all that `work` stores, or nothing of it; within another one, a part of that."""
+        if self._writes:
+            return work()
         self._writes = True
         try:
             return self._transact(work)

@@ -93,6 +93,7 @@ def trial_facts(
     return TrialFacts(
         record,
         curve,
+        saved=record.attempts == 0 and bool(trial_store(paths, spec, number).generations()),
         trained=bool(curve)
         and curve[-1].epoch >= spec.budget.epochs
         and _is_sound(trial_store(paths, spec, number), spec.budget.epochs),

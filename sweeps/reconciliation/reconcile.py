@@ -44,6 +44,8 @@ class TrialFacts:
     """The ledger's."""
     curve: tuple[Report, ...] = ()
     """The store's."""
+    saved: bool = False
+    """Nobody counted an attempt at it, and the store has a checkpoint: the driver died first."""
     trained: bool = False
     """The store has the last epoch, and a sound checkpoint of it."""
     stopped: bool = False
@@ -241,7 +243,8 @@ def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
 def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
     number = trial.record.number
     yield from missed(trial)
-    begun = trial.record.attempts > 0  # with the parameters that it has, whatever the space is now
+    # with the parameters that it has, whatever the space is now
+    begun = trial.record.attempts > 0 or trial.saved
     if not begun and not trial.record.params.keys() >= facts.parameters:
         yield Suggested(number)
     ending, reason = _ending(trial, facts)

@@ -23,12 +23,13 @@ from sweeps.early_stopping.schedulers import replay
 from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.search.proposals import Proposer
+from sweeps.spec.search_values import LEARN_NOTHING
 from sweeps.spec.spec import SpecError, SweepSpec
 from sweeps.stores import address_of, trial_store
 from trainable.ray_adapter import OBJECTIVE
 
 _TOGETHER_SECONDS = 0.2
-"""Reports that come faster are told together: each passes through Ray, and waits for the disk."""
+"""Reports that come faster are told together: each passes through Ray."""
 
 
 class LedgerSearcher(Searcher):
@@ -44,6 +45,7 @@ class LedgerSearcher(Searcher):
         concurrency: How many trials may be live at once.
         threads: CPU threads of each trial.
         warn: Told, by the trial's number, what its user should know.
+        settle: Returns once the ledger knows all that trials told by now.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class LedgerSearcher(Searcher):
         concurrency: int,
         threads: int,
         warn: Callable[[int, str], None] = lambda *_: None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(metric=OBJECTIVE, mode=spec.modes[0])
         self._ledger = ledger
@@ -70,6 +73,7 @@ class LedgerSearcher(Searcher):
         self._concurrency = concurrency
         self._threads = threads
         self._pauses = make_pauses(spec)
+        self._settle = settle
         self._exploit = (
             Exploit(spec, paths, ledger, fence, warn)
             if isinstance(self._pauses, Population)
@@ -175,6 +179,8 @@ class LedgerSearcher(Searcher):
             return promoted
         if self._next_number >= self._spec.trials:
             return None
+        if self._spec.search.sampler not in LEARN_NOTHING:  # to which no report makes a difference
+            self._settle()
         number = self._next_number
         self._next_number += 1
         proposal = self._proposer.propose(number)  # may take seconds
@@ -194,6 +200,7 @@ class LedgerSearcher(Searcher):
     def _promoted(self) -> TrialRecord | None:
         if self._pauses is None or not self._may_promote:
             return None
+        self._settle()
         number = self._pauses.next_promotion(*self._told(), live=set(self._live.values()))
         self._may_promote = number is not None  # until somebody else comes to a rung
         if number is not None and self._exploit is not None:

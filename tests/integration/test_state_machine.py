@@ -142,6 +142,23 @@ def chain_of(params: dict[str, Any], step: int) -> str:
     return state
 
 
+class Lagging:
+    """Stands for the thread that writes: it writes when somebody settles, or is let. Whoever dies
+    leaves unwritten what waits.
+    """
+
+    def __init__(self, write: Callable[[list[Any]], None]) -> None:
+        self._write = write
+        self._waiting: list[Any] = []
+
+    def put(self, what: Any) -> None:
+        self._waiting.append(what)
+
+    def settle(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._write(waiting)
+
+
 class Training:
     """One worker's run of a trial: resumes, steps, saves and reports as the real one does."""
 
@@ -216,7 +233,8 @@ class Training:
             "objective": value, "epoch": self.epoch, "step": self.step,
             "metrics": {"val/loss": value}, "rows": [tuple(row) for row in rows], "signals": [],
         }  # fmt: skip
-        return result | ({"ending": "finished"} if self.epoch >= EPOCHS else {})
+        finished = self.epoch >= EPOCHS
+        return result | ({"ending": "finished", "should_checkpoint": True} if finished else {})
 
 
 class Driver:
@@ -268,6 +286,7 @@ class Driver:
             self._scheduler,
             fence=lambda: None,
             refuse=lambda *told: self._book.refuse(*told),
+            settle=lambda: self._book.settle(),
             concurrency=2,
             threads=1,
         )
@@ -278,6 +297,11 @@ class Driver:
             spec, paths, self.ledger, self.recorder, view,
             fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
         )  # fmt: skip
+        self._book._writer = Lagging(self._book._books.write)  # type: ignore[assignment]
+
+    def write(self) -> None:
+        """What waits is written."""
+        self._book.settle()
 
     def suggest(self) -> None:
         self._turn += 1
@@ -321,6 +345,7 @@ class Driver:
             training.save()
             trial.last_result = {"ending": "interrupted"}
             self._end(number)
+        self.write()
         self.die()
 
     def deliver(self, enough: Callable[[], bool] = lambda: False) -> None:
@@ -398,6 +423,11 @@ class SweepMachine(RuleBasedStateMachine):
                     self._driver.advance(number)
 
         self._until_death(steps, dies_at)
+
+    @rule(dies_at=st.none() | st.integers(0, 30))
+    @precondition(lambda self: self.driver is not None)
+    def write(self, dies_at: int | None) -> None:
+        self._until_death(self._driver.write, dies_at)
 
     @rule(which=st.integers(0, 1), dies_at=st.none() | st.integers(0, 4))
     @precondition(lambda self: self.driver is not None and self.driver.live)
@@ -518,6 +548,7 @@ class SweepMachine(RuleBasedStateMachine):
                 driver.advance(number)
             if driver.exhausted and not driver.live:
                 break
+        driver.write()
         driver.deliver()
         assert driver.recorder.pending() == 0
         self.ledger_is_whole()

@@ -62,6 +62,7 @@ def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> Non
 
     result = _result()
     keeper.on_trial_result(0, [trial], trial, result)
+    keeper.settle()
 
     numbers = {key for key, value in result.items() if isinstance(value, Number)}
     assert numbers == {OBJECTIVE, "epoch", "should_checkpoint", "done", "training_iteration"}
@@ -101,6 +102,7 @@ def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: 
     result = {"ending": "failed", "done": True} if fails else dict(last)
 
     keeper.on_trial_result(0, [trial], trial, result | {"earlier": [first, second]})
+    keeper.settle()
 
     told = [1, 2] if fails else [1, 2, 3]
     assert shown == told
@@ -112,9 +114,11 @@ def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: 
 
     again = {"rows": [], "signals": []}  # as by a run that had ended already
     keeper.on_trial_result(0, [trial], trial, dict(last) | again)
+    keeper.settle()
     assert sweep.ledger.trial(number).signals == ("the loss jumped",)
     well = {"epoch": 4, "step": 92, "signals": []}
     keeper.on_trial_result(0, [trial], trial, dict(last) | well)
+    keeper.settle()
     assert sweep.ledger.trial(number).signals == ()
     assert recorder.runs[number].tags["health"] == ""
 
@@ -164,6 +168,7 @@ def test_a_finished_trial_is_complete_if_it_has_a_value(
     recorder.start(number, {}, {})
     trial: Any = SimpleNamespace(config={"number": number}, last_result={"ending": "finished"})
     keeper.on_trial_complete(0, [trial], trial)
+    keeper.settle()
     record = sweep.ledger.trial(number)
     assert (record.state, record.reason, recorder.runs[number].status) == end
 
@@ -214,13 +219,19 @@ def test_driver_whose_lock_was_taken_over_writes_nothing(tmp_path: Path, act: Ac
     told = {"number": number, "params": {}, "config": config.model_dump(mode="json")}
     trial: Any = SimpleNamespace(config=told, get_pickled_error=lambda: None)
     keeper.on_trial_start(0, [trial], trial)
+    keeper.settle()
     keeper.on_step_begin(0, [trial])
 
     sweep.paths.lock.unlink()
     successor.acquire()
     before = _everything(sweep, recorder)
-    with pytest.raises(LockLost):
+
+    def act_and_settle() -> None:
         act(keeper, trial)
+        keeper.settle()
+
+    with pytest.raises(LockLost):
+        act_and_settle()
     assert _everything(sweep, recorder) == before
     successor.release()
     lock.release()

@@ -52,12 +52,15 @@ def _resume(made: MadeSweep, *overrides: str, accepted: bool = False) -> SweepSp
     return spec
 
 
+@pytest.mark.parametrize("counted", [True, False])
 def test_a_checkpoint_before_the_first_report_is_of_what_it_was_trained_with(
-    tmp_path: Path,
+    tmp_path: Path, counted: bool
 ) -> None:
+    """Also where the driver died before it had counted the attempt."""
     made = MadeSweep(tmp_path)
     number = made.add(None)
-    made.ledger.start(number)
+    if counted:
+        made.ledger.start(number)
     _resume(made, "seed=1")  # nothing was trained
     commit(made.paths.trial(number), 0, step=29)
     with pytest.raises(OriginChanged, match="seed 1 -> 2"):

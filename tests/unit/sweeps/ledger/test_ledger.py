@@ -7,6 +7,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -432,3 +433,44 @@ def test_trials_are_counted_without_a_study_and_without_a_trace(tmp_path: Path) 
     empty.touch()
     assert LedgerFile(empty).num_trials() is None
     assert empty.read_bytes() == b""
+
+
+def test_what_is_stored_at_once_is_stored_whole_or_not_at_all(ledger: Ledger) -> None:
+    numbers = [_ask(ledger), _ask(ledger)]
+
+    def store() -> None:
+        for number in numbers:
+            ledger.report(number, epoch=1, step=1, value=0.5)
+        ledger.finish(numbers[0], "complete")
+
+    def fail() -> None:
+        store()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ledger.at_once(fail)
+    for _ in range(2):  # as remembered, and as read
+        assert [trial.reports for trial in ledger.trials()] == [{}, {}]
+        assert [ledger.trial(number).state for number in numbers] == ["running"] * 2
+        ledger = Ledger.open(ledger.place)
+    ledger.at_once(store)
+    for _ in range(2):
+        assert [trial.reports for trial in ledger.trials()] == [{1: 0.5}] * 2
+        assert [ledger.trial(number).state for number in numbers] == ["complete", "running"]
+        ledger = Ledger.open(ledger.place)
+
+
+def test_threads_take_turns(ledger: Ledger) -> None:
+    numbers = [_ask(ledger, seed) for seed in range(4)]
+
+    def report(number: int) -> None:
+        for epoch in range(1, 6):
+            ledger.report(number, epoch=epoch, step=epoch, value=1 / epoch)
+            assert max(ledger.trial(number).reports) == epoch
+            assert len(ledger.trials()) == 4
+        ledger.finish(number, "complete")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(report, numbers))
+    for trial in Ledger.open(ledger.place).trials():
+        assert (trial.state, len(trial.reports)) == ("complete", 5)

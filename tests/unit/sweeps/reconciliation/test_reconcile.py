@@ -146,6 +146,11 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
             id="killed while parameters were stored",
         ),
         pytest.param(
+            TrialFacts(replace(OPEN, params={}, reports={}), saved=True),
+            [],
+            id="killed before its attempt was counted; the space was edited since",
+        ),
+        pytest.param(
             TrialFacts(replace(OPEN, state="complete"), told="FINISHED"), [], id="all is well"
         ),
         pytest.param(
@@ -429,6 +434,18 @@ def test_incomplete_parameters_are_completed(sweep: Sweep) -> None:
     assert sweep.corrections() == [Suggested(0)]
     sweep.apply()
     assert sweep.ledger.trial(0).params.keys() == PARAMS.keys()
+    assert sweep.corrections() == []
+
+
+def test_a_trial_that_saved_before_its_attempt_was_counted_keeps_its_parameters(
+    sweep: Sweep,
+) -> None:
+    import optuna
+
+    optuna.load_study(storage=f"sqlite:///{sweep.paths.ledger}", study_name="sweep").ask()
+    sweep.ledger = Ledger.open(sweep.paths.ledger)
+    commit(sweep.paths.trial(0), 0, step=1)
+    assert sweep.ledger.trial(0).attempts == 0
     assert sweep.corrections() == []
 
 

@@ -54,6 +54,7 @@ class Driver:
             FIFOScheduler(),
             fence=lambda: None,
             refuse=lambda *told: self.book.refuse(*told),
+            settle=lambda: self.book.settle(),
             concurrency=1,
             threads=1,
         )
@@ -92,6 +93,7 @@ class Driver:
         trial.last_result["ending"] = "paused" if config["until"] else "finished"
         self.searcher.on_trial_complete(f"t{self.turn}")
         self.book.on_trial_complete(0, [], trial)
+        self.book.settle()
         return True
 
     def states(self) -> list[str]:
@@ -247,6 +249,7 @@ def test_a_member_that_ends_where_it_waits_was_changed_only_if_it_began(
         with pytest.raises(KeyboardInterrupt):
             end()
     assert len(driver.ledger.trial(1).lineage) == 1, "it may go on, from whom it was to"
+    driver = Driver(paths, spec, driver.recorder)
     end()
     record, run = driver.ledger.trial(1), driver.recorder.runs[1]
     assert len(record.lineage) == began

@@ -122,6 +122,32 @@ def test_no_more_than_the_concurrency_are_live(tmp_path: Path, spec: SweepSpec) 
     assert driver.ask("b")["number"] == 1
 
 
+@pytest.mark.parametrize(
+    ("sampler", "scheduler", "expected"),
+    [
+        pytest.param("tpe", "none", [0, 1, 2], id="right before a trial is proposed"),
+        pytest.param("random", "none", [], id="a sampler that learns nothing"),
+        pytest.param("random", "asha_promote", [0, 3], id="who pauses, after each end"),
+    ],
+)
+def test_what_trials_told_is_waited_for_where_it_makes_a_difference_and_something_is_asked(
+    tmp_path: Path, spec: SweepSpec, sampler: str, scheduler: Any, expected: list[int]
+) -> None:
+    """As many trials as there were then."""
+    search = spec.search.model_copy(update={"sampler": sampler})
+    early = EarlyStoppingConfig(scheduler=scheduler)
+    changed = {"search": search, "early_stopping": early, "trials": 3}
+    driver = Driver(tmp_path / "l.db", spec.model_copy(update=changed))
+    settled: list[int] = []
+    driver.searcher._settle = lambda: settled.append(len(driver.ledger.trials()))
+    driver.searcher._concurrency = 4
+    for turn in range(5):
+        driver.ask(f"t{turn}")
+    driver.searcher.on_trial_complete("t0")
+    driver.ask("t5")
+    assert settled == expected
+
+
 def test_draining_hands_out_nothing(tmp_path: Path, spec: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", spec)
     driver.searcher.draining = True
@@ -235,6 +261,7 @@ def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
         make_scheduler(spec.early_stopping, epochs=10, mode="min"),
         fence=lambda: None,
         refuse=book.refuse,
+        settle=book.settle,
         concurrency=9,
         threads=1,
     )
