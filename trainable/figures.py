@@ -19,7 +19,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,7 +221,8 @@ def decision_boundary(
     image = 1 - (0.05 + 0.4 * sure) * (1 - colours[winner.numpy()])
     image = image.reshape(resolution, resolution, 3).transpose(1, 0, 2)
 
-    figure, axes = _axes("Decision boundary", size=(6.4, 6.4))
+    figure = _paper((6.4, 6.4))
+    axes = _titled(figure, "Decision boundary")
     extent = (-reach, reach, -reach, reach)
     axes.imshow(image, origin="lower", extent=extent, interpolation="bilinear")
     for index in range(classes):
@@ -376,9 +377,13 @@ def _whole_numbers() -> MaxNLocator:
 
 def _axes(title: str) -> tuple[Figure, Axes]:
     figure = _used.pop() if _used else _paper()
+    return figure, _titled(figure, title)
+
+
+def _titled(figure: Figure, title: str) -> Axes:
     (axes,) = figure.axes
     axes.set_title(title, loc="left", y=_TITLE, fontsize=12, fontweight="bold", parse_math=False)
-    return figure, axes
+    return axes
 
 
 def _paper(size: tuple[float, float] = (7.2, 4.2)) -> Figure:
@@ -398,6 +403,10 @@ def _paper(size: tuple[float, float] = (7.2, 4.2)) -> Figure:
 
 
 def _save(figure: Figure, path: Path) -> Path:
+    if figure.axes[0].images:  # its shades are more than a palette has
+        unnamed = {"Software": None}  # the same run gives the same bytes
+        figure.savefig(path, metadata=unnamed, pil_kwargs={"compress_level": 1})
+        return path
     if path.suffix == ".png":
         _write_png(figure, path)
     else:
@@ -414,12 +423,13 @@ def _write_png(figure: Figure, path: Path) -> None:
 
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
-    canvas.draw()
-    image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
+    canvas.draw()  # type: ignore[no-untyped-call]
+    drawn = canvas.buffer_rgba()  # type: ignore[no-untyped-call]
+    image = Image.frombuffer("RGBA", canvas.get_width_height(), drawn)
     packed = image.convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE)
     palette = packed.getpalette()
     assert palette is not None
-    paper = 3 * packed.getpixel((0, 0))
+    paper = 3 * packed.tobytes()[0]
     palette[paper : paper + 3] = (255, 255, 255)  # not the mean of what is nearly white
     packed.putpalette(palette)
     packed.save(path, compress_level=1)
