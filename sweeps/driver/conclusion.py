@@ -39,9 +39,11 @@ ReportWriter = Callable[[SweepPaths, Path], Path]
 _DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
-_PICTURES_SHARE, _PICTURES_SECONDS = 0.1, 15.0
-"""Of the time that this attempt took, and at most: what the end waits for pictures of trials, from
-when weights and report are there. After a sweep of seconds nobody wants to wait for them."""
+_PICTURES_SHARE, _PICTURES_SECONDS = 0.1, (2.0, 15.0)
+"""What the end waits for pictures of trials, once weights and report are there: a share of the
+time that this attempt took, and at least and at most. After a sweep of seconds nobody wants to
+wait for them as long as for the sweep; two seconds draw those of some thirty trials.
+"""
 
 
 def conclude(
@@ -146,7 +148,8 @@ def _publish_front(
 
 
 def _patience(gallery: Gallery) -> float:
-    return min(_PICTURES_SHARE * gallery.age, _PICTURES_SECONDS)
+    least, most = _PICTURES_SECONDS
+    return min(max(least, _PICTURES_SHARE * gallery.age), most)
 
 
 def _publish_best(

@@ -90,7 +90,7 @@ class Watched:
         return []
 
 
-@pytest.mark.parametrize(("age", "patience"), [(20.0, 2.0), (3600.0, 15.0)])
+@pytest.mark.parametrize(("age", "patience"), [(9.0, 2.0), (60.0, 6.0), (3600.0, 15.0)])
 @pytest.mark.parametrize("metric", ["val/loss", "[val/loss, val/accuracy]"])
 def test_end_waits_for_pictures_a_tenth_of_the_sweeps_time_once_all_else_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str, age: float, patience: float
