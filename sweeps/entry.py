@@ -17,3 +17,7 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,17 +5,23 @@ What must not live here: how MLflow's server is started, and its addresses (`tra
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
 
 from sweeps.layout import artifact_root, tracking_uri
 from sweeps.places import check_place
+from sweeps.publishing.pictures import undrawn
 from sweeps.recording.tags import leaders_view
 from sweeps.results.sweep_view import SweepView
 from tracking.address import is_server
+from tracking.background import start_behind
 from tracking.ui import runs_page, start_server
 
 
@@ -38,11 +44,37 @@ def serve(
     try:
         console.print("Ctrl-C ends it")
         _open(console, _page(server.url, view), open_browser=open_browser)
-        server.wait()
+        with _drawing(console, view) if view is not None else nullcontext():
+            server.wait()
     except KeyboardInterrupt:
         pass
     finally:
         server.stop()
+
+
+@contextmanager
+def _drawing(console: Console, view: SweepView) -> Iterator[None]:
+    """Meanwhile have the pictures made that the sweep's end did not wait for.
+
+    A running sweep's driver makes them itself.
+    """
+    missing = len(undrawn(view.paths, view.records))
+    if not missing or view.state == "running":
+        yield
+        return
+    command = ["sync", view.paths.name, "--root", str(view.paths.root)]
+    with open(os.devnull, "w") as nobody:
+        artist = start_behind(
+            [sys.executable, "-P", "-m", "sweeps.entry", *command], os.environ, stderr=nobody
+        )
+    console.print(
+        f"making the pictures of {missing} more trials, each to be seen on its own run's page"
+    )
+    try:
+        yield
+    finally:
+        artist.terminate()
+        artist.communicate()
 
 
 def _page(base: str, view: SweepView | None) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from sweeps.driver.departure import EXPORT
@@ -32,15 +33,25 @@ from tracking.mlflow_recorder import MlflowRecorder
 from tracking.recorder import Recorder
 from trainable.errors import StorageError
 
+ReportWriter = Callable[[SweepPaths, Path], Path]
+"""Writes a sweep's report into a file, as `draw_report` does."""
+
 _DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
-_PICTURES_SECONDS = 15.0
-"""For pictures of trials, beside the best one's weights: enough for those of some thirty."""
+_PICTURES_SHARE, _PICTURES_SECONDS = 0.1, (2.0, 15.0)
+"""What the end waits for pictures of trials, once weights and report are there: a share of the
+time that this attempt took, and at least and at most. After a sweep of seconds nobody wants to
+wait for them as long as for the sweep; two seconds draw those of some thirty trials.
+"""
 
 
 def conclude(
-    sweep: OpenSweep, gallery: Gallery, interruption: Interruption, hopeless: Hopeless | None
+    sweep: OpenSweep,
+    gallery: Gallery,
+    interruption: Interruption,
+    hopeless: Hopeless | None,
+    write_report: ReportWriter = draw_report,
 ) -> Outcome:
     """Tell the sweep's own run how it ended, publish what is best, and deliver what waits.
 
@@ -48,6 +59,7 @@ def conclude(
         gallery: Has the trials' pictures.
         interruption: Whether the driver is to leave.
         hopeless: Why the sweep stopped by its own decision; None when it did not.
+        write_report: Writes the sweep's report.
     """
     spec, ledger, recorder = sweep.spec, sweep.ledger, sweep.recorder
     trials, best = ledger.trials(), ledger.front()
@@ -66,14 +78,15 @@ def conclude(
     if interruption.requested:
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
-        undrawn = gallery.finish(_PICTURES_SECONDS)
-        _publish_report(sweep.paths, recorder)
+        gallery.hurry()
+        _publish_report(sweep.paths, recorder, write_report)
+        undrawn = gallery.finish(_patience(gallery))
         recorder.finish(None, "FAILED", {"reason": cause})
     else:
         if len(spec.metrics) > 1:
-            undrawn = _publish_front(sweep, best, trials, gallery)
+            undrawn = _publish_front(sweep, best, trials, gallery, write_report)
         else:
-            unpublished, undrawn = _publish_best(sweep, best[0], trials, gallery)
+            unpublished, undrawn = _publish_best(sweep, best[0], trials, gallery, write_report)
         recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
     pending = _deliver(recorder, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
@@ -114,7 +127,11 @@ def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
 
 
 def _publish_front(
-    sweep: OpenSweep, front: list[TrialRecord], trials: list[TrialRecord], gallery: Gallery
+    sweep: OpenSweep,
+    front: list[TrialRecord],
+    trials: list[TrialRecord],
+    gallery: Gallery,
+    write_report: ReportWriter,
 ) -> int:
     """Say which trials the Pareto front is. No weights are published: which of these trials is
     wanted is the user's choice.
@@ -124,13 +141,23 @@ def _publish_front(
     """
     for number, tags in front_tags(front, trials).items():
         sweep.recorder.tag(number, tags)
-    undrawn = gallery.finish(_PICTURES_SECONDS, [trial.number for trial in front])
-    _publish_report(sweep.paths, sweep.recorder)
-    return undrawn
+    ranked = [trial.number for trial in front]
+    gallery.hurry(ranked)
+    _publish_report(sweep.paths, sweep.recorder, write_report)
+    return gallery.finish(_patience(gallery), ranked)
+
+
+def _patience(gallery: Gallery) -> float:
+    least, most = _PICTURES_SECONDS
+    return min(max(least, _PICTURES_SHARE * gallery.age), most)
 
 
 def _publish_best(
-    sweep: OpenSweep, best: TrialRecord, trials: list[TrialRecord], gallery: Gallery
+    sweep: OpenSweep,
+    best: TrialRecord,
+    trials: list[TrialRecord],
+    gallery: Gallery,
+    write_report: ReportWriter,
 ) -> tuple[str | None, int]:
     """Put the best trial's weights, configuration, card and pictures on the sweep's own run.
 
@@ -154,8 +181,12 @@ def _publish_best(
             attempt_tags(ledger.attempts),
             sum(trial.finished for trial in trials),
         )
-        report = beside.submit(_publish_report, paths, recorder)
-        undrawn = gallery.finish(_PICTURES_SECONDS, _ranked(trials, best, ledger.minimize))
+        report = beside.submit(_publish_report, paths, recorder, write_report)
+        ranked = _ranked(trials, best, ledger.minimize)
+        gallery.hurry(ranked)
+        wait((weights,))
+        wait((report,))
+        undrawn = gallery.finish(_patience(gallery), ranked)
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
         try:
@@ -180,11 +211,11 @@ def _ranked(trials: list[TrialRecord], best: TrialRecord, minimize: bool) -> lis
     return [best.number, *(number for _, number in sorted(valued))]
 
 
-def _publish_report(paths: SweepPaths, recorder: Recorder) -> None:
+def _publish_report(paths: SweepPaths, recorder: Recorder, write_report: ReportWriter) -> None:
     """Put the sweep's report on its own run."""
     with tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory:
         try:
-            file = draw_report(paths, Path(directory, "report.html"))
+            file = write_report(paths, Path(directory, "report.html"))
         except NoReport as missing:
             recorder.tag(None, {"report": f"missing: {missing}"})
         else:

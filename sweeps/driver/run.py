@@ -22,9 +22,11 @@ from sweeps.engine.cluster import Cluster
 from sweeps.engine.orphans import clean_up_after_the_dead, mark_children
 from sweeps.engine.resources import Machine, Plan
 from sweeps.layout import SweepExists, SweepPaths
+from sweeps.ledger.ledger import TrialRecord
 from sweeps.ledger.place import place_of
 from sweeps.lock import SweepLock
 from sweeps.publishing.pictures import Gallery
+from sweeps.publishing.press import Press
 from sweeps.results.running import View
 from sweeps.results.sweep_view import Outcome
 from sweeps.spec.origin import Origin
@@ -112,10 +114,18 @@ def run_sweep(
                 sweep.reconcile(warn)
                 if in_vain := sweep.in_vain(before):
                     warn(in_vain)
-                with Gallery(spec, paths, sweep.ledger.trials(), sweep.recorder) as gallery:
+                finished = sum(trial.finished for trial in sweep.ledger.trials())
+                with (
+                    Gallery(spec, paths, sweep.ledger.trials(), sweep.recorder) as gallery,
+                    Press(sweep.num_trials - finished, plan.concurrency) as press,
+                ):
                     if sweep.retold:
                         gallery.show_again(trial.number for trial in sweep.ledger.trials())
-                    finished = sum(trial.finished for trial in sweep.ledger.trials())
+
+                    def note_end(trial: TrialRecord) -> None:
+                        gallery.add(trial)
+                        press.trial_ended()
+
                     if sweep.left and not interruption.requested:
                         say("starting Ray")
                         make_directory(paths.trial(0).parent)  # trials' workers make their own
@@ -143,14 +153,14 @@ def run_sweep(
                                         interruption,
                                         wishes,
                                         lock,
-                                        on_end=gallery.add,
+                                        on_end=note_end,
                                         node_died=node_died,
                                     )
                         lock.check()  # the stores are otherwise another driver's workers'
                         sweep.close_stores()
                     lock.check()
                     say("delivering to the tracking store")
-                    tell(conclude(sweep, gallery, interruption, hopeless))
+                    tell(conclude(sweep, gallery, interruption, hopeless, press.write))
             finally:
                 sweep.recorder.close(timeout=0.0)
     finally:

@@ -67,6 +67,7 @@ class Gallery:
         self._spec = spec
         self._paths = paths
         self._recorder = recorder
+        self._opened = time.monotonic()
         self._news = threading.Condition()  # guards what follows
         self._waiting: dict[int, TrialSummary] = {}
         self._ranked: Sequence[int] = ()
@@ -95,6 +96,23 @@ class Gallery:
         """The pictures of a trial; none when they are not drawn."""
         return sorted(_figures(self._paths, number).glob("*.png"))
 
+    @property
+    def age(self) -> float:
+        """For how many seconds it has been open."""
+        return time.monotonic() - self._opened
+
+    def hurry(self, ranked: Sequence[int] = ()) -> None:
+        """No more will be added: draw on every CPU, and in the order in which they matter."""
+        with self._news:
+            self._ranked = ranked
+            if self._closing:
+                return
+            self._closing = True
+            self._news.notify_all()
+            useful = 1 + len(self._waiting) // _WORTH_A_PROCESS
+        for _ in range(1, min(usable_cpus(), useful, _MOST_PROCESSES)):
+            self._draw_in_a_thread()
+
     def finish(self, timeout: float | None = None, ranked: Sequence[int] = ()) -> int:
         """Wait until all are drawn, but not much longer than `timeout` seconds; drop the rest.
 
@@ -107,12 +125,7 @@ class Gallery:
         """
         started = time.monotonic()
         first = ranked[0] if ranked else None
-        with self._news:
-            self._closing, self._ranked = True, ranked
-            self._news.notify_all()
-            useful = 1 + len(self._waiting) // _WORTH_A_PROCESS
-        for _ in range(1, min(usable_cpus(), useful, _MOST_PROCESSES)):
-            self._draw_in_a_thread()
+        self.hurry(ranked)
         with self._news:
             self._news.wait_for(
                 lambda: first is None or first not in self._waiting.keys() | self._drawing,

@@ -6,8 +6,12 @@ import json
 import subprocess
 import sys
 
+import numpy
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
 from torch import nn
 
 from tests.curves import append_rows
@@ -15,6 +19,7 @@ from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.history import Row
+from trainable.lettering import LetteringCanvas
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -44,12 +49,17 @@ def _labels(axes):
     return axes.get_legend_handles_labels()[1]
 
 
+def _counted(axes):
+    (bars,) = axes.patches
+    return sum(bars.get_data().values)
+
+
 @pytest.mark.seeds("S6 histogram")
 def test_norm_histogram_counts_every_step_and_marks_the_clipping_norm(tmp_path, drawn):
     norms = [0.5] * 30 + [2.0] * 10 + [0.1] * 60
     figures.norm_histogram(_rows(train__grad_norm=norms), tmp_path / "n.png", max_norm=1.0)
     axes = drawn[0].axes[0]
-    assert sum(bar.get_height() for bar in axes.patches) == 100
+    assert _counted(axes) == 100
     assert _labels(axes) == [
         "max_norm = 1",
         "clipped: 10.0% of 100 steps",
@@ -67,7 +77,7 @@ def test_norm_histogram_draws_any_range(tmp_path, norms):
 @pytest.mark.parametrize("norms", [[0.0, 0.0], [0.0, 0.0, 1.0]])
 def test_steps_without_a_gradient_are_counted_too(tmp_path, drawn, norms):
     figures.norm_histogram(_rows(train__grad_norm=norms), tmp_path / "n.png")
-    assert sum(bar.get_height() for bar in drawn[0].axes[0].patches) == len(norms)
+    assert _counted(drawn[0].axes[0]) == len(norms)
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 1e3])
@@ -103,6 +113,76 @@ def test_name_of_a_metric_is_no_formula(tmp_path):
     metric = r"$\loss{$"
     row = Row(1, 0, {metric: 1.0})
     assert figures.curve([row], tmp_path / "c.png", metric=metric).read_bytes().startswith(PNG)
+
+
+def _kinds(directory, rows):
+    """Pictures that leave something to wipe off: scales, formats, legends, labels, marks."""
+    wide = _rows(train__grad_norm=[1e-9, 1.0, 1e6], train__lr=[1e-6, 2e-6, 3e-6])
+    steep = _rows(val__loss=[1e4, 1.0, 1e-4])
+    directory.mkdir()
+    figures.norm_histogram(wide, directory / "norm.png", max_norm=0.5)
+    figures.learning_rate(wide, [1e-6, 2e-6], directory / "lr.png")
+    figures.curve(steep, directory / "steep.png", metric="val/loss", resumed_at=[1])
+    figures.curve(rows, directory / "flat.png", metric="train/loss")
+    figures.norm_histogram(rows, directory / "narrow.png")
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_picture_shows_nothing_of_the_one_that_was_drawn_before_it(tmp_path, monkeypatch):
+    rows = _rows(train__loss=[3.0, 2.0, 1.5], train__grad_norm=[0.7, 0.8, 0.9])
+    used = []
+    monkeypatch.setattr(figures, "_used", used)
+    _kinds(tmp_path / "first", rows)
+    (figure,) = used
+    again = _kinds(tmp_path / "again", rows)
+    assert used == [figure]
+    monkeypatch.setattr(figures, "_used", Forgetful())
+    assert again == _kinds(tmp_path / "fresh", rows)
+
+
+class Forgetful(list):
+    """So that each picture has a figure of its own."""
+
+    def append(self, figure):
+        pass
+
+
+def test_text_that_was_drawn_before_looks_as_matplotlib_draws_it():
+    seen, canvases = {}, {"ours": LetteringCanvas, "Matplotlib's": FigureCanvasAgg}
+    for name, canvas in canvases.items():
+        figure = Figure(figsize=(3, 1), dpi=120)
+        drawn = canvas(figure)
+        for colour, y in (("black", 0.7), ("red", 0.1)):  # at whole pixels, as ours are
+            figure.text(0.1, y, "max_norm = 0.5 $10^{-4}$", color=colour, alpha=0.9)
+        for _ in range(2):
+            drawn.draw()
+        seen[name] = numpy.asarray(drawn.buffer_rgba()).astype(int)
+    ours, theirs = seen.values()
+    assert abs(ours - theirs).max() <= 8
+    assert (theirs < 128).sum() > 500
+
+
+def test_picture_has_a_palette_and_white_paper(tmp_path):
+    path = figures.curve(_rows(val__loss=[2.0, 1.0]), tmp_path / "c.png", metric="val/loss")
+    with Image.open(path) as image:
+        assert (image.mode, image.size) == ("P", (864, 504))
+        counts = image.convert("RGB").getcolors()
+    assert max(counts)[1] == (255, 255, 255)
+    line = (0x1F, 0x6F, 0xEB)
+    assert any(sum(abs(a - b) for a, b in zip(one, line, strict=True)) < 12 for _, one in counts)
+
+
+def test_picture_that_failed_leaves_nothing_for_the_next(tmp_path, monkeypatch):
+    used = []
+    monkeypatch.setattr(figures, "_used", used)
+    with pytest.raises(FileNotFoundError):
+        figures.curve(_rows(val__loss=[1.0]), tmp_path / "no" / "c.png", metric="val/loss")
+    assert used == []
+
+
+def test_suffix_decides_the_format(tmp_path):
+    path = figures.curve(_rows(val__loss=[2.0, 1.0]), tmp_path / "c.svg", metric="val/loss")
+    assert "<svg" in path.read_text()
 
 
 def test_several_interruptions_are_marked_and_counted(tmp_path, drawn):

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from sweeps.commands import pages
+from sweeps.lock import SweepLock
 from sweeps.results import tables
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.outbox import Outbox
@@ -69,3 +70,66 @@ def test_the_page_on_a_server_is_opened_and_none_is_started(
     pages.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=False)
     assert opened == [SERVER, page]
     assert text.getvalue().split() == [SERVER, page, page]
+
+
+class Served:
+    """A server that somebody looks at until Ctrl-C."""
+
+    url = "http://127.0.0.1:5000"
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def wait(self) -> None:
+        raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Process:
+    """What draws meanwhile."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.command = command
+        self.done: list[str] = []
+
+    def terminate(self) -> None:
+        self.done.append("terminated")
+
+    def communicate(self) -> None:
+        self.done.append("awaited")
+
+
+@pytest.mark.parametrize("who", ["nobody", "driver", "no sweep"])
+def test_pictures_that_the_end_did_not_wait_for_are_made_while_somebody_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    sweep, server, started = MadeSweep(tmp_path), Served(), list[Process]()
+    for ending in ("complete", "complete", "failed"):
+        sweep.add(ending, 0.5)
+    sweep.add(None)
+    (sweep.paths.trial(0) / "figures").mkdir(parents=True)
+
+    def start(command: list[str], *_: object, **__: object) -> Process:
+        started.append(Process(command))
+        return started[-1]
+
+    monkeypatch.setattr(pages, "start_server", lambda *_, **__: server)
+    monkeypatch.setattr(pages, "start_behind", start)
+    text = io.StringIO()
+    lock = SweepLock(sweep.paths.lock)
+    if who == "driver":
+        lock.acquire()
+    view = None if who == "no sweep" else sweep.view
+    pages.serve(Console(file=text, width=200), tmp_path, view, port=0, open_browser=False)
+    lock.release()
+    assert server.stopped
+    if who != "nobody":
+        assert not started
+        assert "pictures" not in text.getvalue()
+        return
+    (process,) = started
+    assert process.command[-4:] == ["sync", "small", "--root", str(tmp_path)]
+    assert process.done == ["terminated", "awaited"]
+    assert "making the pictures of 2 more trials" in text.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,3 +69,57 @@ def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_bes
         assert recorder.runs[None].tags["best_trial"] == "0"
         assert made.view.ledger.concluded == trials
         assert made.view.outcome().exit_code == 0
+
+
+class Watched:
+    """A gallery that tells when it was asked for what."""
+
+    def __init__(self, age: float) -> None:
+        self.age = age
+        self.asked: list[Any] = []
+
+    def hurry(self, ranked: list[int]) -> None:
+        self.asked.append(("hurry", ranked))
+
+    def finish(self, timeout: float, ranked: list[int]) -> int:
+        self.asked.append(("finish", timeout, ranked))
+        return 0
+
+    def pictures(self, number: int) -> list[Path]:
+        self.asked.append(("pictures", number))
+        return []
+
+
+@pytest.mark.parametrize(("age", "patience"), [(9.0, 2.0), (60.0, 6.0), (3600.0, 15.0)])
+@pytest.mark.parametrize("metric", ["val/loss", "[val/loss, val/accuracy]"])
+def test_end_waits_for_pictures_a_tenth_of_the_sweeps_time_once_all_else_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str, age: float, patience: float
+) -> None:
+    several = metric.startswith("[")
+    made = MadeSweep(tmp_path, metric=metric, mode="[min, max]" if several else "min")
+    for value in (0.5, 0.3, 0.4):
+        made.add("complete", (value, 0.9) if several else value)
+    made.ledger.note_attempt({})
+    gallery, recorder = Watched(age), Delivered()
+    asked: list[Any] = gallery.asked
+
+    def export(*_: object) -> list[Path]:
+        time.sleep(0.1)
+        asked.append("weights")
+        return []
+
+    def report(_: object, target: Path) -> Path:
+        time.sleep(0.2)
+        asked.append("report")
+        target.write_text("page")
+        return target
+
+    monkeypatch.setattr(conclusion, "export_trial", export)
+    uninterrupted: Any = SimpleNamespace(requested=False, exit_code=0)
+    sweep = OpenSweep(made.paths, made.spec, made.ledger, recorder)  # type: ignore[arg-type]
+    conclude(sweep, gallery, uninterrupted, None, report)  # type: ignore[arg-type]
+    best = [1] if several else [1, 1, 2, 0]
+    rest = ["report"] if several else ["weights", "report"]
+    after = [] if several else [("pictures", 1)]
+    assert asked == [("hurry", best), *rest, ("finish", patience, best), *after]
+    assert recorder.runs[None].artifacts["report.html"] == b"page"

@@ -1,0 +1,132 @@
+"""The process that is there before a sweep's report is wanted: real ones, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sweeps.layout import SweepPaths
+from sweeps.publishing import press as press_module
+from sweeps.publishing.press import Press
+from sweeps.publishing.publish import NoReport
+from tests.unit.sweeps.made_sweep import MadeSweep
+from trainable.history import Row
+
+COMMAND = "sweeps.publishing.press"
+
+
+def _presses(process: psutil.Process | None = None) -> list[psutil.Process]:
+    children = (process or psutil.Process()).children()
+    return [child for child in children if COMMAND in child.cmdline()]
+
+
+def _ended(process: psutil.Process, within: float = 20.0) -> bool:
+    return not psutil.wait_procs([process], timeout=within)[1]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> MadeSweep:
+    made = MadeSweep(tmp_path)
+    for level in range(5):
+        number = made.add("complete", 1.0 + level)
+        made.log(number, Row(1, 0, {"val/loss": 1.0 + level, "epoch": 1.0}))
+    return made
+
+
+def _no_other(*_: object) -> Path:
+    raise AssertionError("another process was started")
+
+
+def test_process_starts_with_the_last_quarter_of_the_trials_and_writes_the_report(
+    sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeps.publishing.publish.draw_report", _no_other)
+    monkeypatch.setattr(press_module, "_STARVED", 0.0)  # however busy the machine that tests
+    with Press(left=8, at_once=1) as press:
+        for _ in range(5):
+            press.trial_ended()
+        assert not _presses()
+        for _ in range(3):
+            press.trial_ended()
+        (process,) = _presses()
+        target = press.write(sweep.paths, tmp_path / "report.html")
+        assert _ended(process)
+    page = target.read_text()
+    assert "5 of 5 trials" in page
+    assert page.count("plotly-graph-div") > 4
+    assert not _presses()
+
+
+def test_as_many_trials_as_train_at_a_time_are_near_enough_to_the_end() -> None:
+    with Press(left=4, at_once=3) as press:
+        press.trial_ended()
+        (process,) = _presses()
+    assert _ended(process)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
+def test_only_what_prepares_it_is_behind_all_others() -> None:
+    with Press(left=2, at_once=1) as press:
+        press.trial_ended()
+        (process,) = _presses()
+        deadline = time.monotonic() + 30
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        while (found := _priorities(process)[:2]) != [own, 19] and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert found == [own, 19]
+
+
+def _priorities(process: psutil.Process) -> list[int]:
+    """The niceness of each thread, the oldest first."""
+    threads = sorted(one.id for one in process.threads())
+    return [os.getpriority(os.PRIO_PROCESS, one) for one in threads]
+
+
+def test_one_that_gets_no_processor_is_replaced(
+    sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(press_module, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(press_module, "_cpu_seconds", lambda _: 0.0)
+    drawn: list[Path] = []
+    monkeypatch.setattr(
+        "sweeps.publishing.publish.draw_report", lambda _, target: drawn.append(target) or target
+    )
+    with Press(left=1, at_once=1) as press:
+        press.trial_ended()
+        (process,) = _presses()
+        press.write(sweep.paths, tmp_path / "report.html")
+        assert _ended(process)
+    assert drawn == [tmp_path / "report.html"]
+
+
+def test_what_keeps_it_from_writing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeps.publishing.publish.draw_report", _no_other)
+    monkeypatch.setattr(press_module, "_STARVED", 0.0)
+    with Press(left=1, at_once=1) as press:
+        press.trial_ended()
+        with pytest.raises(NoReport, match="gone"):
+            press.write(SweepPaths(tmp_path, "gone"), tmp_path / "report.html")
+
+
+def test_it_does_not_outlive_a_driver_that_is_killed() -> None:
+    script = (
+        "import sys, time\n"
+        "from sweeps.publishing.press import Press\n"
+        "Press(left=1, at_once=1).trial_ended()\n"
+        "print('started', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"started\n"
+        (process,) = _presses(psutil.Process(driver.pid))
+        driver.kill()
+        assert _ended(process)
