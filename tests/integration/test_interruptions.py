@@ -267,7 +267,7 @@ def _run_and_interrupt_the_end(cli: CommandLine, *arguments: str) -> tuple[int, 
         cwd=cli.directory,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,  # on a busy machine its end waits for a minute for the tracking store
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
