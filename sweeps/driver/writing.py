@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 _SECONDS = 1.0
 """For how long a thing waits before whoever puts another one waits with it: a place that does not
 answer holds up the loop, as it would without a thread."""
-_TOGETHER_SECONDS = 0.02
+_TOGETHER_SECONDS = 0.1
 """For how long more is waited for that can be written with it."""
 _MOST = 500
 """How many things may wait, in memory."""
