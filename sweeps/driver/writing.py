@@ -1,7 +1,8 @@
 """A thread that writes down what the driver's loop decides, so that nobody waits for the disk.
 
 What is put is written in the order in which it was put, one thing after another. Whoever wants to
-read what was written settles first. What must not live here: what is written, and where
+read what was written settles first, and then writes what waits itself: two threads that run at
+once take longer than one. What must not live here: what is written, and where
 (`bookkeeping`).
 """
 
@@ -15,6 +16,8 @@ from typing import Generic, TypeVar
 _SECONDS = 1.0
 """For how long a thing waits before whoever puts another one waits with it: a place that does not
 answer holds up the loop, as it would without a thread."""
+_TOGETHER_SECONDS = 0.1
+"""For how long more is waited for that can be written with it."""
 _MOST = 500
 """How many things may wait, in memory."""
 
@@ -22,12 +25,13 @@ _T = TypeVar("_T")
 
 
 class Writer(Generic[_T]):
-    """Writes what it is given in a thread of its own, until something cannot be written.
+    """Writes what it is given, unless somebody settles in a thread of its own, until something
+    cannot be written.
 
     After an error nothing is written, and each call but `close` raises that error.
 
     Args:
-        write: Called in the thread with all that waits, in order.
+        write: Called with all that waits, in order.
         clock: Seconds that only go forward.
     """
 
@@ -64,10 +68,14 @@ class Writer(Generic[_T]):
             self._raise()
 
     def settle(self) -> None:
-        """Wait until all is written, or raise what went wrong."""
-        with self._news:
-            self._news.wait_for(lambda: self._error or not (self._waiting or self._writing))
-            self._raise()
+        """Return once all is written, or raise what went wrong."""
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._error or not self._writing)
+                self._raise()
+                if not self._waiting:
+                    return
+            self._write_what_waits()
 
     def close(self) -> None:
         """Write what waits, as far as that goes, and end the thread."""
@@ -87,17 +95,28 @@ class Writer(Generic[_T]):
         return late or len(self._writing) + len(self._waiting) >= _MOST
 
     def _work(self) -> None:
-        error: BaseException | None = None
-        while error is None:
+        while True:
             with self._news:
                 self._news.wait_for(lambda: self._waiting or self._closing)
                 if not self._waiting:
                     return
-                self._writing, self._waiting = self._waiting, []
-            try:
-                self._write([what for _, what in self._writing])
-            except BaseException as problem:  # also a lost lock; raised in the loop that put it
-                error = problem
-            with self._news:
-                self._error, self._writing = error, []
-                self._news.notify_all()
+                self._news.wait_for(lambda: self._closing or not self._waiting, _TOGETHER_SECONDS)
+                self._news.wait_for(lambda: not self._writing)
+            self._write_what_waits()
+
+    def _write_what_waits(self) -> None:
+        """Write it, unless somebody does."""
+        with self._news:
+            if self._writing or not self._waiting:
+                return
+            self._writing, self._waiting = self._waiting, []
+        error: BaseException | None = None
+        try:
+            self._write([what for _, what in self._writing])
+        except BaseException as problem:  # also a lost lock; raised where the next thing is put
+            error = problem
+        with self._news:
+            self._writing = []
+            if error is not None:
+                self._error, self._waiting = error, []
+            self._news.notify_all()

@@ -137,14 +137,15 @@ def test_row_16_ledger_locked_for_a_while(references: References, sandbox: Sandb
     with contextlib.closing(sqlite3.connect(sandbox.paths.ledger, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         sandbox.probe.let_go("forward-20")
-        # The worker is done with its second epoch, which is all that the driver waits to write.
         driver.until(lambda: any(g.epoch == 2 for g in store.generations()))
+        # The worker goes on, while what it told waits to be written.
+        driver.until(lambda: sandbox.probe.count("forward") > 20)
         until = time.monotonic() + _FOR_A_WHILE
         driver.until(lambda: time.monotonic() >= until)
         (num_reports,) = other.execute(_NUM_REPORTS).fetchone()
         assert num_reports == 1
         assert "trial 0 epoch 2" not in driver.text
-        assert sandbox.probe.count("forward") == 20
+        assert not sandbox.paths.trial(1).exists(), "a trial is in the ledger before it begins"
         assert driver.running
         other.execute("ROLLBACK")
     assert_all(sandbox, references.of(SERIAL), driver.wait())
