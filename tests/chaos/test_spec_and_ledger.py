@@ -134,6 +134,7 @@ def test_row_16_ledger_locked(references: References, sandbox: Sandbox) -> None:
 def test_row_16_ledger_locked_for_a_while(references: References, sandbox: Sandbox) -> None:
     store = CheckpointStore(sandbox.paths.trial(0))
     driver, _ = sandbox.run_to("forward", 20)
+    driver.until(lambda: "trial 0 epoch 1" in driver.text)  # which is shown once it is written
     with contextlib.closing(sqlite3.connect(sandbox.paths.ledger, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         sandbox.probe.let_go("forward-20")
