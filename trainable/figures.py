@@ -387,12 +387,11 @@ def _titled(figure: Figure, title: str) -> Axes:
 
 
 def _paper(size: tuple[float, float] = (7.2, 4.2)) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure  # the object alone: no pyplot, no window, no global state
 
-    from trainable.lettering import LetteringCanvas
-
     figure = Figure(figsize=size, dpi=_DPI)
-    LetteringCanvas(figure)
+    FigureCanvasAgg(figure)
     axes = figure.add_axes(_PLACE)
     axes.xaxis.set_label_coords(0.5, _X_LABEL)
     axes.yaxis.set_label_coords(_Y_LABEL, 0.5, transform=figure.transFigure)

@@ -6,11 +6,8 @@ import json
 import subprocess
 import sys
 
-import numpy
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
 
@@ -19,7 +16,6 @@ from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.history import Row
-from trainable.lettering import LetteringCanvas
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -145,21 +141,6 @@ class Forgetful(list):
 
     def append(self, figure):
         pass
-
-
-def test_text_that_was_drawn_before_looks_as_matplotlib_draws_it():
-    seen, canvases = {}, {"ours": LetteringCanvas, "Matplotlib's": FigureCanvasAgg}
-    for name, canvas in canvases.items():
-        figure = Figure(figsize=(3, 1), dpi=120)
-        drawn = canvas(figure)
-        for colour, y in (("black", 0.7), ("red", 0.1)):  # at whole pixels, as ours are
-            figure.text(0.1, y, "max_norm = 0.5 $10^{-4}$", color=colour, alpha=0.9)
-        for _ in range(2):
-            drawn.draw()
-        seen[name] = numpy.asarray(drawn.buffer_rgba()).astype(int)
-    ours, theirs = seen.values()
-    assert abs(ours - theirs).max() <= 8
-    assert (theirs < 128).sum() > 500
 
 
 def test_picture_has_a_palette_and_white_paper(tmp_path):
