@@ -58,6 +58,8 @@ def serving() -> Iterator[None]:
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", __spec__.name, str(number), str(os.getpid())],
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # what torch says when it is imported, workers would hide
             pass_fds=[number],
             process_group=0,  # a terminal's signals are for its driver
         )
