@@ -93,7 +93,8 @@ class _Server:
                         self._accept(selector)
                     elif key.fileobj == self._ended:
                         self._collect(selector)
-                    else:
+                    elif key.data in self._workers:  # else collected a moment ago
+                        selector.unregister(key.fileobj)
                         self._hear(key.data)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
@@ -129,7 +130,8 @@ class _Server:
             if not pid:
                 return
             connection = self._workers.pop(pid)
-            selector.unregister(connection)
+            with contextlib.suppress(KeyError):  # heard already
+                selector.unregister(connection)
             with connection, contextlib.suppress(OSError):  # it is gone as well
                 connection.sendall(bytes([os.waitstatus_to_exitcode(status) & 0xFF]))
 
@@ -140,6 +142,8 @@ class _Server:
         for connection in self._workers.values():
             connection.close()
         signal.set_wakeup_fd(-1)
+        os.close(self._ended)
+        os.close(self._wake)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
