@@ -184,7 +184,8 @@ def _publish_best(
         report = beside.submit(_publish_report, paths, recorder, write_report)
         ranked = _ranked(trials, best, ledger.minimize)
         gallery.hurry(ranked)
-        wait((weights, report))
+        wait((weights,))
+        wait((report,))
         undrawn = gallery.finish(_patience(gallery), ranked)
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
