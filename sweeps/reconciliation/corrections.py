@@ -24,6 +24,7 @@ from sweeps.reconciliation.reconcile import (
     Stranger,
     Suggested,
     Told,
+    Uncounted,
 )
 from sweeps.recording.curves import recorded
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags
@@ -69,6 +70,9 @@ def apply(
             case Suggested(number):
                 stored = ledger.trial(number).params
                 ledger.complete(number, Proposer(spec, ledger).propose(number, stored))
+            case Uncounted(number):
+                if ledger.trial(number).attempts == 0:
+                    ledger.start(number)
             case LeftOpen(number):
                 close_store(trial_files(paths, spec, number))
             case Ended(number, ending, reason, untold):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sweeps.early_stopping.halving import Judge
-from sweeps.layout import SweepPaths
+from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.view import TrialRecord
 from sweeps.reconciliation.reconcile import Facts, Report, TrialFacts
 from sweeps.recording.curves import recorded
@@ -93,7 +93,7 @@ def trial_facts(
     return TrialFacts(
         record,
         curve,
-        saved=record.attempts == 0 and bool(trial_store(paths, spec, number).generations()),
+        begun=(directory / TRIAL_CONFIG).exists(),
         trained=bool(curve)
         and curve[-1].epoch >= spec.budget.epochs
         and _is_sound(trial_store(paths, spec, number), spec.budget.epochs),

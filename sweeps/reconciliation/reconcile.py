@@ -44,8 +44,8 @@ class TrialFacts:
     """The ledger's."""
     curve: tuple[Report, ...] = ()
     """The store's."""
-    saved: bool = False
-    """Nobody counted an attempt at it, and the store has a checkpoint: the driver died first."""
+    begun: bool = False
+    """A driver has written down with what it trains: the last thing before a worker is told."""
     trained: bool = False
     """The store has the last epoch, and a sound checkpoint of it."""
     stopped: bool = False
@@ -101,6 +101,16 @@ class Suggested:
 
     def __str__(self) -> str:
         return f"trial {self.number}: its parameters are incomplete"
+
+
+@dataclass(frozen=True)
+class Uncounted:
+    """A driver began a trial, and died before it had counted the attempt."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: the ledger has not counted the attempt that began it"
 
 
 @dataclass(frozen=True)
@@ -182,7 +192,18 @@ class Gap:
         return f"the ledger has no trial {', '.join(map(str, self.missing))}, but later ones"
 
 
-Correction = Reported | Suggested | Logged | Ended | LeftOpen | Told | Interrupted | Stranger | Gap
+Correction = (
+    Reported
+    | Suggested
+    | Uncounted
+    | Logged
+    | Ended
+    | LeftOpen
+    | Told
+    | Interrupted
+    | Stranger
+    | Gap
+)
 
 
 def reconcile(facts: Facts) -> list[Correction]:
@@ -243,10 +264,11 @@ def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
 def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
     number = trial.record.number
     yield from missed(trial)
-    # with the parameters that it has, whatever the space is now
-    begun = trial.record.attempts > 0 or trial.saved
-    if not begun and not trial.record.params.keys() >= facts.parameters:
-        yield Suggested(number)
+    if trial.record.attempts == 0:
+        if trial.begun:  # with the parameters that it has, whatever the space is now
+            yield Uncounted(number)
+        elif not trial.record.params.keys() >= facts.parameters:
+            yield Suggested(number)
     ending, reason = _ending(trial, facts)
     if ending:
         if trial.left_open:

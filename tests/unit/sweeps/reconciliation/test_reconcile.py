@@ -16,7 +16,7 @@ from optuna.samplers import RandomSampler
 
 from sweeps.commands.sync import tell_who_is_interrupted
 from sweeps.early_stopping.schedulers import make_scheduler, stopped_trials
-from sweeps.layout import LedgerError, SweepPaths
+from sweeps.layout import TRIAL_CONFIG, LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.reconciliation.corrections import StrangerInTheWay, apply
 from sweeps.reconciliation.facts import gather
@@ -34,6 +34,7 @@ from sweeps.reconciliation.reconcile import (
     Suggested,
     Told,
     TrialFacts,
+    Uncounted,
     reconcile,
 )
 from sweeps.spec.spec import SweepSpec, parse_spec
@@ -146,8 +147,8 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
             id="killed while parameters were stored",
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, params={}, reports={}), saved=True),
-            [],
+            TrialFacts(replace(OPEN, params={}, reports={}), begun=True),
+            [Uncounted(0)],
             id="killed before its attempt was counted; the space was edited since",
         ),
         pytest.param(
@@ -437,15 +438,21 @@ def test_incomplete_parameters_are_completed(sweep: Sweep) -> None:
     assert sweep.corrections() == []
 
 
-def test_a_trial_that_saved_before_its_attempt_was_counted_keeps_its_parameters(
+def test_a_trial_that_began_before_its_attempt_was_counted_keeps_its_parameters(
     sweep: Sweep,
 ) -> None:
     import optuna
 
     optuna.load_study(storage=f"sqlite:///{sweep.paths.ledger}", study_name="sweep").ask()
     sweep.ledger = Ledger.open(sweep.paths.ledger)
-    commit(sweep.paths.trial(0), 0, step=1)
+    sweep.paths.trial(0).mkdir(parents=True)
+    (sweep.paths.trial(0) / TRIAL_CONFIG).touch()
     assert sweep.ledger.trial(0).attempts == 0
+    corrections = sweep.corrections()
+    assert corrections == [Uncounted(0)]
+    for _ in range(2):
+        apply(corrections, sweep.paths, sweep.spec, sweep.ledger, sweep.recorder)
+        assert sweep.ledger.trial(0).attempts == 1
     assert sweep.corrections() == []
 
 
