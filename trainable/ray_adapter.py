@@ -109,7 +109,8 @@ class TuneTrial(tune.Trainable):
         Returns:
             `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of the report, and the
             same of each one before it in `earlier`; at the end also `ending`, and for a failed one
-            `failure`: `kind`, `reason`, `traceback`, `place`.
+            `failure`: `kind`, `reason`, `traceback`, `place`; `saved`: whether a checkpoint has
+            all that was trained.
             `accumulation`, once it is no longer what the trial was given.
             In the first result after the run was opened, `resolved`: its device and precision; and
             `set_aside`: what was found damaged, and what is used instead.
@@ -145,7 +146,8 @@ class TuneTrial(tune.Trainable):
         self._checkpoint = report.checkpoint
         if report.finished:
             paused = self._until and self._until <= report.epoch < self._config.budget.epochs
-            result |= {"ending": "paused" if paused else "finished", DONE: True}
+            saved = report.checkpoint is not None and report.checkpoint.step == report.step
+            result |= {"ending": "paused" if paused else "finished", "saved": saved, DONE: True}
         return result
 
     def _told(self, report: Any) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sweeps.engine.preflight import Facts
 from sweeps.formats import format_number
 from sweeps.layout import TRIAL_CONFIG
+from sweeps.recording.configuration import read_config
 from sweeps.results import messages
-from sweeps.results.configuration import read_config
 from sweeps.spec.problems import Fault, Refused, key_path
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec, trial_yaml

@@ -93,7 +93,7 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
         return
     recorder = _queue(paths, spec, ledger.sweep_id)
     for one in wrong:
-        tell(one, spec, records[one.number], recorder)
+        tell(one, paths, spec, records[one.number], recorder)
     if looks_live:
         recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
     recorder.close(0.0)

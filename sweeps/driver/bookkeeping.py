@@ -10,27 +10,20 @@ which thread it is written (`writing`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 from sweeps.early_stopping.exploit import without_unbegun
 from sweeps.early_stopping.failures import Failure
 from sweeps.layout import SweepPaths
-from sweeps.ledger.ledger import (
-    ACCUMULATION,
-    SIGNALS,
-    Ending,
-    Ledger,
-    Report,
-    TrialRecord,
-)
+from sweeps.ledger.ledger import Ending, Ledger, Report, TrialRecord
 from sweeps.ledger.view import Mutation
 from sweeps.reconciliation.corrections import catch_up
 from sweeps.reconciliation.facts import trial_facts
 from sweeps.reconciliation.reconcile import STATUSES, end_of_training, missed
 from sweeps.recording.curves import recorded
-from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags
+from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, noted_tags
 from sweeps.results.running import Progress, View
 from sweeps.spec.parameters import searched
 from sweeps.spec.spec import SpecError, SweepSpec
@@ -48,8 +41,8 @@ class Told:
     params: Mapping[str, Any]
     result: Mapping[str, Any]
     """See `TuneTrial.step`."""
-    accumulation: int | None = None
-    """Into how many micro-batches its batches are split from now on, where that is news."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the ledger is to note of it: news alone."""
 
     @property
     def reports(self) -> list[Mapping[str, Any]]:
@@ -61,6 +54,12 @@ class Told:
     def rows(self) -> list[Row]:
         """What was trained up to the last of them."""
         return [Row(*row) for report in self.reports for row in report["rows"]]
+
+    @property
+    def signals(self) -> list[str] | None:
+        """What deserves a look after the last of them; None where all of them were told before."""
+        looked = [one.get("signals", []) for one in self.reports if one["rows"]]
+        return looked[-1] if looked else None
 
 
 Entry = Told | Callable[[], None]
@@ -96,7 +95,6 @@ class Books:
         self._view = view
         self._fence = fence
         self._on_end = on_end
-        self._signals: dict[int, list[str]] = {}  # as they were noted last
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write what waits, in order; reports that follow each other wait for the disk once."""
@@ -108,10 +106,24 @@ class Books:
                 assert not isinstance(entry, Told)
                 entry()
 
+    def opened(self, number: int, parameters: Mapping[str, object]) -> None:
+        """Open the run of a trial that was never begun.
+
+        Args:
+            parameters: What of its configuration is recorded.
+        """
+        self._fence()
+        self._recorder.start(number, parameters, {"gradsweep.attempts": "1"})
+
+    def begun(self, number: int, params: Mapping[str, Any]) -> None:
+        """Count the first attempt at a trial whose run is open."""
+        self._fence()
+        self._view.started(number, params, self._ledger.start(number))
+
     def started(
         self, number: int, params: Mapping[str, Any], parameters: Mapping[str, object]
     ) -> None:
-        """Count the attempt, open the trial's run, and catch up on what a worker stored and could
+        """Count an attempt, open the trial's run, and catch up on what a worker stored and could
         not tell before it was lost.
 
         Args:
@@ -120,17 +132,30 @@ class Books:
         """
         self._fence()
         attempt = self._ledger.start(number)
-        tags = {"gradsweep.attempts": str(attempt), **lineage_tags(self._ledger.trial(number))}
+        record = self._ledger.trial(number)
+        tags = {"gradsweep.attempts": str(attempt), **lineage_tags(record), **noted_tags(record)}
         self._recorder.start(number, parameters, tags if attempt == 1 else tags | NOT_STOPPED)
         if attempt > 1:
-            known = trial_facts(
-                self._paths,
-                self._spec,
-                self._ledger.trial(number),
-                read_outbox(self._paths.outbox),
-            )
+            known = trial_facts(self._paths, self._spec, record, read_outbox(self._paths.outbox))
             catch_up(missed(known), self._ledger, self._recorder)
         self._view.started(number, params, attempt)
+
+    def described(self, told: Told) -> None:
+        """Record what a run says of itself, which nobody else could tell again."""
+        resolved = told.result.get("resolved") or {}
+        tags = {f"gradsweep.{key}": value for key, value in resolved.items()}
+        damaged = told.result.get("set_aside") or []
+        if damaged:
+            tags["checkpoint.set_aside"] = "; ".join(damaged)
+        if tags:
+            self._fence()
+            self._recorder.tag(told.number, tags)
+        for sentence in damaged:
+            self._view.warned(told.number, sentence)
+
+    def signals(self, number: int) -> list[str]:
+        """What deserved a look when a trial was written down last."""
+        return list(self._ledger.trial(number).signals or ())
 
     def promoted(self, number: int, parameters: Mapping[str, object]) -> None:
         """A paused trial goes on, perhaps with other parameters."""
@@ -159,12 +184,9 @@ class Books:
         def end(record: TrialRecord) -> tuple[Ending, str | None]:
             return end_of_training(record.reports, self._spec.metrics[0])
 
-        notes = None
         if last is not None:
-            self._fence()
-            notes = self._tag(last)
             self._log(number, last.rows)  # before its end; nobody trains these again
-        self._end(number, end, last=last, notes=notes)
+        self._end(number, end, last=last)
 
     def pruned(self, number: int) -> None:
         """The scheduler let a trial go no further."""
@@ -200,45 +222,23 @@ class Books:
         self._end(number, lambda _: ("failed", f"config: {error}"))
 
     def _told(self, told: Sequence[Told]) -> None:
-        self._fence()
-        notes = [self._tag(one) for one in told]
-
         def store() -> None:
-            for one, noted in zip(told, notes, strict=True):
-                self._store(one, noted)
+            self._fence()
+            for one in told:
+                self._store(one)
 
-        if any(notes) or any(one.reports for one in told):
+        told = [one for one in told if one.notes or one.reports]
+        if told:
             self._ledger.at_once(store)
         for one in told:
+            if one.notes:  # as the ledger has them, which is told again at each start and end
+                self._fence()
+                self._recorder.tag(one.number, noted_tags(self._ledger.trial(one.number)))
             if one.reports:
                 self._log(one.number, one.rows)
                 self._show(one)
 
-    def _tag(self, told: Told) -> dict[str, Any]:
-        """Tell what a run says of itself; returns what the ledger is to note of it."""
-        number, notes = told.number, dict[str, Any]()
-        resolved = told.result.get("resolved") or {}
-        tags = {f"gradsweep.{key}": value for key, value in resolved.items()}
-        damaged = told.result.get("set_aside") or []
-        if damaged:
-            tags["checkpoint.set_aside"] = "; ".join(damaged)
-        if told.accumulation is not None:
-            notes[ACCUMULATION] = told.accumulation
-            tags[f"gradsweep.{ACCUMULATION}"] = str(told.accumulation)
-        # Those of a report without rows were told before.
-        looked = [one.get("signals", []) for one in told.reports if one["rows"]]
-        if looked and number not in self._signals:
-            self._signals[number] = list(self._ledger.trial(number).signals)
-        if looked and looked[-1] != self._signals[number]:  # also when all is well again
-            notes[SIGNALS] = self._signals[number] = looked[-1]
-            tags["health"] = "; ".join(looked[-1])
-        if tags:
-            self._recorder.tag(number, tags)
-        for sentence in damaged:
-            self._view.warned(number, sentence)
-        return notes
-
-    def _store(self, told: Told, notes: Mapping[str, Any]) -> None:
+    def _store(self, told: Told) -> None:
         """Tell the ledger: a part of a transaction, which may be tried again."""
         others = self._spec.metrics[1:]
         if told.reports:
@@ -254,16 +254,15 @@ class Books:
                     for one in told.reports
                 ],
             )
-        for key, value in notes.items():
+        for key, value in told.notes.items():
             self._ledger.note(told.number, key, value)
 
     def _log(self, number: int, rows: Iterable[Row], *, ended: bool = False) -> None:
+        self._fence()
         self._recorder.log(number, recorded(rows, self._spec.tracking.every, ended=ended))
 
     def _log_the_rest(self, number: int) -> None:
-        rows = read_rows(self._paths.trial(number))
-        self._fence()
-        self._log(number, rows, ended=True)
+        self._log(number, read_rows(self._paths.trial(number)), ended=True)
 
     def _show(self, told: Told) -> None:
         for one in told.reports:
@@ -279,7 +278,6 @@ class Books:
         traceback: str | None = None,
         lineage: Sequence[Mutation] | None = None,
         last: Told | None = None,
-        notes: Mapping[str, Any] | None = None,
     ) -> None:
         """Give a trial its end, in one transaction with what it told last.
 
@@ -287,14 +285,14 @@ class Books:
             end_of: Which one, and why.
             lineage: How it changed, where that is less than was decided.
             last: What it told last, unless that is written already.
-            notes: What is noted of that.
         """
         is_recorded = False
 
         def store() -> TrialRecord:
             nonlocal is_recorded
+            self._fence()
             if last is not None:
-                self._store(last, notes or {})
+                self._store(last)
             record = self._ledger.trial(number)
             ending, reason = end_of(record)
             if not is_recorded:  # the transaction may be tried again
@@ -305,7 +303,6 @@ class Books:
                 number, ending, reason=reason, traceback=traceback, lineage=lineage
             )
 
-        self._fence()
         record = self._ledger.at_once(store)
         if last is not None:
             self._show(last)

@@ -4,8 +4,9 @@ Ray Tune calls; the bookkeeper decides in memory what has to be decided at once,
 write it down: Tune asks a worker for its next step only after the callback, so a GPU would wait
 for the disk. Whoever reads what was written, to decide something, settles first. A driver that
 dies before something was written is like one that died before it was told: the store has it, and
-a resume brings it to the ledger. What must not live here: writing (`bookkeeping`, `writing`), and
-deciding what to try or when to stop.
+a resume brings it to the ledger. What no store has is recorded before the callback returns: with
+what a trial began, what its worker says of itself, and what the ledger is to note of it. What must
+not live here: writing (`bookkeeping`, `writing`), and deciding what to try or when to stop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 
 from ray.tune import Callback
 from ray.tune.experiment import Trial
-from ray.tune.result import SHOULD_CHECKPOINT
 
 from sweeps.driver import control
 from sweeps.driver.bookkeeping import Books, Entry, Told
@@ -29,7 +29,7 @@ from sweeps.early_stopping.failures import (
     SameFailures,
 )
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
-from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger, TrialRecord
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT
 from sweeps.results.running import View
 from sweeps.spec.parameters import trial_parameters
@@ -44,6 +44,7 @@ _NOT_KEPT = (
     "metrics",
     "signals",
     "resolved",
+    "saved",
     "step",
     "config",
     "iterations_since_restore",
@@ -108,6 +109,7 @@ class Bookkeeper(Callback):
         self._live: set[int] = set()
         self._paused: set[int] = set()
         self._last: dict[int, Told] = {}  # what is written with the end, which is about to come
+        self._signals: dict[int, list[str]] = {}  # as they were noted last
         self._asked: dict[int, str | None] = {}
         self._losses = Losses(spec.failures.max_retries)
         self._given_up: dict[int, Failure] = {}
@@ -186,13 +188,20 @@ class Bookkeeper(Callback):
             self._paused.discard(number)
             self._live.add(number)
             self._writer.put(partial(self._books.promoted, number, parameters))
+            if self._spec.early_stopping.is_population:  # perhaps with other parameters
+                self.settle()
             return
         is_first = number >= self._num_before and number not in self._live
         self._losses.started(number, 0 if is_first else self._newest_generation(number))
         self._live.add(number)
+        if is_first:
+            self._signals[number] = []
+            self._books.opened(number, parameters)
+            self._writer.put(partial(self._books.begun, number, params))
+            return
         self._writer.put(partial(self._books.started, number, params, parameters))
-        if not is_first:
-            self.settle()
+        self.settle()
+        self._signals[number] = self._books.signals(number)
 
     def on_trial_result(
         self,
@@ -208,11 +217,16 @@ class Bookkeeper(Callback):
         told = Told(number, trial.config["params"], dict(result), _halved(trial, result))
         for key in _NOT_KEPT:
             result.pop(key, None)
+        if told.signals not in (None, self._signals.setdefault(number, [])):
+            told.notes[SIGNALS] = self._signals[number] = told.signals  # also that all is well
+        self._books.described(told)
         # Its end comes next, and its checkpoint lies in the store; see `Books.finished`.
-        if result.get("ending") == "finished" and result.get(SHOULD_CHECKPOINT):
+        if result.get("ending") == "finished" and told.result.get("saved"):
             self._last[number] = told
         else:
             self._writer.put(told)
+        if told.notes:
+            self.settle()
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -288,6 +302,7 @@ class Bookkeeper(Callback):
         self._failures.failed(number, failure)
 
     def _end(self, number: int, write: Callable[[], None]) -> None:
+        self._signals.pop(number, None)
         self._live.discard(number)
         self._paused.discard(number)
         self._put_last(number)
@@ -310,12 +325,12 @@ class Bookkeeper(Callback):
         return saved[-1].number if saved else 0
 
 
-def _halved(trial: Trial, result: dict[str, Any]) -> int | None:
-    """Into how many micro-batches a trial's batches are split from now on, wherever it goes on
-    next; None where that is as before.
+def _halved(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:
+    """Return what is to be noted where a trial's batches are split into more micro-batches from
+    now on, wherever it goes on next; nothing where that is as before.
     """
     train = trial.config["config"]["train"] if "accumulation" in result else {}
     if train.get("accumulation") == result.get("accumulation"):
-        return None
+        return {}
     train["accumulation"] = result["accumulation"]
-    return int(result["accumulation"])
+    return {ACCUMULATION: int(result["accumulation"])}

@@ -79,7 +79,11 @@ def tune_trials(
     )
 
     stops = Stops(
-        spec, ledger, ends=lambda: bookkeeper.num_ends, settle=lambda: bookkeeper.settle()
+        spec,
+        ledger,
+        ends=lambda: bookkeeper.num_ends,
+        settle=lambda: bookkeeper.settle(),
+        fence=lock.check,
     )
     asked: set[int] = set()
 

@@ -129,6 +129,8 @@ class Stops:
         spec: The sweep.
         ends: How many trials came to their end by now.
         settle: Returns once the ledger knows of all of them.
+        fence: Called right before anything is written; raises when another driver may run the
+            sweep by now.
         clock: Seconds that only go forward.
     """
 
@@ -139,10 +141,11 @@ class Stops:
         *,
         ends: Callable[[], int],
         settle: Callable[[], object],
+        fence: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._ledger, self._clock = spec, ledger, clock
-        self._ends, self._settle = ends, settle
+        self._ends, self._settle, self._fence = ends, settle, fence
         self._num_ends = 0
         self._before = self._kept = ledger.seconds
         self._started = clock()
@@ -163,6 +166,7 @@ class Stops:
 
     def keep(self) -> None:
         """Write the sweep's time down."""
+        self._fence()
         self._kept = self._seconds
         self._ledger.note_seconds(self._kept)
 

@@ -89,8 +89,8 @@ class TrialSummary:
     best_step: int | None = None
     """Where `value` was reported."""
     best_epoch: int | None = None
-    signals: tuple[str, ...] = ()
-    """What deserved a look when it reported last, in sentences."""
+    signals: tuple[str, ...] | None = None
+    """What deserved a look when it reported last, in sentences; None where nothing ever did."""
     accumulation: int | None = None
     """Micro-batches per step, when the memory did not suffice for those it was configured with."""
     suggested: dict[str, Any] = field(default_factory=dict)
@@ -210,7 +210,7 @@ def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str,
         "epoch": progress.get("epoch", 0),
         "best_step": progress.get("best_step"),
         "best_epoch": progress.get("best_epoch"),
-        "signals": tuple(attributes.get(SIGNALS, ())),
+        "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "accumulation": attributes.get(ACCUMULATION),
         "ended_as": attributes.get(ENDED, 0),
     }

@@ -23,7 +23,7 @@ from sweeps.engine.orphans import unmarked_environment
 from sweeps.engine.resources import usable_cpus
 from sweeps.layout import SweepPaths
 from sweeps.ledger.view import TrialSummary
-from sweeps.results.configuration import trained_with
+from sweeps.recording.configuration import trained_with
 from sweeps.spec.spec import SweepSpec
 from tracking.background import start_behind
 from tracking.recorder import Recorder

@@ -16,8 +16,8 @@ from pathlib import Path
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.view import TrialSummary
 from sweeps.publishing.model_card import FILE_NAME, model_card
+from sweeps.recording.configuration import trained_with
 from sweeps.recording.tags import attempt_tags
-from sweeps.results.configuration import trained_with
 from sweeps.results.sweep_view import NoBest, SweepView
 from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.stores import trial_files, trial_store

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from sweeps.layout import SweepPaths, tracking_uri
-from sweeps.results.configuration import trained_with
+from sweeps.recording.configuration import trained_with
 from sweeps.results.sweep_view import NoBest, SweepView
 from sweeps.stores import trial_store
 from tracking.registry import NotRegistered, register_model

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from sweeps.early_stopping.exploit import without_unbegun
-from sweeps.layout import LedgerError, SweepPaths
+from sweeps.layout import TRIAL_CONFIG, LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.reconciliation.reconcile import (
     STATUSES,
@@ -26,8 +26,9 @@ from sweeps.reconciliation.reconcile import (
     Told,
     Uncounted,
 )
+from sweeps.recording.configuration import read_config
 from sweeps.recording.curves import recorded
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags, lineage_tags
 from sweeps.search.proposals import Proposer
 from sweeps.spec.parameters import searched, trial_parameters
 from sweeps.spec.spec import SpecError, SweepSpec
@@ -79,27 +80,31 @@ def apply(
                 record = without_unbegun(ledger.trial(number), paths)
                 record = replace(record, state=ending, reason=reason)
                 if untold:  # a run that there is has the parameters it was trained with
-                    recorder.start(number, _parameters(spec, record), {})
+                    recorder.start(number, _parameters(paths, spec, record), _begun(record))
                 # What it trained after its last report: no later start would deliver it.
                 rows = read_rows(paths.trial(number))
                 recorder.log(number, recorded(rows, spec.tracking.every, ended=True))
                 recorder.finish(number, STATUSES[ending], end_tags(record, spec))
                 ledger.finish(number, ending, reason=reason, lineage=record.lineage)
             case Told() | Interrupted():
-                tell(wrong, spec, ledger.trial(wrong.number), recorder)
+                tell(wrong, paths, spec, ledger.trial(wrong.number), recorder)
             case Reported() | Logged():
                 catch_up([wrong], ledger, recorder)
 
 
 def tell(
-    wrong: Logged | Told | Interrupted, spec: SweepSpec, record: TrialRecord, recorder: Recorder
+    wrong: Logged | Told | Interrupted,
+    paths: SweepPaths,
+    spec: SweepSpec,
+    record: TrialRecord,
+    recorder: Recorder,
 ) -> None:
     """Give tracking what it lacks of a trial that nobody works on."""
     match wrong:
         case Logged(number, rows):
             recorder.log(number, rows)
         case Told(number, status, rows):
-            recorder.start(number, _parameters(spec, record), {})
+            recorder.start(number, _parameters(paths, spec, record), _begun(record))
             recorder.log(number, rows)
             recorder.finish(number, status, end_tags(record, spec))
         case Interrupted(number):
@@ -149,8 +154,17 @@ def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
             )
 
 
-def _parameters(spec: SweepSpec, record: TrialRecord) -> dict[str, object]:
+def _parameters(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> dict[str, object]:
+    """Return with what a trial began: the spec may have been changed since."""
     try:
-        return trial_parameters(spec.trial_config(record.number, record.params), record.params)
-    except SpecError:  # the spec was changed since, and the old parameters do not fit it
-        return searched(record.params)
+        config = read_config(paths.trial(record.number) / TRIAL_CONFIG)
+    except (OSError, ValueError):
+        try:
+            config = spec.trial_config(record.number, record.params)
+        except SpecError:  # nor do its parameters fit the spec any more
+            return searched(record.params)
+    return trial_parameters(config, record.params)
+
+
+def _begun(record: TrialRecord) -> dict[str, str]:
+    return {"gradsweep.attempts": str(record.attempts), **lineage_tags(record)}

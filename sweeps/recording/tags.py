@@ -11,7 +11,7 @@ from itertools import groupby
 
 from sweeps.early_stopping.failures import kind_of
 from sweeps.early_stopping.stopping import BY_THE_SWEEP
-from sweeps.ledger.view import TrialRecord, TrialSummary
+from sweeps.ledger.view import ACCUMULATION, TrialRecord, TrialSummary
 from sweeps.spec.spec import SweepSpec
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.shared_view import SharedView, shared_view
@@ -27,7 +27,7 @@ SWEEP_GOES_ON = NOT_STOPPED | {"reason": "", "health": ""}
 
 def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     """Return why a trial ended, and where it was at its best."""
-    tags: dict[str, str] = {}
+    tags = noted_tags(record)
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}
     if record.state == "pruned":
@@ -38,6 +38,16 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     tags |= {"reason": record.reason, "failure.kind": kind_of(record.reason)}
     if record.traceback:  # what was raised stands at its end
         tags["failure.traceback"] = clip_start(record.traceback, MAX_TAG_VALUE)
+    return tags
+
+
+def noted_tags(record: TrialRecord) -> dict[str, str]:
+    """Return what the ledger notes of how a trial trains, where it does."""
+    tags: dict[str, str] = {}
+    if record.signals is not None:
+        tags["health"] = "; ".join(record.signals)
+    if record.accumulation is not None:
+        tags[f"gradsweep.{ACCUMULATION}"] = str(record.accumulation)
     return tags
 
 
@@ -88,7 +98,7 @@ def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:
     found = [record for record in records if record.signals]
     if not found:
         return {}
-    each = [f"trial {record.number}: {', '.join(record.signals)}" for record in found]
+    each = [f"trial {record.number}: {', '.join(record.signals or ())}" for record in found]
     return {"health": f"{len(found)} of {len(records)} trials; {'; '.join(each)}"}
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from sweeps.layout import tracking_uri
 from sweeps.ledger.view import TrialSummary, front, ranking
+from sweeps.recording.configuration import trained_with
 from sweeps.recording.tags import leaders_view
-from sweeps.results.configuration import trained_with
 from sweeps.results.sweep_view import SweepView
 from sweeps.spec.parameters import flatten
 from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page

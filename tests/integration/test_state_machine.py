@@ -234,7 +234,7 @@ class Training:
             "metrics": {"val/loss": value}, "rows": [tuple(row) for row in rows], "signals": [],
         }  # fmt: skip
         finished = self.epoch >= EPOCHS
-        return result | ({"ending": "finished", "should_checkpoint": True} if finished else {})
+        return result | ({"ending": "finished", "saved": True} if finished else {})
 
 
 class Driver:

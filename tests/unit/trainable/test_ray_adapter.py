@@ -89,6 +89,12 @@ def talkative_loop(config: Any, context: Any) -> Iterator[Any]:
     yield
 
 
+def forgetful_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
+    """Has no state for what it trained last."""
+    for epoch, report in enumerate(own_loop(config, context), context.epoch + 1):
+        yield report[0] if epoch == context.epochs else report
+
+
 def untidy_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
     """Raises when it is closed."""
     try:
@@ -165,6 +171,19 @@ def test_ray_is_handed_the_newest_committed_generation(tmp_path: Path) -> None:
     assert newest is not None
     assert pointer == list(newest.pointer)
     assert newest.step == 10 * EPOCHS
+    trial.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("task", "saved"), [("Small", True), ("own_loop", True), ("forgetful_loop", False)]
+)
+def test_the_last_result_tells_whether_all_that_was_trained_is_saved(
+    tmp_path: Path, task: str, saved: bool
+) -> None:
+    trial = _trial(tmp_path, task=task)
+    *_, last = (trial.step() for _ in range(EPOCHS))
+    assert (last["ending"], last["saved"]) == ("finished", saved)
+    assert (CheckpointStore(tmp_path).saved_epoch() == EPOCHS) == saved
     trial.cleanup()
 
 

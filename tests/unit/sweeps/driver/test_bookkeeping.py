@@ -12,8 +12,9 @@ import pytest
 
 from sweeps.driver.callbacks import Bookkeeper
 from sweeps.layout import LedgerError
-from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.ledger.storage import EditableStorage
+from sweeps.lock import LockLost
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.ray_adapter import OBJECTIVE
@@ -130,7 +131,10 @@ _END = ["fence", "recorder.finish", "commit", "view.ended", "end"]
 
 def test_a_report_is_in_the_ledger_before_it_is_recorded_and_shown(kept: Kept) -> None:
     kept.reports(1, signals=["the loss jumped"])
-    assert kept.written() == ["fence", "recorder.tag", "commit", "recorder.log", "view.reported"]
+    assert kept.diary.commits == 1, "nobody else could tell of signals again"
+    assert kept.written() == [
+        "fence", "commit", "fence", "recorder.tag", "fence", "recorder.log", "view.reported",
+    ]  # fmt: skip
     record = kept.sweep.ledger.trial(kept.number)
     assert (record.reports, record.signals) == ({1: 1.0}, ("the loss jumped",))
 
@@ -142,7 +146,7 @@ def test_an_end_is_recorded_before_it_is_in_the_ledger(kept: Kept) -> None:
 
 
 def test_a_last_report_and_the_end_are_one_transaction_once_the_store_has_it(kept: Kept) -> None:
-    kept.reports(1, ending="finished", should_checkpoint=True)
+    kept.reports(1, ending="finished", saved=True)
     kept.ends()
     assert kept.written() == [
         "fence", "recorder.log",
@@ -159,13 +163,13 @@ def test_a_last_report_that_the_store_lacks_is_in_the_ledger_before_it_is_record
     kept.reports(1, ending="finished")
     kept.ends()
     assert kept.written() == [
-        "fence", "commit", "recorder.log", "view.reported", *_END,
+        "fence", "commit", "fence", "recorder.log", "view.reported", *_END,
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ["is read", "is lost", "is interrupted", "fails"])
 def test_a_last_report_is_written_whatever_comes_before_the_end(kept: Kept, what: str) -> None:
-    kept.reports(1, ending="finished", should_checkpoint=True)
+    kept.reports(1, ending="finished", saved=True)
     kept.trial.get_pickled_error = lambda: None
     match what:
         case "is lost":
@@ -201,6 +205,77 @@ def test_nobody_waits_for_a_ledger_that_takes_long(kept: Kept) -> None:
     for number in (kept.number, other):
         assert kept.sweep.ledger.trial(number).reports == {n: 1 / n for n in range(1, 6)}
     assert kept.sweep.ledger.trial(kept.number).finished
+
+
+def test_what_nobody_else_could_tell_is_recorded_at_once(kept: Kept) -> None:
+    """A driver that dies before the ledger knows has told with what a trial began, and on what."""
+    kept.diary.may_commit.clear()
+    kept.keeper._num_before = 0  # it was added by this driver
+    kept.starts()
+    kept.reports(1, resolved={"device": "cpu"}, set_aside=["generation 3: damaged"])
+    run = kept.recorder.runs[kept.number]
+    assert run.params["train.batch_size"] == "64"
+    told = {"attempts": "1", "device": "cpu"}
+    assert {f"gradsweep.{key}": value for key, value in told.items()}.items() <= run.tags.items()
+    assert run.tags["checkpoint.set_aside"] == "generation 3: damaged"
+    assert kept.diary.commits == 0
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_the_ledger_notes_of_a_trial_is_told_again(kept: Kept, ends: bool) -> None:
+    """Its driver may have died between the two."""
+    kept.sweep.ledger.start(kept.number)
+    kept.sweep.ledger.note(kept.number, SIGNALS, ["the loss jumped"])
+    kept.sweep.ledger.note(kept.number, ACCUMULATION, 2)
+    if ends:
+        kept.recorder.start(kept.number, {}, {})
+        kept.ends()
+    else:
+        kept.starts()
+    kept.keeper.settle()
+    tags = kept.recorder.runs[kept.number].tags
+    assert (tags["health"], tags["gradsweep.accumulation"]) == ("the loss jumped", "2")
+    assert tags.get("gradsweep.attempts") == (None if ends else "2")
+
+
+def test_a_driver_that_is_replaced_while_it_writes_writes_no_more(kept: Kept) -> None:
+    """It stood still after the first of several reports."""
+    others = [kept.sweep.add(None) for _ in range(3)]
+    kept.diary.may_commit.clear()
+    for number in (kept.number, *others):
+        kept.reports(1, number=number)
+    log, lost = kept.recorder.log, LockLost("it is another's", kept.sweep.paths.directory)
+
+    def log_and_stand_still(*told: Any) -> None:
+        log(*told)
+        kept.keeper._books._fence = _raising(lost)
+
+    kept.recorder.log = log_and_stand_still  # type: ignore[method-assign]
+    kept.diary.may_commit.set()
+    with pytest.raises(LockLost):
+        kept.keeper.settle()
+    assert kept.diary.done.count("recorder.log") == 1
+
+
+def _raising(error: BaseException) -> Callable[[], None]:
+    def fence() -> None:
+        raise error
+
+    return fence
+
+
+@pytest.mark.parametrize(("scheduler", "waits"), [("asha_promote", False), ("pbt", True)])
+def test_a_member_goes_on_with_other_parameters_once_that_is_told(
+    kept: Kept, scheduler: str, waits: bool
+) -> None:
+    spec = kept.sweep.spec
+    stopping = spec.early_stopping.model_copy(update={"scheduler": scheduler})
+    kept.keeper._spec = spec.model_copy(update={"early_stopping": stopping})
+    kept.keeper._paused.add(kept.number)
+    settled: list[None] = []
+    kept.keeper.settle = lambda: settled.append(None)  # type: ignore[method-assign]
+    kept.starts()
+    assert bool(settled) == waits
 
 
 def test_what_an_earlier_worker_left_is_read_before_the_next_one_begins(kept: Kept) -> None:

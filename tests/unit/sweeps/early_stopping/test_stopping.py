@@ -205,7 +205,9 @@ def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Pa
     ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
     now = [100.0]
     spec = _spec("{hours: 0.01}")  # 36 s
-    first = Stops(spec, ledger, ends=lambda: 0, settle=lambda: None, clock=lambda: now[0])
+    first = Stops(
+        spec, ledger, ends=lambda: 0, settle=lambda: None, fence=lambda: None, clock=lambda: now[0]
+    )
     now[0] += 9.0
     assert first.look() is None
     assert ledger.seconds == 0.0, "not written in every turn"
@@ -213,7 +215,9 @@ def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Pa
     assert first.look() is None
     assert LedgerView(tmp_path / "l.db").seconds == ledger.seconds == 20.0
     now[0] += 5.0  # lost with a driver that is killed
-    second = Stops(spec, ledger, ends=lambda: 0, settle=lambda: None, clock=lambda: now[0])
+    second = Stops(
+        spec, ledger, ends=lambda: 0, settle=lambda: None, fence=lambda: None, clock=lambda: now[0]
+    )
     now[0] += 15.5
     assert second.look() is None
     now[0] += 0.5
@@ -237,6 +241,7 @@ def test_a_stop_is_noticed_at_the_end_of_a_trial(tmp_path: Path) -> None:
         sweep.ledger,
         ends=lambda: len(ends),
         settle=lambda: [sweep.add("complete", 0.5) for _ in ends],
+        fence=lambda: None,
     )
     assert stops.look() is None
     ends.append(0)
@@ -251,7 +256,13 @@ def test_without_a_stop_no_trial_is_read_however_many_have_ended(
     """The driver would read all of them at each one's end."""
     sweep = MadeSweep(tmp_path)
     settled: list[None] = []
-    stops = Stops(sweep.spec, sweep.ledger, ends=lambda: 1, settle=lambda: settled.append(None))
+    stops = Stops(
+        sweep.spec,
+        sweep.ledger,
+        ends=lambda: 1,
+        settle=lambda: settled.append(None),
+        fence=lambda: None,
+    )
     sweep.add("complete", 0.5)
     monkeypatch.delattr(Ledger, "trials")
     assert stops.look() is None

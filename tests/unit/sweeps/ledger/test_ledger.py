@@ -100,7 +100,7 @@ def test_where_it_was_best_is_known_and_of_equals_the_earlier(in_file: Ledger) -
 
 def test_signals_are_the_last_that_were_noted(in_file: Ledger) -> None:
     number = _ask(in_file)
-    assert in_file.trial(number).signals == ()
+    assert in_file.trial(number).signals is None
     in_file.note(number, SIGNALS, ["memory grew"])
     in_file.note(number, SIGNALS, ["memory grew", "loss jumped"])
     assert in_file.trial(number).signals == ("memory grew", "loss jumped")

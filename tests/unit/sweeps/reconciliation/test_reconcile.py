@@ -37,7 +37,7 @@ from sweeps.reconciliation.reconcile import (
     Uncounted,
     reconcile,
 )
-from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
 from tests.asking import ask
 from tests.curves import append_rows
 from tests.saving import commit
@@ -260,6 +260,20 @@ def test_a_trial_that_trained_to_its_end_is_finished_without_a_worker(sweep: Swe
     assert {step: v for (key, step), v in run.points.items() if key == "val/loss"} == {
         2: 0.4, 4: 0.3, 6: 0.2, 8: 0.1,
     }  # fmt: skip
+
+
+def test_a_run_that_was_never_told_of_has_what_its_trial_was_trained_with(sweep: Sweep) -> None:
+    """Not what the spec has become since."""
+    number = sweep.ask()
+    sweep.train(number, [0.4, 0.3, 0.2, 0.1])
+    config = sweep.spec.trial_config(number, sweep.ledger.trial(number).params)
+    (sweep.paths.trial(number) / TRIAL_CONFIG).write_text(trial_yaml(config))
+    trained = config.train.batch_size
+    sweep.spec = with_overrides(sweep.spec, [f"train.batch_size={2 * trained}"])
+    sweep.apply()
+    run = sweep.recorder.runs[number]
+    assert (run.status, run.params["train.batch_size"]) == ("FINISHED", str(trained))
+    assert run.tags["gradsweep.attempts"] == "1"
 
 
 @pytest.mark.parametrize("told", [True, False])

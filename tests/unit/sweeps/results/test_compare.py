@@ -13,10 +13,10 @@ from rich.console import Console
 from sweeps.formats import format_number
 from sweeps.layout import TRIAL_CONFIG
 from sweeps.publishing.model_card import model_card
+from sweeps.recording.configuration import trained_with
 from sweeps.recording.tags import leaders_view
 from sweeps.results import tables
 from sweeps.results.compare import Incomparable, compare
-from sweeps.results.configuration import trained_with
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import trial_yaml
 from tests.specs import with_overrides
