@@ -79,10 +79,11 @@ def attempt(
                 spinner.update("connecting to the cluster")
                 where = stack.enter_context(_connected(address, paths, spec, err))
                 spinner.update("loading the task")
-            else:
-                stack.enter_context(fork_server.serving())
             nodes = where.nodes if isinstance(where, Cluster) else (where,)
             ways = plan(spec.resources, spec.trials, spec.concurrency, nodes)
+            if address is None:
+                secrets = credentials(spec.tracking.uri, spec.storage.ledger)
+                stack.enter_context(fork_server.serving(max(1, int(ways.cpu)), secrets))
             inspection = Inspection(spec, ways)
             try:  # asked while the child imports torch: who is refused hears it soon
                 if not offline:

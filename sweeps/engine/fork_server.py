@@ -8,9 +8,10 @@ process imports it once, beside the driver that still loads, and every worker is
        `- Ray -- starts --> `worker_start` -- asks --> fork server -- forks --> the worker
 
 The server imports nothing of Ray, whose settings a process reads once, and of a task. It has one
-thread, as a fork asks for, and never touches a GPU. It ends with the driver, whatever ends that,
-and its forks end with it. Where there is none, as on the nodes of a cluster, a worker starts as
-Ray starts it. What must not live here: what a worker does.
+thread of Python, as a fork asks for, and never touches a GPU. It ends with the driver, whatever
+ends that, and its forks end with it, and what these have started. Where there is none, as on the
+nodes of a cluster or in a sandbox that forbids it, a worker starts as Ray starts it. What must not
+live here: what a worker does.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import runpy
 import secrets
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,37 +40,60 @@ WORKER_START = Path(worker_start.__file__)
 """The program that Ray is to start instead of its own."""
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_OVER = signal.SIGUSR1
+"""Tells the server that its driver has ended, or needs it no more."""
+_THREADS = "OMP_NUM_THREADS"
+"""Ray sets it for each worker, before that imports anything, unless somebody else has."""
+_SECONDS_TO_ASK = 5.0
+_SECONDS_TO_END = 5.0
 
 
 @contextmanager
-def serving() -> Iterator[None]:
+def serving(threads: int, withhold: Iterable[str] = ()) -> Iterator[None]:
     """A fork server for as long as the context is open, if this system has what it takes; Ray
     finds it in the environment.
+
+    Args:
+        threads: Of each worker's numerical libraries, which settle that when they are loaded.
+        withhold: Environment variables that no worker may find anywhere.
     """
-    if sys.platform != "linux":  # no other one ends a process with its parent
+    address, server = f"gradsweep-{secrets.token_hex(16)}", None
+    if sys.platform == "linux":  # no other one ends a process with its parent
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            server = _start(address, threads, withhold)
+    if server is None:
         yield
         return
-    address = f"gradsweep-{secrets.token_hex(16)}"
     os.environ[worker_start.VARIABLE] = address
+    try:
+        yield
+    finally:
+        del os.environ[worker_start.VARIABLE]
+        server.send_signal(_OVER)
+        try:
+            server.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _start(address: str, threads: int, withhold: Iterable[str]) -> subprocess.Popen[bytes]:
+    # What a process was started with stays to be read for as long as it lives.
+    kept = {key: value for key, value in os.environ.items() if key not in set(withhold)}
     # It listens before there is anybody: who asks meanwhile waits, as for imports of its own.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(worker_start.place(address))
         listener.listen(128)
         number = listener.fileno()
-        server = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-P", "-m", __spec__.name, str(number), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # what torch says when it is imported, workers would hide
+            env={_THREADS: str(threads), **kept},
             pass_fds=[number],
             process_group=0,  # a terminal's signals are for its driver
         )
-    try:
-        yield
-    finally:
-        del os.environ[worker_start.VARIABLE]
-        server.kill()
-        server.wait()
 
 
 class _Server:
@@ -82,6 +107,7 @@ class _Server:
 
     def serve(self) -> NoReturn:
         """Fork until the end."""
+        signal.signal(_OVER, lambda *_: self._leave())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
@@ -98,28 +124,47 @@ class _Server:
                         self._hear(key.data)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        connection, _ = self._listener.accept()
         try:
-            if _peer(connection) != os.geteuid():
-                raise PermissionError
-            wish, streams = worker_start.receive(connection)
-        except (OSError, ValueError):  # it is gone, or nobody of ours
-            connection.close()
+            connection, _ = self._listener.accept()
+        except OSError:  # no more files may be open; a worker's end closes some
+            time.sleep(0.1)
             return
-        pid = os.fork()
+        streams: list[int] = []
+        try:
+            if worker_start.peer(connection) != os.geteuid():
+                raise PermissionError
+            connection.settimeout(_SECONDS_TO_ASK)  # all others wait meanwhile
+            wish = worker_start.receive(connection, streams)
+            connection.settimeout(None)
+            pid = os.fork()
+        except (OSError, ValueError):  # it is gone, or nobody of ours; or there is no room
+            connection.close()  # without an answer its worker starts as Ray starts it
+            pid = -1
         if pid == 0:
             selector.close()
             connection.close()
             self._become(wish, streams)
         for stream in streams:
             os.close(stream)
+        if pid < 0:
+            return
+        with contextlib.suppress(OSError):  # as in the fork, whoever comes first
+            os.setpgid(pid, pid)
         self._workers[pid] = connection
         selector.register(connection, selectors.EVENT_READ, pid)
+        with contextlib.suppress(OSError):  # it is gone, which is heard in a moment
+            connection.sendall(worker_start.FORKED)
 
     def _hear(self, pid: int) -> None:
         """Who asked for a worker has ended, and Ray takes the worker for ended."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # not yet collected: the number is no other's
+            os.killpg(pid, signal.SIGKILL)  # not yet collected: the number is no other's
+
+    def _leave(self) -> NoReturn:
+        """End all workers with what they have started, and this process."""
+        for pid in list(self._workers):
+            self._hear(pid)
+        os._exit(0)
 
     def _collect(self, selector: selectors.BaseSelector) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -137,14 +182,14 @@ class _Server:
 
     def _become(self, wish: Mapping[str, Any], streams: list[int]) -> NoReturn:
         """Be the worker from here on."""
-        _end_with(self._pid)
+        _end_with(self._pid, signal.SIGKILL)
         self._listener.close()
         for connection in self._workers.values():
             connection.close()
         signal.set_wakeup_fd(-1)
         os.close(self._ended)
         os.close(self._wake)
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (_OVER, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setpgid(0, 0)
@@ -170,28 +215,23 @@ def _take_over(wish: Mapping[str, Any]) -> None:
     os.umask(wish["umask"])
     os.setpriority(os.PRIO_PROCESS, 0, wish["niceness"])
     Path(worker_start.OOM_SCORE).write_text(wish["oom_score"])
+    for name, limits in wish["limits"].items():
+        with contextlib.suppress(ValueError, OSError):  # above what this process may have
+            resource.setrlimit(getattr(resource, name), tuple(limits))
     signal.pthread_sigmask(signal.SIG_SETMASK, wish["blocked"])
 
 
-def _peer(connection: socket.socket) -> int:
-    """The user at the other end."""
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    user: int = struct.unpack("3i", credentials)[1]
-    return user
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent has."""
+def _end_with(parent: int, sent: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent has ended."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, sent)
     if os.getppid() != parent:  # it has already
         os._exit(1)
 
 
 def _main(listener: int, driver: int) -> None:
-    _end_with(driver)
+    _end_with(driver, _OVER)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the driver's to answer
     load_training()

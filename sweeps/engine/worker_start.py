@@ -18,8 +18,10 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,11 @@ VARIABLE = "GRADSWEEP_FORK_SERVER"
 OOM_SCORE = "/proc/self/oom_score_adj"
 """How soon a process is ended when memory is short; Ray has its workers end first."""
 
+FORKED = b"f"
+"""What a server answers once there is a worker."""
+
 _LENGTH = 8  # bytes that say how long the rest is
+_LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 def place(address: str) -> bytes:
@@ -36,20 +42,33 @@ def place(address: str) -> bytes:
     return b"\0" + address.encode()
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Read what `_ask` sent: what the worker is to be, and its three streams.
+def peer(connection: socket.socket) -> int:
+    """Return the user at the other end: a name is everybody's who finds it free."""
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    user: int = struct.unpack("3i", credentials)[1]
+    return user
+
+
+def receive(connection: socket.socket, streams: list[int]) -> dict[str, Any]:
+    """Read what `_ask` sent: what the worker is to be.
+
+    Args:
+        streams: Its three streams are added to it, also where it raises.
 
     Raises:
         OSError: The other end is gone.
         ValueError: What came is not whole.
     """
-    head, streams, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+    head, received, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+    streams += received
     length, body = int.from_bytes(head, "big"), b""
     while len(body) < length:
         if not (part := connection.recv(length - len(body))):
             break
         body += part
-    return json.loads(body), list(streams)
+    wish: dict[str, Any] = json.loads(body)
+    return wish
 
 
 def _ask(connection: socket.socket, command: list[str], added: dict[str, str]) -> int:
@@ -59,8 +78,10 @@ def _ask(connection: socket.socket, command: list[str], added: dict[str, str]) -
         Its exit code; 1 where its server ended before, and the worker with it.
 
     Raises:
-        OSError: The server is gone.
+        OSError: There is none: the server is gone, is another user's, or could fork none.
     """
+    if peer(connection) != os.geteuid():
+        raise PermissionError("another user's")
     umask = os.umask(0)
     os.umask(umask)
     wish = json.dumps(
@@ -71,12 +92,15 @@ def _ask(connection: socket.socket, command: list[str], added: dict[str, str]) -
             "umask": umask,
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "oom_score": Path(OOM_SCORE).read_text(),
+            "limits": {name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS},
             "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         }
     ).encode()
     socket.send_fds(connection, [len(wish).to_bytes(_LENGTH, "big")], [0, 1, 2])
     connection.sendall(wish)
-    with contextlib.suppress(ConnectionError):  # from here on there may be a worker
+    if connection.recv(1) != FORKED:
+        raise ConnectionError("there is no worker")
+    with contextlib.suppress(ConnectionError):  # the server is gone, and the worker with it
         if code := connection.recv(1):
             return code[0]
     return 1

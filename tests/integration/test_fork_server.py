@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +25,9 @@ pytestmark = [
 ]
 
 PROGRAM = """
-import json, os, random, signal, sys
+import json, os, random, resource, signal, subprocess, sys
+from threadpoolctl import threadpool_info
+child = subprocess.Popen(["sleep", "600"]) if sys.argv[1] == "wait" else None
 print(json.dumps({
     "arguments": sys.argv,
     "place": sys.path[0],
@@ -41,6 +45,11 @@ print(json.dumps({
     "ray": "ray" in sys.modules,
     "drawn": random.random(),
     "pid": os.getpid(),
+    "child": child and child.pid,
+    "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+    "threads": [one["num_threads"] for one in threadpool_info()
+                if one["internal_api"] == "openblas"],
+    "secret": "canary" in open("/proc/self/environ").read(),
 }), flush=True)
 print("complaint", file=sys.stderr)
 if sys.argv[1] == "wait":
@@ -52,8 +61,11 @@ THEIRS = "import sys; print('as Ray starts it', *sys.argv[1:])"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[None]:
-    with fork_server.serving():
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECRET", "canary")
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        with fork_server.serving(1, ["SECRET"]):
+            yield
 
 
 @pytest.fixture
@@ -91,6 +103,7 @@ def test_a_fork_is_what_the_process_that_asks_for_it_would_be(
         os.umask(0o027)
         os.nice(7)
         Path(worker_start.OOM_SCORE).write_text("900")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1001))
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
 
     done = [
@@ -112,6 +125,7 @@ def test_a_fork_is_what_the_process_that_asks_for_it_would_be(
     assert [one.stderr.splitlines()[0] for one in done] == ["complaint"] * 2
     assert told.pop("drawn") != other.pop("drawn")
     assert told.pop("pid") != other.pop("pid")
+    assert set(told.pop("threads")) == {1}, "else its sums differ from those of other workers"
     assert told == {
         "arguments": [str(program), "3"],
         "place": str(tmp_path),
@@ -126,6 +140,9 @@ def test_a_fork_is_what_the_process_that_asks_for_it_would_be(
         "group": True,
         "warm": True,
         "ray": False,
+        "child": None,
+        "files": [1000, 1001],
+        "secret": False,
     }
 
 
@@ -147,7 +164,7 @@ def test_a_fork_and_who_asked_for_it_end_together(program: Path, who: str) -> No
 DRIVER = """
 import os, signal, subprocess, sys
 from sweeps.engine import fork_server
-with fork_server.serving():
+with fork_server.serving(1):
     subprocess.Popen(sys.argv[1:])
     signal.pause()
 """
@@ -162,7 +179,8 @@ def test_forks_end_with_their_driver_whatever_ends_it(program: Path, end: signal
         text=True,
     ) as driver:
         assert driver.stdout is not None
-        fork = json.loads(driver.stdout.readline())["pid"]
+        told = json.loads(driver.stdout.readline())
+        fork = told["pid"]
         server = psutil.Process(fork).ppid()
         asker = next(
             child.pid
@@ -170,8 +188,89 @@ def test_forks_end_with_their_driver_whatever_ends_it(program: Path, end: signal
             if str(fork_server.WORKER_START) in child.cmdline()
         )
         driver.send_signal(end)
-    for pid in (server, fork, asker):
+    for pid in (server, fork, told["child"], asker):
         _wait_until_gone(pid)
+
+
+SERVER = """
+import os, socket, sys, numpy
+from sweeps.engine import fork_server, worker_start
+address, user = sys.argv[1:]
+real, forks = os.fork, []
+def fork():
+    forks.append(None)
+    if len(forks) == 2:
+        raise BlockingIOError("no more processes")
+    return real()
+os.fork = fork
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+os.setuid(int(user))
+listener.bind(worker_start.place(address))
+listener.listen()
+print("ready", flush=True)
+fork_server._Server(listener).serve()
+"""
+
+
+@contextlib.contextmanager
+def _serving(user: int, patch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """A server of a user's whose second fork fails."""
+    address = f"gradsweep-test-{os.getpid()}"
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, address, str(user)], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        patch.setenv(worker_start.VARIABLE, address)
+        yield server
+        server.kill()
+
+
+def test_where_no_process_can_be_made_the_others_go_on(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _serving(os.geteuid(), monkeypatch) as server:
+        with subprocess.Popen(_command(program, "wait"), stdout=subprocess.PIPE) as first:
+            assert first.stdout is not None
+            told = json.loads(first.stdout.readline())
+            second, third = (
+                subprocess.run(_command(program, "3"), capture_output=True, text=True, check=False)
+                for _ in range(2)
+            )
+            assert second.stdout == f"as Ray starts it {program} 3\n"
+            assert third.returncode == 3
+            assert psutil.Process(told["pid"]).ppid() == server.pid
+            first.kill()
+        _wait_until_gone(told["pid"])
+        _wait_until_gone(told["child"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else; run it as root")
+def test_nobody_elses_server_is_asked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _serving(65534, monkeypatch):
+        done = subprocess.run(_command(program, "3"), capture_output=True, text=True, check=True)
+    assert done.stdout == f"as Ray starts it {program} 3\n"
+
+
+@pytest.mark.usefixtures("server")
+def test_who_asks_and_says_nothing_holds_the_others_up_for_a_moment(program: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.connect(worker_start.place(os.environ[worker_start.VARIABLE]))
+        done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
+        assert done.returncode == 3
+        assert silent.recv(1) == b""
+
+
+def test_where_there_can_be_no_server_workers_start_as_ray_starts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no sockets here")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    monkeypatch.delenv(worker_start.VARIABLE, raising=False)
+    with fork_server.serving(1):
+        assert worker_start.VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize("why", ["nobody serves", "the server has ended"])
