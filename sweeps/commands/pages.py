@@ -5,12 +5,8 @@ What must not live here: how MLflow's server is started, and its addresses (`tra
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +17,6 @@ from sweeps.publishing.pictures import undrawn
 from sweeps.recording.tags import leaders_view
 from sweeps.results.sweep_view import SweepView
 from tracking.address import is_server
-from tracking.background import start_behind
 from tracking.ui import runs_page, start_server
 
 
@@ -37,44 +32,30 @@ def serve(
         _open(console, _page(uri, view), open_browser=open_browser)
         return
     check_place(root, "--root")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # or the server would outlive this one
+    for number in (signal.SIGTERM, signal.SIGHUP):  # or the server would outlive this one
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, signal.default_int_handler)
     with console.status("starting the MLflow UI (20 to 60 seconds)"):
         server = start_server(uri, artifact_root(root), port=port)
     try:
         console.print("Ctrl-C ends it")
         _open(console, _page(server.url, view), open_browser=open_browser)
-        with _drawing(console, view) if view is not None else nullcontext():
-            server.wait()
+        if view is not None:
+            _name_the_undrawn(console, view)
+        server.wait()
     except KeyboardInterrupt:
         pass
     finally:
         server.stop()
 
 
-@contextmanager
-def _drawing(console: Console, view: SweepView) -> Iterator[None]:
-    """Meanwhile have the pictures made that the sweep's end did not wait for.
-
-    A running sweep's driver makes them itself.
-    """
+def _name_the_undrawn(console: Console, view: SweepView) -> None:
+    """Say which pictures the sweep's end did not wait for; a running sweep's driver makes them."""
     missing = len(undrawn(view.paths, view.records))
-    if not missing or view.state == "running":
-        yield
-        return
-    command = ["sync", view.paths.name, "--root", str(view.paths.root)]
-    with open(os.devnull, "w") as nobody:
-        artist = start_behind(
-            [sys.executable, "-P", "-m", "sweeps.entry", *command], os.environ, stderr=nobody
-        )
-    console.print(
-        f"making the pictures of {missing} more trials, each to be seen on its own run's page"
-    )
-    try:
-        yield
-    finally:
-        artist.terminate()
-        artist.communicate()
+    if missing and view.state != "running":
+        command = view.paths.command("sync")
+        text = f"make the pictures of {missing} more trials: {command}"
+        console.print(text, soft_wrap=True)
 
 
 def _page(base: str, view: SweepView | None) -> str:

@@ -65,6 +65,8 @@ class Press:
             return draw_report(paths, target)
         request = json.dumps([str(paths.root), paths.name, str(target)])
         _, said = process.communicate(request + "\n")
+        if process.returncode < 0:  # ended while it waited, such as for want of memory
+            return draw_report(paths, target)
         return answer(process.returncode, said, target)
 
     def __enter__(self) -> Press:

@@ -105,6 +105,30 @@ def test_one_that_gets_no_processor_is_replaced(
     assert drawn == [tmp_path / "report.html"]
 
 
+def test_one_that_was_killed_while_it_waited_is_replaced(
+    sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as for want of memory."""
+    drawn: list[Path] = []
+    monkeypatch.setattr(
+        "sweeps.publishing.publish.draw_report", lambda _, target: drawn.append(target) or target
+    )
+    ready = press_module._is_ready
+
+    def ready_and_killed(process: subprocess.Popen[str]) -> bool:
+        was = ready(process)
+        process.kill()
+        process.wait()
+        return was
+
+    monkeypatch.setattr(press_module, "_STARVED", 0.0)
+    monkeypatch.setattr(press_module, "_is_ready", ready_and_killed)
+    with Press(left=1, at_once=1) as press:
+        press.trial_ended()
+        press.write(sweep.paths, tmp_path / "report.html")
+    assert drawn == [tmp_path / "report.html"]
+
+
 def test_what_keeps_it_from_writing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import webbrowser
 from pathlib import Path
 
@@ -87,36 +88,16 @@ class Served:
         self.stopped = True
 
 
-class Process:
-    """What draws meanwhile."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.command = command
-        self.done: list[str] = []
-
-    def terminate(self) -> None:
-        self.done.append("terminated")
-
-    def communicate(self) -> None:
-        self.done.append("awaited")
-
-
 @pytest.mark.parametrize("who", ["nobody", "driver", "no sweep"])
-def test_pictures_that_the_end_did_not_wait_for_are_made_while_somebody_looks(
+def test_pictures_that_the_end_did_not_wait_for_are_named_with_what_makes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    sweep, server, started = MadeSweep(tmp_path), Served(), list[Process]()
+    sweep, server = MadeSweep(tmp_path), Served()
     for ending in ("complete", "complete", "failed"):
         sweep.add(ending, 0.5)
     sweep.add(None)
     (sweep.paths.trial(0) / "figures").mkdir(parents=True)
-
-    def start(command: list[str], *_: object, **__: object) -> Process:
-        started.append(Process(command))
-        return started[-1]
-
     monkeypatch.setattr(pages, "start_server", lambda *_, **__: server)
-    monkeypatch.setattr(pages, "start_behind", start)
     text = io.StringIO()
     lock = SweepLock(sweep.paths.lock)
     if who == "driver":
@@ -125,11 +106,19 @@ def test_pictures_that_the_end_did_not_wait_for_are_made_while_somebody_looks(
     pages.serve(Console(file=text, width=200), tmp_path, view, port=0, open_browser=False)
     lock.release()
     assert server.stopped
-    if who != "nobody":
-        assert not started
-        assert "pictures" not in text.getvalue()
-        return
-    (process,) = started
-    assert process.command[-4:] == ["sync", "small", "--root", str(tmp_path)]
-    assert process.done == ["terminated", "awaited"]
-    assert "making the pictures of 2 more trials" in text.getvalue()
+    told = f"make the pictures of 2 more trials: sweep sync small --root {tmp_path}\n"
+    assert text.getvalue().endswith(told) == (who == "nobody")
+    assert ("pictures" in text.getvalue()) == (who == "nobody")
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_of_a_terminal_ends_the_page_unless_it_is_not_to_be_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignored: bool
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    monkeypatch.setattr(pages, "start_server", lambda *_, **__: Served())
+    try:
+        pages.serve(Console(quiet=True), tmp_path, None, port=0, open_browser=False)
+        assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) == ignored
+    finally:
+        signal.signal(signal.SIGHUP, before)
