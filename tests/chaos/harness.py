@@ -90,6 +90,10 @@ class References:
         return self._sandboxes[spec]
 
 
+_OF_A_WORKER = ("gradsweep.device", "gradsweep.precision")
+"""What the runs of all trials here say of the workers that trained them."""
+
+
 def assert_all(
     sandbox: Sandbox,
     reference: Outcome,
@@ -194,6 +198,16 @@ def assert_trials(
             problems.append(f"U3: trial {number} came to an end, its run says interrupted")
         if run.run_id != ours["mlflow_run_id"]:
             problems.append(f"U3: trial {number} names the run {ours['mlflow_run_id']}")
+        told = {"gradsweep.attempts": str(ours["attempts"])}
+        if compared:
+            (untouched,) = reference.runs[number]
+            problems += [f"U3: run {number}{d}" for d in differences(untouched.params, run.params)]
+            told |= {key: untouched.tags.get(key, "") for key in _OF_A_WORKER}
+        problems += [
+            f"U3: trial {number} {key}: its run says {run.tags.get(key)!r}, must be {value!r}"
+            for key, value in told.items()
+            if run.tags.get(key) != value
+        ]
     strangers = found.runs.keys() - set(wanted) - {None}
     problems += [
         f"U3: there are runs of a trial {number}" for number in sorted(map(str, strangers))
