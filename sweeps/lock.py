@@ -108,6 +108,7 @@ class SweepLock:
         self._beside = beside
         self._file: IO[str] | None = None
         self._asking = threading.Lock()  # whoever leaves at once does not wait for it
+        self._leaves = False
         self.previous: Holder | None = None
         """Who held the lock before; set by `acquire` when that driver never released it."""
 
@@ -157,6 +158,8 @@ class SweepLock:
             LockLost: It is not; nothing may be written to the sweep any more.
             LedgerError: The lock beside it cannot be asked.
         """
+        if self._leaves:
+            threading.Event().wait()  # for the end of this process
         if not self.is_ours():
             raise LockLost(
                 f"the lock {self._path} was removed or replaced under this driver",
@@ -165,6 +168,12 @@ class SweepLock:
         if self._beside is not None:
             with self._asking:
                 self._beside.check()
+
+    def stand_still(self) -> None:
+        """Have everybody wait who is about to write, because this process ends right now: it would
+        end in the middle of that.
+        """
+        self._leaves = True
 
     def is_ours(self) -> bool:
         """Whether the file that was locked is still the one in its place: then what lies in the

@@ -89,6 +89,7 @@ def leave_the_lost(paths: SweepPaths, lock: SweepLock, token: str, cause: str) -
 
 
 def _let_go(paths: SweepPaths, lock: SweepLock, token: str) -> None:
+    lock.stand_still()  # Tune would have new workers for those that end now
     kill_children(token)
     if lock.is_ours():  # what lies there is otherwise another driver's
         remove_scratch(paths)

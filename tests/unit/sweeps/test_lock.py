@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,17 @@ def test_a_killed_holders_lock_is_free_and_its_token_is_known(path: Path) -> Non
     assert lock.previous.token == token
     assert holder.pid == os.getpid()
     lock.release()
+
+
+def test_nobody_writes_any_more_in_a_process_that_leaves(path: Path) -> None:
+    lock, passed = SweepLock(path), threading.Event()
+    lock.acquire()
+    lock.check()
+    lock.stand_still()
+    threading.Thread(target=lambda: (lock.check(), passed.set()), daemon=True).start()
+    assert not passed.wait(0.3)
+    lock.abandon()
+    assert not passed.wait(0.1)
 
 
 def test_release_leaves_no_holder(path: Path) -> None:
