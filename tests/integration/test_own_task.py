@@ -92,6 +92,9 @@ class Mine(Task):
     def build_model(self):
         seen = {name: value for name, value in os.environ.items() if "TRACKING_" in name}
         seen["knows its own"] = bool(os.environ["STORE_PASSWORD"])
+        if (began := Path("/proc/self/environ")).exists():  # as long as the process lives
+            named = began.read_text().split("\\0")
+            seen["began with"] = [one for one in named if "_TRACKING_" in one and one[-1] != "="]
         if not Path("looked-around").exists():  # a command that registers models does know them
             Path(f"seen-{os.getpid()}.json").write_text(json.dumps(seen))
         while "ray" in sys.modules and not Path("looked-around").exists():
@@ -363,6 +366,7 @@ def test_trials_hold_no_credentials_of_the_tracking_store(
     for one in map(json.loads, seen):
         assert {name: one[name] for name in nothing} == nothing
         assert one["knows its own"]
+        assert one.get("began with", []) == []
 
 
 def test_nobody_else_can_talk_to_ray(ran: Ran) -> None:
