@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -153,19 +153,22 @@ class Proposer:
     def _as_they_compare(
         self, sampler: BaseSampler, shown: list[FrozenTrial]
     ) -> list[FrozenTrial]:
-        """Return trials as they were at one rung, to a sampler that would mix the values of all.
+        """Return trials as they were at one rung, to a sampler that would mix the values of all,
+        or look at complete ones alone.
 
         NSGA-II and CMA-ES keep notes of who was complete. Trials of earlier sweeps bring one value
         each, of their own last epoch, and would not compare.
         """
-        if not self._compared_at or self._warm or not isinstance(sampler, TPESampler):
+        if not self._compared_at or self._warm or not isinstance(sampler, TPESampler | GPSampler):
             return shown
-        startup = max(1, self._spec.search.startup_trials)
+        startup = enough = max(1, self._spec.search.startup_trials)
+        if isinstance(sampler, TPESampler):  # GP draws by chance until so many are complete
+            enough = min(enough, enough_at_a_rung(len(self._distributions)))
         return at_one_rung(
             shown,
             self._compared_at,
             startup=startup,
-            enough=min(startup, enough_at_a_rung(len(self._distributions))),
+            enough=enough,
             minimize=self._ledger.minimize,
         )
 

@@ -32,6 +32,10 @@ SEARCHES: dict[str, dict[str, Any]] = {
         "search": {"sampler": "tpe"},
         "early_stopping": {**ASHA, "scheduler": "asha_promote"},
     },
+    "asha_promote + gp": {
+        "search": {"sampler": "gp"},
+        "early_stopping": {**ASHA, "scheduler": "asha_promote"},
+    },
 }
 STOCKS: dict[str, tuple[int, int] | None] = {
     "stock: optuna": None,
