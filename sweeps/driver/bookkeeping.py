@@ -133,7 +133,7 @@ class Books:
         self._fence()
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
-        tags = {"gradsweep.attempts": str(attempt), **lineage_tags(record), **noted_tags(record)}
+        tags = noted_tags(record) | lineage_tags(record)
         self._recorder.start(number, parameters, tags if attempt == 1 else tags | NOT_STOPPED)
         if attempt > 1:
             known = trial_facts(self._paths, self._spec, record, read_outbox(self._paths.outbox))

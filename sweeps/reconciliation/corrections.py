@@ -80,7 +80,7 @@ def apply(
                 record = without_unbegun(ledger.trial(number), paths)
                 record = replace(record, state=ending, reason=reason)
                 if untold:  # a run that there is has the parameters it was trained with
-                    recorder.start(number, _parameters(paths, spec, record), _begun(record))
+                    recorder.start(number, _parameters(paths, spec, record), lineage_tags(record))
                 # What it trained after its last report: no later start would deliver it.
                 rows = read_rows(paths.trial(number))
                 recorder.log(number, recorded(rows, spec.tracking.every, ended=True))
@@ -104,7 +104,7 @@ def tell(
         case Logged(number, rows):
             recorder.log(number, rows)
         case Told(number, status, rows):
-            recorder.start(number, _parameters(paths, spec, record), _begun(record))
+            recorder.start(number, _parameters(paths, spec, record), lineage_tags(record))
             recorder.log(number, rows)
             recorder.finish(number, status, end_tags(record, spec))
         case Interrupted(number):
@@ -164,7 +164,3 @@ def _parameters(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> dict
         except SpecError:  # nor do its parameters fit the spec any more
             return searched(record.params)
     return trial_parameters(config, record.params)
-
-
-def _begun(record: TrialRecord) -> dict[str, str]:
-    return {"gradsweep.attempts": str(record.attempts), **lineage_tags(record)}

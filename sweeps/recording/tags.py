@@ -42,8 +42,10 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 
 
 def noted_tags(record: TrialRecord) -> dict[str, str]:
-    """Return what the ledger notes of how a trial trains, where it does."""
+    """Return what the ledger notes of how often a trial was begun and how it trains."""
     tags: dict[str, str] = {}
+    if record.attempts:
+        tags["gradsweep.attempts"] = str(record.attempts)
     if record.signals is not None:
         tags["health"] = "; ".join(record.signals)
     if record.accumulation is not None:
