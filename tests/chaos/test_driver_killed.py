@@ -100,7 +100,7 @@ def test_row_06_older_driver_killed(sandbox: Sandbox, references: References) ->
     reference, ended = references.of(SERIAL), sandbox.go_on()
     assert_ended(ended, 0)
     found = read_outcome(sandbox)
-    assert_trials(found, reference, older=True)
+    assert_trials(found, reference)
     assert_states(_as_it_was(found), _as_it_was(reference))
     assert_points(found, reference)
     assert_no_residue(sandbox)
