@@ -223,12 +223,12 @@ class Books:
 
     def _told(self, told: Sequence[Told]) -> None:
         def store() -> None:
-            self._fence()
             for one in told:
                 self._store(one)
 
         told = [one for one in told if one.notes or one.reports]
         if told:
+            self._fence()
             self._ledger.at_once(store)
         for one in told:
             if one.notes:  # as the ledger has them, which is told again at each start and end
@@ -290,7 +290,6 @@ class Books:
 
         def store() -> TrialRecord:
             nonlocal is_recorded
-            self._fence()
             if last is not None:
                 self._store(last)
             record = self._ledger.trial(number)
@@ -303,6 +302,7 @@ class Books:
                 number, ending, reason=reason, traceback=traceback, lineage=lineage
             )
 
+        self._fence()  # not within: a lock in a database may have to wait for the transaction
         record = self._ledger.at_once(store)
         if last is not None:
             self._show(last)

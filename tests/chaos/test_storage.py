@@ -62,6 +62,8 @@ def test_row_11_disk_full_leaves_old_data_and_names_path_and_bytes(
 ) -> None:
     driver = _run_to_before_a_save(sandbox)
     paths = sandbox.paths
+    # The ledger hears of a start a moment after the worker.
+    wait_until(lambda: Ledger.open(paths.ledger).trial(_TRIAL).attempts == 1)
     saved, ledger = _generations(sandbox), paths.ledger.read_bytes()
     told = Ledger.open(paths.ledger).trials()
     storage.fill(0, match=place)
