@@ -103,11 +103,14 @@ class Cluster:
         return None
 
     def node_died(self, error: Exception | None) -> bool:
-        """Whether the node is gone on which an actor ran.
+        """Whether the node is gone on which an actor ran, or the whole cluster: without a head Ray
+        tells of lost actors for want of an answer, and says nothing of their nodes.
 
         Args:
             error: What Ray said of the actor's end.
         """
+        if self.fault() is not None:
+            return True
         import ray
 
         actor = getattr(error, "actor_id", None)

@@ -255,6 +255,8 @@ def test_a_cluster_is_lost_with_its_head_and_with_the_node_here(
         node.bind(str(socket_of_node))
         node.listen()
         assert Cluster(listener, (), str(socket_of_node)).fault() is None
+        assert not Cluster(listener, (), str(socket_of_node)).node_died(RuntimeError("its own"))
+        assert Cluster("127.0.0.1:1", (), str(socket_of_node)).node_died(RuntimeError("no head"))
         gone = Cluster("127.0.0.1:1", (), str(socket_of_node)).fault()
     assert "its head at 127.0.0.1:1 does not answer" in str(gone)
     assert "its node on this machine is gone" in str(
