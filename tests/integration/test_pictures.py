@@ -9,19 +9,15 @@ from typing import Any
 import psutil
 import pytest
 from optuna.samplers import RandomSampler
-from rich.console import Console
 
-from sweeps.commands import pages
 from sweeps.commands.sync import draw_what_is_missing
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.ledger import Ledger
-from sweeps.lock import SweepLock
 from sweeps.publishing.pictures import Gallery, _Artist
 from sweeps.spec.spec import parse_spec, trial_yaml
 from tests.asking import ask
 from tests.curves import append_rows
 from tests.specs import with_overrides
-from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.config import TrialConfig
 from trainable.history import Row
@@ -225,40 +221,3 @@ def test_late_pictures_of_the_best_trial_are_the_sweeps_own_too(
     queue.runs[None].artifacts.clear()
     assert draw_what_is_missing(sweep.paths, sweep.spec) == 0
     assert not own
-
-
-@pytest.mark.parametrize("trials", [2, 60])
-def test_who_looks_has_what_is_missing_drawn_and_ctrl_c_ends_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: int
-) -> None:
-    made = MadeSweep(tmp_path)
-    metrics = {"train/loss": 1.0, "train/grad_norm": 2.0, "train/lr": 0.1, "val/loss": 1.0}
-    for _ in range(trials):
-        made.log(made.add("complete", 0.5), Row(1, 0, metrics))
-    wanted = 2
-    drawing: list[psutil.Process] = []
-    others = psutil.Process().children()  # other tests'
-
-    class Server:
-        url = "http://127.0.0.1:5000"
-
-        def wait(self) -> None:
-            (child,) = set(psutil.Process().children()) - set(others)
-            deadline = time.monotonic() + 60
-            while len(list(made.paths.directory.glob("trials/*/figures"))) < wanted:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            drawing.extend([child, *child.children(recursive=True)])
-            raise KeyboardInterrupt
-
-        def stop(self) -> None:
-            assert not set(psutil.Process().children()) - set(others)
-
-    monkeypatch.setattr(pages, "start_server", lambda *_, **__: Server())
-    pages.serve(Console(quiet=True), tmp_path, made.view, port=0, open_browser=False)
-    assert not psutil.wait_procs(drawing, timeout=20)[1]
-    drawn = list(made.paths.directory.glob("trials/*/figures"))
-    assert len(drawn) == 2 if trials == 2 else 2 <= len(drawn) < trials
-    lock = SweepLock(made.paths.lock)
-    lock.acquire()  # which nobody holds any more
-    lock.release()

@@ -27,13 +27,14 @@ from tests.chaos.tracking_service import Run
 def _outcome() -> Outcome:
     trials = [
         {"number": n, "state": s, "params": {"lr": 0.1}, "value": 1.0, "step": 2, "epoch": 1}
-        | {"mlflow_run_id": f"run-{n}"}
+        | {"mlflow_run_id": f"run-{n}", "attempts": 1}
         for n, s in enumerate(["complete", "pruned"])
     ]
     points = [("val/loss", 1, 0.5), ("val/loss", 2, float("nan"))]
+    tags = {"gradsweep.attempts": "1", "gradsweep.device": "cpu", "gradsweep.precision": "fp32"}
     runs: dict[int | None, list[Run]] = {
-        0: [Run("run-0", "FINISHED", points=Counter(points))],
-        1: [Run("run-1", "KILLED", {}, {"stopped_by": "asha"}, Counter(points))],
+        0: [Run("run-0", "FINISHED", {}, dict(tags), Counter(points))],
+        1: [Run("run-1", "KILLED", {}, {**tags, "stopped_by": "asha"}, Counter(points))],
         None: [Run("sweep", "FINISHED")],
     }
     states = {n: {"model": {"weight": torch.tensor([1.0, n])}} for n in range(2)}
@@ -83,6 +84,14 @@ def _without_end(found: Outcome) -> None:
     found.trials[0]["state"] = "running"
 
 
+def _miscounted(found: Outcome) -> None:
+    found.runs[1][0].tags["gradsweep.attempts"] = "2"
+
+
+def _elsewhere(found: Outcome) -> None:
+    found.runs[0][0].tags["gradsweep.device"] = "cuda"
+
+
 def _other_parameters(found: Outcome) -> None:
     found.trials[0]["params"] = {"lr": 0.2}
 
@@ -100,6 +109,8 @@ def _other_parameters(found: Outcome) -> None:
         (_untruthful, r"U3: trial 1 is pruned, its run says FINISHED"),
         (_without_end, r"U3: trial 0 has no end: it is running"),
         (_other_parameters, r"U3: trial 0 params: "),
+        (_miscounted, r"U3: trial 1 gradsweep.attempts: its run says '2', must be '1'"),
+        (_elsewhere, r"U3: trial 0 gradsweep.device: its run says 'cuda', must be 'cpu'"),
     ],
 )
 def test_what_is_broken_is_found_and_named(break_it: Callable[[Outcome], None], said: str) -> None:
