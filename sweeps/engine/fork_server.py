@@ -17,6 +17,7 @@ live here: what a worker does.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import random
 import resource
@@ -57,7 +58,8 @@ def serving(threads: int, withhold: Iterable[str] = ()) -> Iterator[None]:
         threads: Of each worker's numerical libraries, which settle that when they are loaded.
         withhold: Environment variables that no worker may find anywhere.
     """
-    address, server = f"gradsweep-{secrets.token_hex(16)}", None
+    # Everybody may read the name of a socket, and its secret nowhere.
+    address, server = f"gradsweep-{secrets.token_hex(16)}:{secrets.token_hex(16)}", None
     if sys.platform == "linux":  # no other one ends a process with its parent
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             server = _start(address, threads, withhold)
@@ -90,17 +92,22 @@ def _start(address: str, threads: int, withhold: Iterable[str]) -> subprocess.Po
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # what torch says when it is imported, workers would hide
-            env={_THREADS: str(threads), **kept},
+            env={_THREADS: str(threads), **kept, worker_start.VARIABLE: address},
             pass_fds=[number],
             process_group=0,  # a terminal's signals are for its driver
         )
 
 
 class _Server:
-    """Forks a worker for each connection, and tells it how that worker ended."""
+    """Forks a worker for each connection, and tells it how that worker ended.
 
-    def __init__(self, listener: socket.socket) -> None:
+    Args:
+        address: What who asks must know.
+    """
+
+    def __init__(self, listener: socket.socket, address: str) -> None:
         self._listener = listener
+        self._address = address
         self._pid = os.getpid()
         self._workers: dict[int, socket.socket] = {}
         self._ended, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -119,7 +126,7 @@ class _Server:
                         self._accept(selector)
                     elif key.fileobj == self._ended:
                         self._collect(selector)
-                    elif key.data in self._workers:  # else collected a moment ago
+                    elif self._workers.get(key.data) is key.fileobj:  # else collected just now
                         selector.unregister(key.fileobj)
                         self._hear(key.data)
 
@@ -136,14 +143,16 @@ class _Server:
             connection.settimeout(_SECONDS_TO_ASK)  # all others wait meanwhile
             wish = worker_start.receive(connection, streams)
             connection.settimeout(None)
+            known = str(wish.get("address")).encode()
+            if not hmac.compare_digest(known, self._address.encode()):
+                raise PermissionError
             pid = os.fork()
         except (OSError, ValueError):  # it is gone, or nobody of ours; or there is no room
             connection.close()  # without an answer its worker starts as Ray starts it
             pid = -1
         if pid == 0:
             selector.close()
-            connection.close()
-            self._become(wish, streams)
+            self._become(wish, streams, connection)
         for stream in streams:
             os.close(stream)
         if pid < 0:
@@ -152,8 +161,6 @@ class _Server:
             os.setpgid(pid, pid)
         self._workers[pid] = connection
         selector.register(connection, selectors.EVENT_READ, pid)
-        with contextlib.suppress(OSError):  # it is gone, which is heard in a moment
-            connection.sendall(worker_start.FORKED)
 
     def _hear(self, pid: int) -> None:
         """Who asked for a worker has ended, and Ray takes the worker for ended."""
@@ -171,17 +178,21 @@ class _Server:
             while os.read(self._ended, 512):
                 pass
         while self._workers:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
                 return
-            connection = self._workers.pop(pid)
+            connection = self._workers.pop(ended.si_pid)  # before its number may be another's
+            _, status = os.waitpid(ended.si_pid, 0)
             with contextlib.suppress(KeyError):  # heard already
                 selector.unregister(connection)
             with connection, contextlib.suppress(OSError):  # it is gone as well
-                connection.sendall(bytes([os.waitstatus_to_exitcode(status) & 0xFF]))
+                code = os.waitstatus_to_exitcode(status) & 0xFF
+                connection.sendall(worker_start.ENDED + bytes([code]))
 
-    def _become(self, wish: Mapping[str, Any], streams: list[int]) -> NoReturn:
-        """Be the worker from here on."""
+    def _become(
+        self, wish: Mapping[str, Any], streams: list[int], asker: socket.socket
+    ) -> NoReturn:
+        """Be the worker from here on, and tell who asked for it once that is so."""
         _end_with(self._pid, signal.SIGKILL)
         self._listener.close()
         for connection in self._workers.values():
@@ -189,7 +200,7 @@ class _Server:
         signal.set_wakeup_fd(-1)
         os.close(self._ended)
         os.close(self._wake)
-        for number in (_OVER, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (_OVER, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setpgid(0, 0)
@@ -197,9 +208,13 @@ class _Server:
             os.dup2(stream, target)
             os.close(stream)
         _take_over(wish)
+        with asker:
+            asker.sendall(worker_start.FORKED)
         random.seed()  # what a fork would share with its siblings
         numpy: Any = sys.modules["numpy"]
         numpy.random.seed()
+        torch: Any = sys.modules["torch"]
+        torch.default_generator.seed()
         program, *arguments = wish["command"]
         sys.argv = [program, *arguments]
         sys.path.insert(0, str(Path(program).parent))
@@ -225,17 +240,19 @@ def _end_with(parent: int, sent: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent has ended."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, sent)
-    if os.getppid() != parent:  # it has already
-        os._exit(1)
+    if ctypes.CDLL(None).prctl(_DEATH_SIGNAL, sent) != 0 or os.getppid() != parent:
+        os._exit(1)  # it would outlive it, or has already
 
 
 def _main(listener: int, driver: int) -> None:
+    signal.signal(_OVER, signal.SIG_DFL)  # whatever the driver's was
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [_OVER])
     _end_with(driver, _OVER)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the driver's to answer
     load_training()
-    _Server(socket.socket(fileno=listener)).serve()
+    address = os.environ.pop(worker_start.VARIABLE)
+    _Server(socket.socket(fileno=listener), address).serve()
 
 
 if __name__ == "__main__":

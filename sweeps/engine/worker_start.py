@@ -26,20 +26,24 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "GRADSWEEP_FORK_SERVER"
-"""The environment variable that holds the server's address."""
+"""The environment variable that holds the server's address: where it listens, a colon, and what
+it asks who comes to know."""
 OOM_SCORE = "/proc/self/oom_score_adj"
 """How soon a process is ended when memory is short; Ray has its workers end first."""
 
 FORKED = b"f"
-"""What a server answers once there is a worker."""
+"""What a worker answers once it is one."""
+ENDED = b"e"
+"""What a server answers when it is none any more; its exit code follows."""
 
+_SECONDS_TO_FORK = 45.0  # Ray waits for a minute; a server imports for seconds when it begins
 _LENGTH = 8  # bytes that say how long the rest is
 _LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 def place(address: str) -> bytes:
     """Return where a server listens: a name and no file, which is gone with the server."""
-    return b"\0" + address.encode()
+    return b"\0" + address.partition(":")[0].encode()
 
 
 def peer(connection: socket.socket) -> int:
@@ -67,25 +71,31 @@ def receive(connection: socket.socket, streams: list[int]) -> dict[str, Any]:
         if not (part := connection.recv(length - len(body))):
             break
         body += part
-    wish: dict[str, Any] = json.loads(body)
+    if not isinstance(wish := json.loads(body), dict):
+        raise ValueError("no wish")
     return wish
 
 
-def _ask(connection: socket.socket, command: list[str], added: dict[str, str]) -> int:
+def _ask(
+    connection: socket.socket, address: str, command: list[str], added: dict[str, str]
+) -> int:
     """Have a worker forked, and wait for its end.
 
     Returns:
         Its exit code; 1 where its server ended before, and the worker with it.
 
     Raises:
-        OSError: There is none: the server is gone, is another user's, or could fork none.
+        OSError: There is none: the server is gone, silent, or another user's, or could fork none.
     """
+    connection.settimeout(_SECONDS_TO_FORK)
+    connection.connect(place(address))
     if peer(connection) != os.geteuid():
         raise PermissionError("another user's")
     umask = os.umask(0)
     os.umask(umask)
     wish = json.dumps(
         {
+            "address": address,
             "command": command,
             "environment": {**os.environ, **added},
             "directory": os.getcwd(),
@@ -100,9 +110,10 @@ def _ask(connection: socket.socket, command: list[str], added: dict[str, str]) -
     connection.sendall(wish)
     if connection.recv(1) != FORKED:
         raise ConnectionError("there is no worker")
+    connection.settimeout(None)
     with contextlib.suppress(ConnectionError):  # the server is gone, and the worker with it
-        if code := connection.recv(1):
-            return code[0]
+        if connection.recv(1) == ENDED:
+            return connection.recv(1)[0]
     return 1
 
 
@@ -120,8 +131,9 @@ def _main(arguments: list[str]) -> None:
     if address and not any(context.values()) and options.worker_type == "WORKER":
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with connection, contextlib.suppress(OSError):  # it has ended
-            connection.connect(place(address))
-            sys.exit(_ask(connection, command, added))
+            sys.exit(_ask(connection, address, command, added))
+        if os.environ.get("RAY_RAYLET_PID") not in (None, str(os.getppid())):
+            sys.exit(1)  # the raylet has ended as well, and so has its driver
     theirs = os.path.join(os.path.dirname(command[0]), "setup_worker.py")
     os.execv(sys.executable, [sys.executable, theirs, *arguments])
 

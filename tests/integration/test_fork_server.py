@@ -43,7 +43,8 @@ print(json.dumps({
     "group": os.getpgid(0) == os.getpid(),
     "warm": "torch._dynamo" in sys.modules,
     "ray": "ray" in sys.modules,
-    "drawn": random.random(),
+    "drawn": [random.random(), "numpy" in sys.modules and sys.modules["numpy"].random.random(),
+              "torch" in sys.modules and sys.modules["torch"].initial_seed()],
     "pid": os.getpid(),
     "child": child and child.pid,
     "files": resource.getrlimit(resource.RLIMIT_NOFILE),
@@ -123,7 +124,8 @@ def test_a_fork_is_what_the_process_that_asks_for_it_would_be(
     told, other = (json.loads(one.stdout) for one in done)
     assert [one.returncode for one in done] == [3, 3]
     assert [one.stderr.splitlines()[0] for one in done] == ["complaint"] * 2
-    assert told.pop("drawn") != other.pop("drawn")
+    drawn = zip(told.pop("drawn"), other.pop("drawn"), strict=True)
+    assert all(one != another for one, another in drawn)
     assert told.pop("pid") != other.pop("pid")
     assert set(told.pop("threads")) == {1}, "else its sums differ from those of other workers"
     assert told == {
@@ -164,16 +166,22 @@ def test_a_fork_and_who_asked_for_it_end_together(program: Path, who: str) -> No
 DRIVER = """
 import os, signal, subprocess, sys
 from sweeps.engine import fork_server
+signal.pthread_sigmask(signal.SIG_BLOCK, {blocked})
 with fork_server.serving(1):
     subprocess.Popen(sys.argv[1:])
     signal.pause()
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_forks_end_with_their_driver_whatever_ends_it(program: Path, end: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("end", "blocked"),
+    [(signal.SIGKILL, []), (signal.SIGINT, []), (signal.SIGKILL, [int(signal.SIGUSR1)])],
+)
+def test_forks_end_with_their_driver_whatever_ends_it(
+    program: Path, end: signal.Signals, blocked: list[int]
+) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", DRIVER, *_command(program, "wait")],
+        [sys.executable, "-c", DRIVER.format(blocked=blocked), *_command(program, "wait")],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -193,7 +201,7 @@ def test_forks_end_with_their_driver_whatever_ends_it(program: Path, end: signal
 
 
 SERVER = """
-import os, socket, sys, numpy
+import os, socket, sys, torch
 from sweeps.engine import fork_server, worker_start
 address, user = sys.argv[1:]
 real, forks = os.fork, []
@@ -208,14 +216,14 @@ os.setuid(int(user))
 listener.bind(worker_start.place(address))
 listener.listen()
 print("ready", flush=True)
-fork_server._Server(listener).serve()
+fork_server._Server(listener, address).serve()
 """
 
 
 @contextlib.contextmanager
 def _serving(user: int, patch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
     """A server of a user's whose second fork fails."""
-    address = f"gradsweep-test-{os.getpid()}"
+    address = f"gradsweep-test-{os.getpid()}:secret"
     with subprocess.Popen(
         [sys.executable, "-c", SERVER, address, str(user)], stdout=subprocess.PIPE, text=True
     ) as server:
@@ -305,22 +313,72 @@ def test_what_is_no_usual_worker_starts_as_ray_starts_it(program: Path, argument
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else; run it as root")
-@pytest.mark.parametrize(("user", "made"), [(0, True), (65534, False)])
-def test_nobody_else_gets_a_fork(tmp_path: Path, user: int, made: bool) -> None:
+@pytest.mark.parametrize(
+    ("user", "secret", "made"),
+    [(0, None, True), (0, "", False), (0, "ünknown", False), (65534, None, False)],
+)
+def test_nobody_else_gets_a_fork(
+    tmp_path: Path, user: int, secret: str | None, made: bool
+) -> None:
+    """Everybody may read where a server listens."""
+    if user and os.geteuid():
+        pytest.skip("only root can be somebody else; run it as root")
     program, marker = tmp_path / "program.py", tmp_path / "marker"
     program.write_text(f"open({str(marker)!r}, 'w')")
+    address = os.environ[worker_start.VARIABLE]
+    if secret is not None:
+        address = f"{address.partition(':')[0]}:{secret}"
     asking = f"""
 import os, socket
 from sweeps.engine import worker_start
-os.setuid({user})
-worker_start.OOM_SCORE = os.devnull  # another user's may not be read
+os.setuid({user} or os.geteuid())
+worker_start.OOM_SCORE = os.devnull if {user} else worker_start.OOM_SCORE  # may not be read
 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-    connection.connect(worker_start.place(os.environ[worker_start.VARIABLE]))
     try:
-        worker_start._ask(connection, [{str(program)!r}], {{}})
+        worker_start._ask(connection, {address!r}, [{str(program)!r}], {{}})
     except OSError:
         pass
 """
     subprocess.run([sys.executable, "-c", asking], check=True, cwd=tmp_path)
     assert marker.exists() == made
+
+
+@pytest.mark.usefixtures("server")
+def test_where_a_fork_cannot_take_over_there_is_no_worker(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getcwd", lambda: str(tmp_path / "removed"))
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
+        pytest.raises(ConnectionError),
+    ):
+        worker_start._ask(connection, os.environ[worker_start.VARIABLE], [str(program), "3"], {})
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_without_end(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_start, "_SECONDS_TO_FORK", 0.2)
+    address = f"gradsweep-silent-{os.getpid()}:secret"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
+    ):
+        listener.bind(worker_start.place(address))
+        listener.listen()
+        with pytest.raises(TimeoutError):
+            worker_start._ask(connection, address, [str(program), "3"], {})
+
+
+def test_whose_raylet_has_ended_starts_nothing(program: Path) -> None:
+    done = subprocess.run(
+        _command(program, "3"),
+        env={
+            **os.environ,
+            worker_start.VARIABLE: "gradsweep-that-has-ended",
+            "RAY_RAYLET_PID": "1",
+        },
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
