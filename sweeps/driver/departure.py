@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from sweeps.driver import control
@@ -74,18 +75,18 @@ def _leave_at_once(
     paths: SweepPaths, lock: SweepLock, token: str, interruption: Interruption
 ) -> None:
     """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
-    _let_go(paths, lock, token)
-    with contextlib.suppress(OSError):  # as above
-        messages.left_at_once(paths)
-    os._exit(interruption.exit_code or 128 + signal.SIGINT)
+    try:
+        _let_go(paths, lock, token)
+    finally:  # whatever that met, such as a directory that cannot be asked any more
+        _exit(interruption.exit_code or 128 + signal.SIGINT, lambda: messages.left_at_once(paths))
 
 
 def leave_the_lost(paths: SweepPaths, lock: SweepLock, token: str, cause: str) -> NoReturn:
     """Go, because the cluster is gone: Ray in this process would wait for it, and then end it."""
-    _let_go(paths, lock, token)
-    with contextlib.suppress(OSError):  # as above
-        messages.cluster_lost(paths, cause)
-    os._exit(NO_SUCCESS)
+    try:
+        _let_go(paths, lock, token)
+    finally:  # as above
+        _exit(NO_SUCCESS, lambda: messages.cluster_lost(paths, cause))
 
 
 def _let_go(paths: SweepPaths, lock: SweepLock, token: str) -> None:
@@ -96,3 +97,11 @@ def _let_go(paths: SweepPaths, lock: SweepLock, token: str) -> None:
         # An object store is not asked: an upload that was broken off goes when its trial goes on.
         close_stores(map(LocalFiles.of, paths.directory.glob("trials/*")))
     lock.abandon()
+
+
+def _exit(code: int, say: Callable[[], None]) -> NoReturn:
+    try:
+        with contextlib.suppress(OSError):  # standard error may be a file on a full disk
+            say()
+    finally:
+        os._exit(code)

@@ -137,7 +137,7 @@ def find_orphans(token: str) -> list[psutil.Process]:
         try:
             if process.pid != os.getpid() and _is_marked(process, token, scratch):
                 found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        except (psutil.Error, OSError):
             continue  # gone meanwhile, or someone else's
     return found
 
@@ -174,5 +174,5 @@ def _is_marked(process: psutil.Process, token: str, scratch: str) -> bool:
 
 
 def _signal(process: psutil.Process, *, force: bool) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.Error):  # as above
         process.kill() if force else process.terminate()

@@ -76,12 +76,16 @@ from sweeps.driver.departure import listen
 from sweeps.layout import SweepPaths
 from sweeps.lock import SweepLock
 
-directory, grace, signals, wish = sys.argv[1:]
+directory, grace, signals, wish = sys.argv[1:5]
 outlive_readers()
 paths = SweepPaths(Path(directory), "s")
 paths.directory.mkdir()
 lock = SweepLock(paths.lock)
 token = lock.acquire().token
+if "sick" in sys.argv:
+    def refuse():
+        raise OSError(5, "Input/output error")
+    lock.is_ours = refuse
 with listen(paths, lock, token, Wishes(paths, token), grace=float(grace)):
     for _ in range(int(signals)):
         os.kill(os.getpid(), signal.SIGINT)
@@ -322,3 +326,16 @@ def test_an_interruption_while_the_command_line_is_loaded_is_no_error(tmp_path: 
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_driver_leaves_at_once_whatever_it_meets_on_the_way(tmp_path: Path) -> None:
+    """Everybody else stands still by then."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES, tmp_path, "30", "2", "", "sick"],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    assert "left at once" in done.stderr
