@@ -24,7 +24,7 @@ from tracking.outbox_status import read_outbox
 from tracking.points import Row
 from tracking.probe import is_gone
 from tracking.provenance import redact_value
-from tracking.recorder import Status
+from tracking.recorder import Status, stored
 
 _INHERITED = (
     "mlflow.user",
@@ -114,9 +114,16 @@ class MlflowRecorder:
 
     # -- the five verbs ---------------------------------------------------------------------------
 
-    def start(self, trial: int, params: Mapping[str, object], tags: Mapping[str, str]) -> None:
+    def start(
+        self,
+        trial: int,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
         """Open a trial's run, or open it again."""
-        self._start(trial, params, tags, self._inherited)
+        self._start(trial, params, tags, self._inherited, at_ms)
 
     def log(self, trial: int, rows: Iterable[Row]) -> None:
         """Queue metrics; steps that were recorded before are dropped."""
@@ -131,13 +138,33 @@ class MlflowRecorder:
         """Copy the file beside the queue and queue its upload."""
         self._outbox.append_artifact(_number(trial), path, name)
 
-    def finish(self, trial: int | None, status: Status, tags: Mapping[str, str]) -> None:
-        """Queue the terminal status, with the present time as the run's end."""
-        self._append(
-            trial, "finish", {"status": status, "time": _now_ms(), "tags": _clean_tags(tags)}
-        )
+    def finish(
+        self,
+        trial: int | None,
+        status: Status,
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
+        """Queue the terminal status."""
+        payload = {
+            "status": stored(status),
+            "told": status,
+            "time": _now_ms() if at_ms is None else at_ms,
+            "tags": _clean_tags(tags),
+        }
+        self._append(trial, "finish", payload)
 
     # -- what is known ----------------------------------------------------------------------------
+
+    @property
+    def lacks_pictures(self) -> bool:
+        """Whether the store, or a run in it, is another one than was given pictures."""
+        return self._outbox.lacks_pictures
+
+    def given_pictures(self) -> None:
+        """Note that the pictures of all trials were queued once more."""
+        self._outbox.given_pictures()
 
     def pending(self) -> int:
         """How many records wait."""
@@ -189,12 +216,13 @@ class MlflowRecorder:
         params: Mapping[str, object],
         tags: Mapping[str, str],
         inherited: Mapping[str, str],
+        at_ms: int | None = None,
     ) -> None:
         payload = {
             "params": _clean(params, MAX_PARAM_VALUE),
             "tags": _clean_tags(tags),
             "inherited": inherited,
-            "time": _now_ms(),
+            "time": _now_ms() if at_ms is None else at_ms,
             "step": self._outbox.last_step(trial),
         }
         self._outbox.append(trial, "start", payload)
@@ -203,16 +231,13 @@ class MlflowRecorder:
         self._outbox.append(_number(trial), kind, payload)
 
 
-def aim(outbox: Path, uri: str) -> bool:
+def aim(outbox: Path, uri: str) -> None:
     """Have an outbox deliver to an address; what another store was told, or one that is gone, it
     forgets.
-
-    Returns:
-        Whether everything is to be told again.
     """
     queue = Outbox(outbox)
     try:
-        return queue.aim(store_of(uri), gone=is_gone(uri, queue.runs().values()))
+        queue.aim(store_of(uri), gone=is_gone(uri, queue.runs().values()))
     finally:
         queue.close()
 

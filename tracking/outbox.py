@@ -41,6 +41,9 @@ _UNANSWERED = "unanswered"
 _HELD = "held"
 """Why artifacts wait that could not be stored."""
 
+_LACKS_PICTURES = "lacks_pictures"
+"""There while a store, or a run, is another one than was given pictures."""
+
 
 class _Prepared(NamedTuple):
     """What comes next of a trial, marked on the disk and not yet sent."""
@@ -111,7 +114,7 @@ class Outbox:
         with self._lock, self._transaction() as db:
             _insert(db, trial, kind, 1, text)
             if kind in ("start", "finish"):
-                status = "RUNNING" if kind == "start" else payload["status"]
+                status = "RUNNING" if kind == "start" else payload.get("told", payload["status"])
                 db.execute(
                     "INSERT INTO told VALUES (?, ?) ON CONFLICT (trial) "
                     "DO UPDATE SET status = excluded.status WHERE status != ?",
@@ -363,30 +366,38 @@ class Outbox:
             db.execute("INSERT OR REPLACE INTO told VALUES (?, ?)", (trial, LOST))
             self._correct_marks(db, trial, Marks(are_complete=False))
 
-    def aim(self, store: str, *, gone: bool) -> bool:
+    def aim(self, store: str, *, gone: bool) -> None:
         """Deliver to a store from now on. What was told to another one is forgotten, so that it
         can be told again; what the store does hold is found there, and compared.
 
         Args:
             store: Tells it from others.
             gone: What it was told is not there.
-
-        Returns:
-            Whether there was something to forget.
         """
         with self._lock, self._transaction() as db:
             before = read_meta(db, _STORE) or store
             _remember(db, _STORE, store)
             delivered = db.execute("SELECT 1 FROM runs").fetchone() is not None
             if not delivered or (before == store and not gone):
-                return False
+                return
+            _remember(db, _LACKS_PICTURES, "yes")
             for table in ("runs", "told", "marks"):
                 db.execute(f"DELETE FROM {table}")
             _forget(db, "experiment_id", "experiment_tags", _HELD)
             # Of these the ledger and the trials' curves know all.
             db.execute("DELETE FROM records WHERE kind IN ('start', 'metrics', 'finish')")
         self._marks.clear()
-        return True
+
+    @property
+    def lacks_pictures(self) -> bool:
+        """Whether pictures went to another store, or to a run that is gone."""
+        with self._lock:
+            return read_meta(self._db, _LACKS_PICTURES) is not None
+
+    def given_pictures(self) -> None:
+        """The pictures of all trials were queued once more."""
+        with self._lock, self._transaction() as db:
+            _forget(db, _LACKS_PICTURES)
 
     @property
     def experiment_id(self) -> str | None:
@@ -416,6 +427,7 @@ class Outbox:
         query = "SELECT trial FROM told WHERE status = ?"
         for (trial,) in self._db.execute(query, (LOST,)).fetchall():
             with self._lock, self._transaction() as db:
+                _remember(db, _LACKS_PICTURES, "yes")
                 db.execute("DELETE FROM told WHERE trial = ?", (trial,))
                 self._correct_marks(db, trial, Marks(are_complete=False))
 

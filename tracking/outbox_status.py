@@ -51,9 +51,12 @@ class Delivered:
 _EMPTY = Delivered(0, 0, None, None, {})
 
 
-def read_outbox(directory: Path) -> Delivered:
+def read_outbox(directory: Path, trial: int | None = None) -> Delivered:
     """Read an outbox that another process may be using. A missing one is empty, and so is a
     damaged one: its next writer sets it aside.
+
+    Args:
+        trial: Whose marks are read; None: everybody's.
 
     Raises:
         OutboxError: The file cannot be opened.
@@ -83,9 +86,11 @@ def read_outbox(directory: Path) -> Delivered:
                 told=told,
                 sweep_told=sweep_told,
                 marks={
-                    trial: Marks(*json.loads(text))
-                    for trial, text in db.execute("SELECT trial, marks FROM marks")
-                    if trial not in lost
+                    number: Marks(*json.loads(text))
+                    for number, text in db.execute(
+                        "SELECT trial, marks FROM marks WHERE trial = coalesce(?, trial)", (trial,)
+                    )
+                    if number not in lost
                 },
                 held=held(db),
                 experiment_tags=frozenset(json.loads(read_meta(db, "experiment_tags") or "[]")),

@@ -25,7 +25,8 @@ __all__ = [
     "check_artifact_name",
 ]
 
-Status = Literal["FINISHED", "KILLED", "FAILED"]
+Status = Literal["FINISHED", "KILLED", "FAILED", "INTERRUPTED"]
+"""How a run ends. One that is INTERRUPTED goes on later; no store has a word for that."""
 CHANGED_PREFIX = "param_changed."
 PARAM_PREFIX = "param/"
 
@@ -34,12 +35,22 @@ PARAM_PREFIX = "param/"
 class Recorder(Protocol):
     """Where a sweep and its trials are recorded; `None` for a trial means the sweep itself."""
 
-    def start(self, trial: int, params: Mapping[str, object], tags: Mapping[str, str]) -> None:
+    def start(
+        self,
+        trial: int,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
         """Open a trial's run, or open it again.
 
         The first value of a parameter stays. One that changes later becomes the tag
         `param_changed.<key>`, which says what it is now, and where it is a number also a value of
         the metric `param/<key>` at the last step that was recorded before.
+
+        Args:
+            at_ms: When a new run began, in milliseconds since the Unix epoch; None: now.
         """
         ...
 
@@ -60,9 +71,25 @@ class Recorder(Protocol):
         """
         ...
 
-    def finish(self, trial: int | None, status: Status, tags: Mapping[str, str]) -> None:
-        """Give a run its terminal status; `start` opens it again."""
+    def finish(
+        self,
+        trial: int | None,
+        status: Status,
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
+        """Give a run its terminal status; `start` opens it again.
+
+        Args:
+            at_ms: When it ended, as for `start`.
+        """
         ...
+
+
+def stored(status: Status) -> str:
+    """Return what a store calls it."""
+    return "KILLED" if status == "INTERRUPTED" else status
 
 
 def as_number(text: str) -> float | None:
@@ -92,7 +119,14 @@ def check_artifact_name(name: str) -> PurePosixPath:
 class NullRecorder:
     """Records nothing, so that callers need no `if`."""
 
-    def start(self, trial: int, params: Mapping[str, object], tags: Mapping[str, str]) -> None:
+    def start(
+        self,
+        trial: int,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
         """Do nothing."""
 
     def log(self, trial: int, rows: Iterable[Row]) -> None:
@@ -105,7 +139,14 @@ class NullRecorder:
         """Check the name, as every recorder does, and do nothing."""
         check_artifact_name(name)
 
-    def finish(self, trial: int | None, status: Status, tags: Mapping[str, str]) -> None:
+    def finish(
+        self,
+        trial: int | None,
+        status: Status,
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
         """Do nothing."""
 
 
@@ -119,6 +160,10 @@ class MemoryRun:
     """Values by (key, step)."""
     artifacts: dict[str, bytes] = field(default_factory=dict)
     status: str = "RUNNING"
+    began_ms: int | None = None
+    """As `start` was told first."""
+    ended_ms: int | None = None
+    """As `finish` was told last."""
     marks: Marks = field(default_factory=Marks, repr=False)
 
 
@@ -128,9 +173,17 @@ class MemoryRecorder:
     def __init__(self) -> None:
         self.runs: dict[int | None, MemoryRun] = {None: MemoryRun()}
 
-    def start(self, trial: int, params: Mapping[str, object], tags: Mapping[str, str]) -> None:
+    def start(
+        self,
+        trial: int,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
         """Open a trial's run, or open it again."""
         run = self._run(trial)
+        run.began_ms = run.began_ms or at_ms
         run.status = "RUNNING"
         step = max(run.marks.steps.values(), default=0)
         for name, value in params.items():
@@ -158,11 +211,18 @@ class MemoryRecorder:
         target = str(check_artifact_name(name))
         self._run(trial).artifacts[target] = path.read_bytes()
 
-    def finish(self, trial: int | None, status: Status, tags: Mapping[str, str]) -> None:
+    def finish(
+        self,
+        trial: int | None,
+        status: Status,
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
         """Set the terminal status."""
         run = self._run(trial)
         run.tags.update(tags)
-        run.status = status
+        run.status, run.ended_ms = stored(status), at_ms
 
     def _run(self, trial: int | None) -> MemoryRun:
         return self.runs.setdefault(trial, MemoryRun())

@@ -95,7 +95,7 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     for one in wrong:
         tell(one, paths, spec, records[one.number], recorder)
     if looks_live:
-        recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
+        recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     recorder.close(0.0)
 
 

@@ -1,16 +1,16 @@
 """Writing down what happened to trials: to the recorder, the ledger and the view.
 
-A trial that the ledger calls finished is never looked at again, so its end must already lie in
-the recorder's durable queue by then; one that dies between the two is simply finished once more.
-Before anything is written the lock is looked at: a driver that stood still may have been replaced
-meanwhile. What must not live here: what it means that something happened (`callbacks`), and in
-which thread it is written (`writing`).
+The ledger comes first, because it decides: what it has and the recorder was not told, because
+the driver died between the two, a resume tells; nothing that was told has to be taken back.
+Before anything is written the lock is looked at, by the recorder itself before each record: a
+driver that stood still may have been replaced meanwhile. What must not live here: what it means
+that something happened (`callbacks`), and in which thread it is written (`writing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -72,7 +72,7 @@ class Books:
     Args:
         spec: The sweep.
         paths: Where each trial's directory is.
-        fence: Called right before anything is written; raises when another driver may run the
+        fence: Called right before the ledger is written; raises when another driver may run the
             sweep by now.
         on_end: Called with the record of each trial that has its end.
     """
@@ -112,7 +112,6 @@ class Books:
         Args:
             parameters: What of its configuration is recorded.
         """
-        self._fence()
         self._recorder.start(number, parameters, {"gradsweep.attempts": "1"})
 
     def begun(self, number: int, params: Mapping[str, Any]) -> None:
@@ -133,10 +132,11 @@ class Books:
         self._fence()
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
-        tags = noted_tags(record) | lineage_tags(record)
+        tags = noted_tags(record)
         self._recorder.start(number, parameters, tags if attempt == 1 else tags | NOT_STOPPED)
         if attempt > 1:
-            known = trial_facts(self._paths, self._spec, record, read_outbox(self._paths.outbox))
+            queued = read_outbox(self._paths.outbox, number)
+            known = trial_facts(self._paths, self._spec, record, queued)
             catch_up(missed(known), self._ledger, self._recorder)
         self._view.started(number, params, attempt)
 
@@ -148,7 +148,6 @@ class Books:
         if damaged:
             tags["checkpoint.set_aside"] = "; ".join(damaged)
         if tags:
-            self._fence()
             self._recorder.tag(told.number, tags)
         for sentence in damaged:
             self._view.warned(told.number, sentence)
@@ -159,7 +158,6 @@ class Books:
 
     def promoted(self, number: int, parameters: Mapping[str, object]) -> None:
         """A paused trial goes on, perhaps with other parameters."""
-        self._fence()
         if told := lineage_tags(self._ledger.trial(number)):
             self._recorder.start(number, parameters, told)
         self._view.promoted(number)
@@ -170,8 +168,7 @@ class Books:
 
     def interrupted(self, number: int, tags: Mapping[str, str]) -> None:
         """A trial goes on when the sweep does."""
-        self._fence()
-        self._recorder.finish(number, "KILLED", tags)
+        self._recorder.finish(number, "INTERRUPTED", tags)
         self._view.ended(number, "interrupted", None, None)
 
     def finished(self, number: int, last: Told | None) -> None:
@@ -185,7 +182,7 @@ class Books:
             return end_of_training(record.reports, self._spec.metrics[0])
 
         if last is not None:
-            self._log(number, last.rows)  # before its end; nobody trains these again
+            self._log(number, last.rows)
         self._end(number, end, last=last)
 
     def pruned(self, number: int) -> None:
@@ -203,7 +200,6 @@ class Books:
         record = self._ledger.trial(number)
         if record.finished:
             return
-        self._fence()
         record = without_unbegun(record, self._paths)
         self._recorder.start(number, searched(record.params), {})
         self._log_the_rest(number)  # as above
@@ -216,7 +212,6 @@ class Books:
 
     def refused(self, number: int, error: SpecError) -> None:
         """A trial's values are no configuration."""
-        self._fence()
         self._recorder.start(number, searched(self._ledger.trial(number).params), {})
         self._log_the_rest(number)  # of what it was before the spec changed
         self._end(number, lambda _: ("failed", f"config: {error}"))
@@ -232,7 +227,6 @@ class Books:
             self._ledger.at_once(store)
         for one in told:
             if one.notes:  # as the ledger has them, which is told again at each start and end
-                self._fence()
                 self._recorder.tag(one.number, noted_tags(self._ledger.trial(one.number)))
             if one.reports:
                 self._log(one.number, one.rows)
@@ -258,7 +252,6 @@ class Books:
             self._ledger.note(told.number, key, value)
 
     def _log(self, number: int, rows: Iterable[Row], *, ended: bool = False) -> None:
-        self._fence()
         self._recorder.log(number, recorded(rows, self._spec.tracking.every, ended=ended))
 
     def _log_the_rest(self, number: int) -> None:
@@ -286,24 +279,18 @@ class Books:
             lineage: How it changed, where that is less than was decided.
             last: What it told last, unless that is written already.
         """
-        is_recorded = False
 
         def store() -> TrialRecord:
-            nonlocal is_recorded
             if last is not None:
                 self._store(last)
-            record = self._ledger.trial(number)
-            ending, reason = end_of(record)
-            if not is_recorded:  # the transaction may be tried again
-                record = replace(record, state=ending, reason=reason, traceback=traceback)
-                self._recorder.finish(number, STATUSES[ending], end_tags(record, self._spec))
-                is_recorded = True
+            ending, reason = end_of(self._ledger.trial(number))
             return self._ledger.finish(
                 number, ending, reason=reason, traceback=traceback, lineage=lineage
             )
 
         self._fence()  # not within: a lock in a database may have to wait for the transaction
         record = self._ledger.at_once(store)
+        self._recorder.finish(number, STATUSES[record.state], end_tags(record, self._spec))
         if last is not None:
             self._show(last)
         self._view.ended(number, record.state, record.result, record.reason)

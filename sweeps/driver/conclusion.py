@@ -76,7 +76,7 @@ def conclude(
         if stop:
             cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
     if interruption.requested:
-        recorder.finish(None, "KILLED", STOPPED_BY_INTERRUPT)
+        recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
         gallery.hurry()
         _publish_report(sweep.paths, recorder, write_report)
@@ -88,7 +88,7 @@ def conclude(
         else:
             unpublished, undrawn = _publish_best(sweep, best[0], trials, gallery, write_report)
         recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
-    pending = _deliver(recorder, interruption)
+    pending = _deliver(sweep.tracking, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left and unpublished is None:
         ledger.conclude()
@@ -108,22 +108,22 @@ def conclude(
     )
 
 
-def _deliver(recorder: MlflowRecorder, interruption: Interruption) -> int:
+def _deliver(tracking: MlflowRecorder, interruption: Interruption) -> int:
     """Wait until the tracking server has everything, but not for ever, and after an interruption
     only as long as there is time; what is left is delivered by the next resume.
     """
     started = time.monotonic()
     deadline = started + _DELIVERY_SECONDS
-    while (left := deadline - time.monotonic()) > 0 and recorder.flush(min(left, 0.2)):
+    while (left := deadline - time.monotonic()) > 0 and tracking.flush(min(left, 0.2)):
         now = time.monotonic()
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
             deadline = min(deadline, now + soon)
-        waited = now - started if recorder.silence < math.inf else math.inf  # asking nobody
-        if min(recorder.silence, waited) > _SILENCE_SECONDS:
+        waited = now - started if tracking.silence < math.inf else math.inf  # asking nobody
+        if min(tracking.silence, waited) > _SILENCE_SECONDS:
             deadline = now  # nobody should wait for a server that is not there
     left = deadline - time.monotonic()
-    return recorder.close(timeout=max(left, 0.0))
+    return tracking.close(timeout=max(left, 0.0))
 
 
 def _publish_front(

@@ -23,6 +23,7 @@ from sweeps.ledger.warm_start import take_along
 from sweeps.reconciliation.corrections import apply, close_stores
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import reconcile
+from sweeps.recording.fenced import FencedRecorder
 from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_view
 from sweeps.spec.origin import Origin, OriginChanged, check_origin
 from sweeps.spec.parameters import flatten
@@ -38,6 +39,7 @@ from sweeps.spec.spec import SpecError, SweepSpec
 from sweeps.stores import trial_files, trial_store
 from tracking.mlflow_recorder import MlflowRecorder, aim
 from tracking.provenance import provenance
+from tracking.recorder import Recorder
 
 _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
 """The sections of a spec that say what is trained, and how."""
@@ -50,9 +52,10 @@ class OpenSweep:
     paths: SweepPaths
     spec: SweepSpec
     ledger: Ledger
-    recorder: MlflowRecorder
-    retold: bool = False
-    """Tracking is another store than before: it is told everything again."""
+    recorder: Recorder
+    """Records for as long as the sweep is its driver's."""
+    tracking: MlflowRecorder
+    """Where to."""
 
     def scheduler(self) -> TrialScheduler:
         """A fresh scheduler, which knows nothing of the past."""
@@ -143,10 +146,13 @@ def open_sweep(
     accept_changes: bool = False,
     offline: bool = False,
     place: Place | None = None,
+    fence: Callable[[], None],
 ) -> OpenSweep:
     """Open a sweep, or create it.
 
     Args:
+        fence: Called before anything is recorded; raises when another driver may run the sweep
+            by now.
         place: Of its ledger, whose lock the caller holds; None: as the spec says.
 
     Raises:
@@ -159,8 +165,8 @@ def open_sweep(
     ledger.note_attempt(now)
     charts = leaders_view(spec)
     uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
-    retold = aim(paths.outbox, uri)
-    recorder = MlflowRecorder(
+    aim(paths.outbox, uri)
+    tracking = MlflowRecorder(
         uri=uri,
         artifact_root=artifacts,
         experiment=spec.name,
@@ -177,7 +183,7 @@ def open_sweep(
         offline=offline,
         process=unmarked_environment(),
     )
-    return OpenSweep(paths, spec, ledger, recorder, retold)
+    return OpenSweep(paths, spec, ledger, FencedRecorder(tracking, fence), tracking)
 
 
 def open_ledger(

@@ -104,6 +104,7 @@ def run_sweep(
                 accept_changes=accept_changes,
                 offline=offline,
                 place=place,
+                fence=lock.check,
             )
             if changed := describe_changes(before, spec):
                 warn(f"changed: {changed}")
@@ -119,8 +120,9 @@ def run_sweep(
                     Gallery(spec, paths, sweep.ledger.trials(), sweep.recorder) as gallery,
                     Press(sweep.num_trials - finished, plan.concurrency) as press,
                 ):
-                    if sweep.retold:
+                    if sweep.tracking.lacks_pictures:
                         gallery.show_again(trial.number for trial in sweep.ledger.trials())
+                        sweep.tracking.given_pictures()
 
                     def note_end(trial: TrialRecord) -> None:
                         gallery.add(trial)
@@ -162,7 +164,7 @@ def run_sweep(
                     say("delivering to the tracking store")
                     tell(conclude(sweep, gallery, interruption, hopeless, press.write))
             finally:
-                sweep.recorder.close(timeout=0.0)
+                sweep.tracking.close(timeout=0.0)
     finally:
         if lock.is_ours():  # what lies there is otherwise another driver's
             remove_scratch(paths)

@@ -160,9 +160,14 @@ def end_orphans(token: str) -> int:
 
 
 def kill_children(token: str) -> None:
-    """Kill this driver's processes and remove their files at once, without waiting."""
-    for process in find_orphans(token):
-        _signal(process, force=True)
+    """Kill this driver's processes and remove their files at once, without waiting for more than
+    what was being started meanwhile.
+    """
+    known: set[psutil.Process] = set()
+    while new := set(find_orphans(token)) - known:
+        for process in new:
+            _signal(process, force=True)
+        known |= new
     shutil.rmtree(scratch_directory(token), ignore_errors=True)
 
 

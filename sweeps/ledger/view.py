@@ -102,6 +102,11 @@ class TrialSummary:
     def finished(self) -> bool:
         return self.state in ENDINGS
 
+    @property
+    def ended_ms(self) -> int | None:
+        """When its end was told, in milliseconds since the Unix epoch."""
+        return None if self.ended_at is None else round(self.ended_at.timestamp() * 1000)
+
     def params_at(self, epoch: int) -> dict[str, Any]:
         """Return with what it trained that epoch, counted from 1."""
         before = [one.params for one in self.lineage if one.epoch < epoch]

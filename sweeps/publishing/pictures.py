@@ -23,6 +23,7 @@ from sweeps.engine.orphans import unmarked_environment
 from sweeps.engine.resources import usable_cpus
 from sweeps.layout import SweepPaths
 from sweeps.ledger.view import TrialSummary
+from sweeps.lock import LockLost
 from sweeps.recording.configuration import trained_with
 from sweeps.spec.spec import SweepSpec
 from tracking.background import start_behind
@@ -167,7 +168,7 @@ class Gallery:
             try:
                 artist = artist or self._engage()
                 self._draw(record, artist)
-            except (NotDrawn, OSError) as problem:
+            except (NotDrawn, OSError, LockLost) as problem:
                 if self._dropping:  # its process was killed
                     self._leave(number)
                 else:
@@ -225,8 +226,8 @@ class Gallery:
         self._tell(number, "drawn")
 
     def _tell(self, number: int, text: str) -> None:
-        # A disk that takes no tag is met by the driver itself, which ends the sweep for it.
-        with contextlib.suppress(OSError):
+        # What takes no tag, a disk or the lock, is met by the driver, which ends the sweep for it.
+        with contextlib.suppress(OSError, LockLost):
             self._recorder.tag(number, {"figures": text})
 
     def _leave(self, number: int) -> None:

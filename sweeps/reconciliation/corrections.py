@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from sweeps.early_stopping.exploit import without_unbegun
 from sweeps.layout import TRIAL_CONFIG, LedgerError, SweepPaths
@@ -25,10 +24,11 @@ from sweeps.reconciliation.reconcile import (
     Suggested,
     Told,
     Uncounted,
+    Unopened,
 )
 from sweeps.recording.configuration import read_config
 from sweeps.recording.curves import recorded
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags, lineage_tags
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags, noted_tags
 from sweeps.search.proposals import Proposer
 from sweeps.spec.parameters import searched, trial_parameters
 from sweeps.spec.spec import SpecError, SweepSpec
@@ -76,24 +76,21 @@ def apply(
                     ledger.start(number)
             case LeftOpen(number):
                 close_store(trial_files(paths, spec, number))
-            case Ended(number, ending, reason, untold):
-                record = without_unbegun(ledger.trial(number), paths)
-                record = replace(record, state=ending, reason=reason)
-                if untold:  # a run that there is has the parameters it was trained with
-                    recorder.start(number, _parameters(paths, spec, record), lineage_tags(record))
-                # What it trained after its last report: no later start would deliver it.
-                rows = read_rows(paths.trial(number))
-                recorder.log(number, recorded(rows, spec.tracking.every, ended=True))
-                recorder.finish(number, STATUSES[ending], end_tags(record, spec))
-                ledger.finish(number, ending, reason=reason, lineage=record.lineage)
-            case Told() | Interrupted():
+            case Ended(number, ending, reason):
+                lineage = without_unbegun(ledger.trial(number), paths).lineage
+                record = ledger.finish(number, ending, reason=reason, lineage=lineage)
+                # Also what it trained after its last report: no later start would deliver it.
+                rows = recorded(read_rows(paths.trial(number)), spec.tracking.every, ended=True)
+                told = Told(number, STATUSES[ending], tuple(rows))
+                tell(told, paths, spec, record, recorder)
+            case Unopened() | Told() | Interrupted():
                 tell(wrong, paths, spec, ledger.trial(wrong.number), recorder)
             case Reported() | Logged():
                 catch_up([wrong], ledger, recorder)
 
 
 def tell(
-    wrong: Logged | Told | Interrupted,
+    wrong: Unopened | Logged | Told | Interrupted,
     paths: SweepPaths,
     spec: SweepSpec,
     record: TrialRecord,
@@ -101,14 +98,16 @@ def tell(
 ) -> None:
     """Give tracking what it lacks of a trial that nobody works on."""
     match wrong:
+        case Unopened(number, at_ms):
+            parameters = _parameters(paths, spec, record)
+            recorder.start(number, parameters, noted_tags(record), at_ms=at_ms)
         case Logged(number, rows):
             recorder.log(number, rows)
         case Told(number, status, rows):
-            recorder.start(number, _parameters(paths, spec, record), lineage_tags(record))
             recorder.log(number, rows)
-            recorder.finish(number, status, end_tags(record, spec))
-        case Interrupted(number):
-            recorder.finish(number, "KILLED", STOPPED_BY_INTERRUPT)
+            recorder.finish(number, status, end_tags(record, spec), at_ms=record.ended_ms)
+        case Interrupted(number, at_ms):
+            recorder.finish(number, "INTERRUPTED", STOPPED_BY_INTERRUPT, at_ms=at_ms)
 
 
 def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder: Recorder) -> None:

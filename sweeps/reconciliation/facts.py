@@ -12,7 +12,7 @@ from dataclasses import replace
 from sweeps.early_stopping.halving import Judge
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.view import TrialRecord
-from sweeps.reconciliation.reconcile import Facts, Report, TrialFacts
+from sweeps.reconciliation.reconcile import STATUSES, Facts, Report, TrialFacts
 from sweeps.recording.curves import recorded
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import trial_files, trial_store
@@ -76,7 +76,7 @@ def trial_facts(
     number, told = record.number, delivered.told.get(record.number)
     directory = paths.trial(number)
     left_open = trial_files(paths, spec, number).has_writer()
-    if record.finished and told not in (None, "RUNNING"):
+    if record.finished and told == STATUSES[record.state]:
         # Both know its end, and rows are queued before it.
         return TrialFacts(record, told=told, left_open=left_open)
     rows = read_rows(directory)
@@ -93,7 +93,7 @@ def trial_facts(
     return TrialFacts(
         record,
         curve,
-        begun=(directory / TRIAL_CONFIG).exists(),
+        begun=(directory / TRIAL_CONFIG).exists() or bool(rows),
         trained=bool(curve)
         and curve[-1].epoch >= spec.budget.epochs
         and _is_sound(trial_store(paths, spec, number), spec.budget.epochs),

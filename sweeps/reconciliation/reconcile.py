@@ -114,6 +114,18 @@ class Uncounted:
 
 
 @dataclass(frozen=True)
+class Unopened:
+    """Tracking was never told of a trial that was begun, or has ended."""
+
+    number: int
+    at_ms: int | None = None
+    """When it began, in milliseconds since the Unix epoch; None: nobody knows."""
+
+    def __str__(self) -> str:
+        return f"trial {self.number}: tracking has no run of it"
+
+
+@dataclass(frozen=True)
 class Logged:
     """Tracking lacks rows that the store has."""
 
@@ -131,8 +143,6 @@ class Ended:
     number: int
     ending: Ending
     reason: str | None = None
-    untold: bool = False
-    """Tracking was never told of the trial."""
 
     def __str__(self) -> str:
         return f"trial {self.number}: it ended ({self.ending}), which the ledger does not know"
@@ -165,6 +175,8 @@ class Interrupted:
     """Tracking takes a trial for running on which nobody works."""
 
     number: int
+    at_ms: int | None = None
+    """When somebody last did, as above."""
 
     def __str__(self) -> str:
         return f"trial {self.number}: its run looks live, and nobody works on it"
@@ -196,6 +208,7 @@ Correction = (
     Reported
     | Suggested
     | Uncounted
+    | Unopened
     | Logged
     | Ended
     | LeftOpen
@@ -223,17 +236,17 @@ def reconcile(facts: Facts) -> list[Correction]:
     return found
 
 
-def untold(facts: Facts) -> Iterator[Logged | Told | Interrupted]:
+def untold(facts: Facts) -> Iterator[Unopened | Logged | Told | Interrupted]:
     """Yield what can be put right in tracking alone, by one who does not run the sweep.
 
     A trial whose end the ledger does not know is interrupted until a resume finds its end.
     """
     for trial in facts.trials:
         for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, facts):
-            if isinstance(wrong, Logged | Told | Interrupted):
+            if isinstance(wrong, Unopened | Logged | Told | Interrupted):
                 yield wrong
-            elif isinstance(wrong, Ended) and trial.told == "RUNNING":
-                yield Interrupted(wrong.number)
+            elif isinstance(wrong, Ended) and trial.told in (None, "RUNNING"):
+                yield Interrupted(wrong.number, _last_ms(trial))
 
 
 def end_of_training(reports: Mapping[int, float], metric: str) -> tuple[Ending, str | None]:
@@ -262,20 +275,22 @@ def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
 
 
 def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
-    number = trial.record.number
-    yield from missed(trial)
+    number, is_untold = trial.record.number, trial.told is None
     if trial.record.attempts == 0:
         if trial.begun:  # with the parameters that it has, whatever the space is now
             yield Uncounted(number)
         elif not trial.record.params.keys() >= facts.parameters:
             yield Suggested(number)
     ending, reason = _ending(trial, facts)
+    if is_untold and (trial.unlogged or ending):
+        yield Unopened(number, _first_ms(trial))
+    yield from missed(trial)
     if ending:
         if trial.left_open:
             yield LeftOpen(number)
-        yield Ended(number, ending, reason, untold=trial.told is None)
-    elif trial.told == "RUNNING" or (trial.told is None and trial.unlogged):
-        yield Interrupted(number)
+        yield Ended(number, ending, reason)
+    elif trial.told == "RUNNING" or (is_untold and trial.unlogged):
+        yield Interrupted(number, _last_ms(trial))
 
 
 def _ending(trial: TrialFacts, facts: Facts) -> tuple[Ending | None, str | None]:
@@ -291,5 +306,15 @@ def _of_finished(trial: TrialFacts) -> Iterator[Correction]:
     if trial.left_open:  # one that is not finished is closed by whoever goes on with it
         yield LeftOpen(trial.record.number)
     status = STATUSES[trial.record.state]
+    if trial.told is None:
+        yield Unopened(trial.record.number, _first_ms(trial))
     if trial.told != status:
         yield Told(trial.record.number, status, trial.rows)
+
+
+def _first_ms(trial: TrialFacts) -> int | None:
+    return trial.rows[0].timestamp_ms if trial.rows else trial.record.ended_ms
+
+
+def _last_ms(trial: TrialFacts) -> int | None:
+    return trial.rows[-1].timestamp_ms if trial.rows else None

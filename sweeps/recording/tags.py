@@ -42,8 +42,10 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 
 
 def noted_tags(record: TrialRecord) -> dict[str, str]:
-    """Return what the ledger notes of how often a trial was begun and how it trains."""
-    tags: dict[str, str] = {}
+    """Return what the ledger notes of how often a trial was begun, how it trains, and from whom it
+    went on.
+    """
+    tags = lineage_tags(record)
     if record.attempts:
         tags["gradsweep.attempts"] = str(record.attempts)
     if record.signals is not None:

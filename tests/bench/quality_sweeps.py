@@ -76,7 +76,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
     try:
         wishes = Wishes(paths, token)
         with listen(paths, lock, token, wishes, grace=30.0) as interruption:
-            sweep = open_sweep(paths, spec, Origin(), new=True, offline=True)
+            sweep = open_sweep(paths, spec, Origin(), new=True, offline=True, fence=lock.check)
             try:
                 sweep.reconcile(print)
                 with PlainLines(Console(quiet=True), spec, finished=0) as view:
@@ -87,7 +87,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
                     raise KeyboardInterrupt
                 return sweep.ledger.trials()
             finally:
-                sweep.recorder.close(timeout=0.0)
+                sweep.tracking.close(timeout=0.0)
     finally:
         lock.release()
 

@@ -390,7 +390,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
 
     def ended():
         recorder = _Delivered()
-        sweep = OpenSweep(made.paths, made.spec, made.ledger, recorder)
+        sweep = OpenSweep(made.paths, made.spec, made.ledger, recorder, recorder)
         made.ledger.note_attempt({})
         with Gallery(made.spec, made.paths, [], recorder) as gallery:
             return conclude(sweep, gallery, uninterrupted, None), recorder.runs[None]

@@ -391,20 +391,27 @@ def test_a_store_is_told_from_others_without_password_or_place(uri: str, store: 
 @pytest.mark.parametrize(("store", "gone"), [("b", False), ("a", True)])
 def test_what_another_store_was_told_is_forgotten(tmp_path: Path, store: str, gone: bool) -> None:
     outbox = Outbox(tmp_path)
-    assert not outbox.aim("a", gone=True), "nobody was told anything"
+    outbox.aim("a", gone=True)  # nobody was told anything
     outbox.append(0, "start", {"params": {}})
     outbox.append_rows(0, [row(1, a=1.0)])
-    assert not outbox.aim("b", gone=False), "nothing was delivered yet"
-    assert not outbox.aim("a", gone=False)
+    outbox.aim("b", gone=False)  # nothing was delivered yet
+    outbox.aim("a", gone=False)
     while batch := outbox.claim(0):
         outbox.delivered(batch)
     outbox.adopt(0, "run", held=None)
     outbox.append_rows(0, [row(2, a=2.0)])
     outbox.append(0, "finish", {"status": "FINISHED"})
     outbox.append(0, "tags", {"x": "y"})
-    assert not outbox.aim("a", gone=False)
-    assert outbox.aim(store, gone=gone)
-    assert not outbox.aim(store, gone=False), "it is told once"
+    outbox.aim("a", gone=False)
+    assert not outbox.lacks_pictures
+    outbox.aim(store, gone=gone)
+    outbox.aim(store, gone=False)
+    outbox.close()
+    outbox = Outbox(tmp_path)
+    assert outbox.lacks_pictures, "until it was given them"
+    outbox.given_pictures()
+    outbox.aim(store, gone=False)
+    assert not outbox.lacks_pictures, "it is told once"
     known = read_outbox(tmp_path)
     assert (known.run_ids, known.told, known.marks) == ({}, {}, {})
     batch = outbox.claim(0)

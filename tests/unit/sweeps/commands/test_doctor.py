@@ -177,7 +177,10 @@ def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_p
     ledger.finish(ask(ledger, {}, RandomSampler()).number, "pruned")
     [found] = sweeps_off(tmp_path)
     assert (found.level, found.what) == ("warn", "quad")
-    assert found.detail == "trial 0: tracking does not know that its run is KILLED"
+    assert found.detail == (
+        "trial 0: tracking has no run of it; "
+        "trial 0: tracking does not know that its run is KILLED"
+    )
     assert found.remedy.endswith(f"sweep resume quad --root {tmp_path}")
     lock = SweepLock(paths.lock)
     lock.acquire()

@@ -15,6 +15,7 @@ from sweeps.layout import LedgerError
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.ledger.storage import EditableStorage
 from sweeps.lock import LockLost
+from sweeps.recording.fenced import FencedRecorder
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.ray_adapter import OBJECTIVE
@@ -49,6 +50,7 @@ class Kept:
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.sweep, self.recorder, self.diary = MadeSweep(root), MemoryRecorder(), Diary()
+        self.lost: BaseException | None = None
         diary = self.diary
         self.number = self.sweep.add(None)
         for verb in ("start", "log", "tag", "finish"):
@@ -79,8 +81,9 @@ class Kept:
             }
         )
         self.keeper = Bookkeeper(
-            self.sweep.spec, self.sweep.paths, self.sweep.ledger, self.recorder, view,
-            fence=diary.note("fence"), on_step=diary.note("turn"), on_end=diary.note("end"),
+            self.sweep.spec, self.sweep.paths, self.sweep.ledger,
+            FencedRecorder(self.recorder, self.fence), view,
+            fence=self.fence, on_step=diary.note("turn"), on_end=diary.note("end"),
         )  # fmt: skip
         config = self.sweep.spec.trial_config(
             self.number, self.sweep.ledger.trial(self.number).params
@@ -91,6 +94,11 @@ class Kept:
             },
             last_result={},
         )  # fmt: skip
+
+    def fence(self) -> None:
+        self.diary.done.append("fence")
+        if self.lost is not None:
+            raise self.lost
 
     def starts(self) -> None:
         self.keeper.on_trial_start(0, [], self.trial)
@@ -126,7 +134,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     kept.keeper.close()
 
 
-_END = ["fence", "recorder.finish", "commit", "view.ended", "end"]
+_END = ["fence", "commit", "fence", "recorder.finish", "view.ended", "end"]
 
 
 def test_a_report_is_in_the_ledger_before_it_is_recorded_and_shown(kept: Kept) -> None:
@@ -139,7 +147,7 @@ def test_a_report_is_in_the_ledger_before_it_is_recorded_and_shown(kept: Kept) -
     assert (record.reports, record.signals) == ({1: 1.0}, ("the loss jumped",))
 
 
-def test_an_end_is_recorded_before_it_is_in_the_ledger(kept: Kept) -> None:
+def test_an_end_is_in_the_ledger_before_it_is_recorded(kept: Kept) -> None:
     kept.ends()
     assert kept.written() == _END
     assert kept.sweep.ledger.trial(kept.number).state == "pruned"
@@ -150,7 +158,7 @@ def test_a_last_report_and_the_end_are_one_transaction_once_the_store_has_it(kep
     kept.ends()
     assert kept.written() == [
         "fence", "recorder.log",
-        "fence", "recorder.finish", "commit", "view.reported", "view.ended", "end",
+        "fence", "commit", "fence", "recorder.finish", "view.reported", "view.ended", "end",
     ]  # fmt: skip
     record = kept.sweep.ledger.trial(kept.number)
     assert (record.state, record.reports, record.value) == ("complete", {1: 1.0}, 1.0)
@@ -248,20 +256,13 @@ def test_a_driver_that_is_replaced_while_it_writes_writes_no_more(kept: Kept) ->
 
     def log_and_stand_still(*told: Any) -> None:
         log(*told)
-        kept.keeper._books._fence = _raising(lost)
+        kept.lost = lost
 
     kept.recorder.log = log_and_stand_still  # type: ignore[method-assign]
     kept.diary.may_commit.set()
     with pytest.raises(LockLost):
         kept.keeper.settle()
     assert kept.diary.done.count("recorder.log") == 1
-
-
-def _raising(error: BaseException) -> Callable[[], None]:
-    def fence() -> None:
-        raise error
-
-    return fence
 
 
 @pytest.mark.parametrize(("scheduler", "waits"), [("asha_promote", False), ("pbt", True)])

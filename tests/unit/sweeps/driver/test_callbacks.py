@@ -16,6 +16,7 @@ import pytest
 
 from sweeps.driver.callbacks import Bookkeeper
 from sweeps.lock import LockLost, SweepLock
+from sweeps.recording.fenced import FencedRecorder
 from sweeps.results.running import Progress
 from sweeps.spec.spec import SpecError
 from tests.unit.sweeps.made_sweep import MadeSweep
@@ -212,7 +213,7 @@ def test_driver_whose_lock_was_taken_over_writes_nothing(tmp_path: Path, act: Ac
     lock.acquire()
     view: Any = SimpleNamespace(started=lambda *_: None)
     keeper = Bookkeeper(
-        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
+        sweep.spec, sweep.paths, sweep.ledger, FencedRecorder(recorder, lock.check), view,
         fence=lock.check, on_step=lock.check, on_end=lambda _: None,
     )  # fmt: skip
     config = sweep.spec.trial_config(number, sweep.ledger.trial(number).params)

@@ -57,7 +57,11 @@ def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_bes
     recorder: Any = Delivered()
     uninterrupted: Any = SimpleNamespace(requested=False, exit_code=0)
     sweep = OpenSweep(
-        made.paths, with_overrides(made.spec, [f"trials={trials}"]), made.ledger, recorder
+        made.paths,
+        with_overrides(made.spec, [f"trials={trials}"]),
+        made.ledger,
+        recorder,
+        recorder,
     )
     made.ledger.note_attempt({})
     with Gallery(made.spec, made.paths, [], recorder) as gallery:
@@ -116,7 +120,7 @@ def test_end_waits_for_pictures_a_tenth_of_the_sweeps_time_once_all_else_is_ther
 
     monkeypatch.setattr(conclusion, "export_trial", export)
     uninterrupted: Any = SimpleNamespace(requested=False, exit_code=0)
-    sweep = OpenSweep(made.paths, made.spec, made.ledger, recorder)  # type: ignore[arg-type]
+    sweep = OpenSweep(made.paths, made.spec, made.ledger, recorder, recorder)  # type: ignore[arg-type]
     conclude(sweep, gallery, uninterrupted, None, report)  # type: ignore[arg-type]
     best = [1] if several else [1, 1, 2, 0]
     rest = ["report"] if several else ["weights", "report"]

@@ -20,6 +20,7 @@ from sweeps.reconciliation.reconcile import (
     LeftOpen,
     Suggested,
     TrialFacts,
+    Unopened,
     reconcile,
 )
 from sweeps.recording.tags import BY_THE_SWEEP, BY_THE_USER, end_tags
@@ -285,13 +286,13 @@ def test_a_stopped_sweep_is_finished_until_its_spec_lets_it_go_on(tmp_path: Path
 @pytest.mark.parametrize(
     ("trial", "expected"),
     [
-        (TrialFacts(OPEN), [Ended(0, "pruned", "why", untold=True)]),
-        (TrialFacts(OPEN, left_open=True), [LeftOpen(0), Ended(0, "pruned", "why", untold=True)]),
-        (TrialFacts(OPEN, trained=True), [Ended(0, "complete", untold=True)]),
-        (TrialFacts(OPEN, stopped=True), [Ended(0, "pruned", untold=True)]),
+        (TrialFacts(OPEN), [Unopened(0), Ended(0, "pruned", "why")]),
+        (TrialFacts(OPEN, left_open=True), [Unopened(0), LeftOpen(0), Ended(0, "pruned", "why")]),
+        (TrialFacts(OPEN, trained=True), [Unopened(0), Ended(0, "complete")]),
+        (TrialFacts(OPEN, stopped=True), [Unopened(0), Ended(0, "pruned")]),
         (
             TrialFacts(replace(OPEN, params={}, reports={})),  # killed while they were stored
-            [Suggested(0), Ended(0, "pruned", "why", untold=True)],
+            [Suggested(0), Unopened(0), Ended(0, "pruned", "why")],
         ),
     ],
 )

@@ -51,6 +51,21 @@ def test_only_the_tokens_own_processes_end() -> None:
             kill_children("other-driver")
 
 
+def test_what_a_process_starts_while_others_are_looked_for_is_killed_as_well() -> None:
+    code = """
+import subprocess
+print("up", flush=True)
+for _ in range(300):
+    subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+"""
+    with _start(code, "starting") as parent:
+        kill_children("starting")
+        parent.wait(20)
+    left = find_orphans("starting")
+    psutil.wait_procs(left, timeout=2)  # what was killed is gone in a moment
+    assert not [process for process in left if process.is_running()]
+
+
 def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sweeps.engine.orphans._GRACE_SECONDS", 0.2)
     with _start(_STUBBORN, "stubborn") as child:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from sweeps.reconciliation.reconcile import (
     Told,
     TrialFacts,
     Uncounted,
+    Unopened,
     reconcile,
 )
 from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
@@ -63,7 +65,7 @@ early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
 """
 PARAMS = {"train.optimizer.lr": 0.01}
 OPEN = TrialRecord(number=0, state="running", params=PARAMS, reports={1: 0.5}, value=0.5)
-ROWS = (Row(10, 0, {"val/loss": 0.5}),)
+ROWS = (Row(10, 5, {"val/loss": 0.5}), Row(12, 7, {}))
 CURVE = (Report(1, 10, 0.5), Report(2, 20, 0.4))
 
 
@@ -92,13 +94,13 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
     ("trial", "expected"),
     [
         pytest.param(TrialFacts(OPEN), [], id="nothing is known elsewhere"),
-        pytest.param(TrialFacts(OPEN, told="KILLED"), [], id="interrupted and known to be"),
+        pytest.param(TrialFacts(OPEN, told="INTERRUPTED"), [], id="interrupted and known to be"),
         pytest.param(
             TrialFacts(OPEN, CURVE), [Reported(0, CURVE[1])], id="the ledger lacks a report"
         ),
         pytest.param(
             TrialFacts(OPEN, CURVE, told="RUNNING", rows=ROWS, unlogged=True),
-            [Reported(0, CURVE[1]), Logged(0, ROWS), Interrupted(0)],
+            [Reported(0, CURVE[1]), Logged(0, ROWS), Interrupted(0, 7)],
             id="killed between store and ledger",
         ),
         pytest.param(
@@ -112,7 +114,7 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
             id="killed before it closed its checkpoints, and trained to its end",
         ),
         pytest.param(
-            TrialFacts(OPEN, CURVE[:1], left_open=True, told="KILLED"),
+            TrialFacts(OPEN, CURVE[:1], left_open=True, told="INTERRUPTED"),
             [],
             id="killed before it closed its checkpoints, which somebody will",
         ),
@@ -123,7 +125,7 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
         ),
         pytest.param(
             TrialFacts(OPEN, CURVE[:1], trained=True, rows=ROWS, unlogged=True),
-            [Logged(0, ROWS), Ended(0, "complete", untold=True)],
+            [Unopened(0, 5), Logged(0, ROWS), Ended(0, "complete")],
             id="trained to its end, and the outbox is lost",
         ),
         pytest.param(
@@ -133,7 +135,7 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
         ),
         pytest.param(
             TrialFacts(OPEN, CURVE[:1], rows=ROWS, unlogged=True),
-            [Logged(0, ROWS), Interrupted(0)],
+            [Unopened(0, 5), Logged(0, ROWS), Interrupted(0, 7)],
             id="the outbox is lost in the middle of a trial",
         ),
         pytest.param(
@@ -161,8 +163,18 @@ def _facts(*trials: TrialFacts, **more: Any) -> Facts:
         ),
         pytest.param(
             TrialFacts(replace(OPEN, state="pruned"), rows=ROWS),
-            [Told(0, "KILLED", ROWS)],
+            [Unopened(0, 5), Told(0, "KILLED", ROWS)],
             id="the outbox is lost",
+        ),
+        pytest.param(
+            TrialFacts(replace(OPEN, state="failed", ended_at=datetime.fromtimestamp(9))),
+            [Unopened(0, 9000), Told(0, "FAILED", ())],
+            id="failed before it trained, and the outbox is lost",
+        ),
+        pytest.param(
+            TrialFacts(replace(OPEN, state="pruned"), rows=ROWS, told="INTERRUPTED"),
+            [Told(0, "KILLED", ROWS)],
+            id="interrupted, gone on and pruned, and all since the interruption is lost",
         ),
         pytest.param(
             TrialFacts(replace(OPEN, state="failed"), told="RUNNING"),
@@ -387,7 +399,7 @@ def test_a_trial_whose_run_was_lost_while_it_went_on_is_told_again_once(sweep: S
     for epoch in (1, 2, 3, 4):
         sweep.ledger.report(number, epoch=epoch, step=2 * epoch, value=0.5 - epoch / 10)
     sweep.ledger.finish(number, "complete")
-    assert sweep.corrections() == [Told(number, "FINISHED", tuple(rows))]
+    assert sweep.corrections() == [Unopened(number, 0), Told(number, "FINISHED", tuple(rows))]
     tell_who_is_interrupted(sweep.paths, sweep.spec)
     assert sweep.corrections() == []
     assert not read_outbox(sweep.paths.outbox).lacks(number, rows)
@@ -415,8 +427,8 @@ def test_who_only_delivers_puts_right_tracking_alone_and_once(sweep: Sweep) -> N
     sweep.train(trained, [0.4, 0.3, 0.2, 0.1])  # and its driver died before it noted the end
     tell_who_is_interrupted(sweep.paths, sweep.spec)
     known = read_outbox(sweep.paths.outbox)
-    assert known.told == {failed: "FAILED", trained: "KILLED", going_on: "KILLED"}
-    assert known.sweep_told == "KILLED"
+    assert known.told == {failed: "FAILED", trained: "INTERRUPTED", going_on: "INTERRUPTED"}
+    assert known.sweep_told == "INTERRUPTED"
     assert not known.lacks(trained, [Row(8, 0, {"val/loss": 0.1})])
     tell_who_is_interrupted(sweep.paths, sweep.spec)
     assert read_outbox(sweep.paths.outbox).pending == known.pending
