@@ -345,6 +345,12 @@ def make_directory(path: Path) -> None:
         _sync(path.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Return once a file, under its name, survives a power loss."""
+    _sync(path)
+    _sync(path.parent)
+
+
 def is_generation(name: str) -> bool:
     """Whether a name may be a generation's."""
     return _NAME.fullmatch(name) is not None

@@ -16,7 +16,7 @@ from typing import Any
 
 from sweeps.early_stopping.exploit import without_unbegun
 from sweeps.early_stopping.failures import Failure
-from sweeps.layout import SweepPaths
+from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.ledger import Ending, Ledger, Report, TrialRecord
 from sweeps.ledger.view import Mutation
 from sweeps.reconciliation.corrections import catch_up
@@ -29,6 +29,7 @@ from sweeps.spec.parameters import searched
 from sweeps.spec.spec import SpecError, SweepSpec
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
+from trainable.files import sync_file
 from trainable.history import Row, read_rows
 from trainable.ray_adapter import OBJECTIVE
 
@@ -115,8 +116,11 @@ class Books:
         self._recorder.start(number, parameters, {"gradsweep.attempts": "1"})
 
     def begun(self, number: int, params: Mapping[str, Any]) -> None:
-        """Count the first attempt at a trial whose run is open."""
+        """Count the first attempt at a trial whose run is open; what it began with is there for
+        as long as that is.
+        """
         self._fence()
+        sync_file(self._paths.trial(number) / TRIAL_CONFIG)
         self._view.started(number, params, self._ledger.start(number))
 
     def started(

@@ -38,4 +38,7 @@ def read_config(file: Path) -> TrialConfig:
         OSError: It cannot be read.
         ValueError: It holds something else.
     """
-    return TrialConfig.model_validate(parse(file.read_text(encoding="utf-8"), str(file), {}).data)
+    found = parse(file.read_text(encoding="utf-8"), str(file), {}).data
+    if not found:  # its driver died right before it wrote
+        raise ValueError(f"{file} is empty")
+    return TrialConfig.model_validate(found)

@@ -13,7 +13,9 @@ from optuna.samplers import RandomSampler
 from sweeps.commands.sync import draw_what_is_missing
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.ledger import Ledger
+from sweeps.lock import SweepLock
 from sweeps.publishing.pictures import Gallery, _Artist
+from sweeps.recording.fenced import FencedRecorder
 from sweeps.spec.spec import parse_spec, trial_yaml
 from tests.asking import ask
 from tests.curves import append_rows
@@ -110,6 +112,19 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
     with sweep.open() as gallery:
         gallery.finish(timeout=60)
     assert not sweep.recorder.runs
+
+
+def test_whose_lock_was_taken_away_tells_nothing_of_pictures(sweep: Sweep) -> None:
+    sweep.add()
+    lock = SweepLock(sweep.paths.lock)
+    lock.acquire()
+    recorder = FencedRecorder(sweep.recorder, lock.check)
+    sweep.paths.lock.unlink()
+    with Gallery(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder) as gallery:
+        gallery.finish()
+    assert sweep.recorder.runs.keys() == {None}
+    assert gallery.pictures(0) == []
+    lock.abandon()
 
 
 def test_a_trial_is_drawn_as_it_was_trained(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

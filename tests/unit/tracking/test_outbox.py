@@ -419,3 +419,14 @@ def test_what_another_store_was_told_is_forgotten(tmp_path: Path, store: str, go
     assert [record.kind for record in batch.records] == ["tags"]
     assert outbox.append_rows(0, [row(1, a=1.0), row(2, a=2.0)]) == 2
     outbox.close()
+
+
+def test_of_one_trial_its_marks_alone_are_read(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    for trial in (0, 1):
+        outbox.append_rows(trial, [row(1, a=1.0)])
+    outbox.close()
+    known = read_outbox(tmp_path, 1)
+    assert known.marks.keys() == {1}
+    assert not known.lacks(1, [row(1, a=1.0)])
+    assert read_outbox(tmp_path).marks.keys() == {0, 1}

@@ -153,6 +153,22 @@ def test_an_end_is_in_the_ledger_before_it_is_recorded(kept: Kept) -> None:
     assert kept.sweep.ledger.trial(kept.number).state == "pruned"
 
 
+def test_an_end_that_the_ledger_refuses_is_told_nobody(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise LedgerError("the disk is full")
+
+    kept.starts()
+    kept.written()
+    monkeypatch.setattr(Ledger, "finish", refuse)
+    kept.ends(ending="failed", failure={"kind": "error", "reason": "a disk", "traceback": ""})
+    with pytest.raises(LedgerError):
+        kept.keeper.settle()
+    run = kept.recorder.runs[kept.number]
+    assert (run.status, "reason" in run.tags) == ("RUNNING", False)
+
+
 def test_a_last_report_and_the_end_are_one_transaction_once_the_store_has_it(kept: Kept) -> None:
     kept.reports(1, ending="finished", saved=True)
     kept.ends()

@@ -6,6 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -272,6 +273,25 @@ def test_a_trial_that_trained_to_its_end_is_finished_without_a_worker(sweep: Swe
     assert {step: v for (key, step), v in run.points.items() if key == "val/loss"} == {
         2: 0.4, 4: 0.3, 6: 0.2, 8: 0.1,
     }  # fmt: skip
+
+
+def test_a_run_that_is_told_again_has_the_times_of_its_trial(sweep: Sweep) -> None:
+    """Another store is told of all trials, months later, too."""
+    ended, going_on = sweep.ask(), sweep.ask()
+    for number in (ended, going_on):
+        append_rows(
+            sweep.paths.trial(number),
+            [Row(1, 1000, {"train/loss": 0.5}), Row(2, 3000, {"val/loss": 0.5, "epoch": 1})],
+        )
+        sweep.commit(number, 1)
+        sweep.ledger.report(number, epoch=1, step=2, value=0.5)
+    record = sweep.ledger.finish(ended, "failed", reason="oom")
+    sweep.apply()
+    runs = sweep.recorder.runs
+    assert (runs[ended].began_ms, runs[ended].ended_ms) == (1000, record.ended_ms)
+    assert (runs[going_on].began_ms, runs[going_on].ended_ms) == (1000, 3000)
+    assert record.ended_ms is not None
+    assert abs(record.ended_ms / 1000 - time.time()) < 600
 
 
 def test_a_run_that_was_never_told_of_has_what_its_trial_was_trained_with(sweep: Sweep) -> None:
