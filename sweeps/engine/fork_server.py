@@ -85,7 +85,7 @@ def _start(address: str, threads: int, withhold: Iterable[str]) -> subprocess.Po
     # It listens before there is anybody: who asks meanwhile waits, as for imports of its own.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(worker_start.place(address))
-        listener.listen(128)
+        listener.listen(socket.SOMAXCONN)
         number = listener.fileno()
         return subprocess.Popen(
             [sys.executable, "-P", "-m", __spec__.name, str(number), str(os.getpid())],

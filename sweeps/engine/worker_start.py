@@ -38,6 +38,7 @@ ENDED = b"e"
 
 _SECONDS_TO_FORK = 45.0  # Ray waits for a minute; a server imports for seconds when it begins
 _LENGTH = 8  # bytes that say how long the rest is
+_MOST_BYTES = 1 << 24  # an environment is a few thousand
 _LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -67,6 +68,8 @@ def receive(connection: socket.socket, streams: list[int]) -> dict[str, Any]:
     head, received, _, _ = socket.recv_fds(connection, _LENGTH, 3)
     streams += received
     length, body = int.from_bytes(head, "big"), b""
+    if length > _MOST_BYTES:
+        raise ValueError("no wish")
     while len(body) < length:
         if not (part := connection.recv(length - len(body))):
             break

@@ -21,7 +21,7 @@ from typing import Any
 
 from sweeps.engine.orphans import unmarked_environment
 from sweeps.engine.resources import usable_cpus
-from sweeps.layout import SweepPaths
+from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger.view import TrialSummary
 from sweeps.lock import LockLost
 from sweeps.recording.configuration import trained_with
@@ -168,7 +168,7 @@ class Gallery:
             try:
                 artist = artist or self._engage()
                 self._draw(record, artist)
-            except (NotDrawn, OSError, LockLost) as problem:
+            except (NotDrawn, OSError, LockLost, LedgerError) as problem:
                 if self._dropping:  # its process was killed
                     self._leave(number)
                 else:
@@ -226,8 +226,8 @@ class Gallery:
         self._tell(number, "drawn")
 
     def _tell(self, number: int, text: str) -> None:
-        # What takes no tag, a disk or the lock, is met by the driver, which ends the sweep for it.
-        with contextlib.suppress(OSError, LockLost):
+        # What takes no tag, a disk or a lock, is met by the driver, which ends the sweep for it.
+        with contextlib.suppress(OSError, LockLost, LedgerError):
             self._recorder.tag(number, {"figures": text})
 
     def _leave(self, number: int) -> None:

@@ -99,13 +99,16 @@ def tell(
     """Give tracking what it lacks of a trial that nobody works on."""
     match wrong:
         case Unopened(number, at_ms):
+            record = without_unbegun(record, paths)  # who goes on is told of it at the start
             parameters = _parameters(paths, spec, record)
             recorder.start(number, parameters, noted_tags(record), at_ms=at_ms)
         case Logged(number, rows):
             recorder.log(number, rows)
         case Told(number, status, rows):
             recorder.log(number, rows)
-            recorder.finish(number, status, end_tags(record, spec), at_ms=record.ended_ms)
+            # By two clocks, perhaps: where the ledger was told may be another time zone.
+            ends = [*(row.timestamp_ms for row in rows[-1:]), record.ended_ms or 0]
+            recorder.finish(number, status, end_tags(record, spec), at_ms=max(ends) or None)
         case Interrupted(number, at_ms):
             recorder.finish(number, "INTERRUPTED", STOPPED_BY_INTERRUPT, at_ms=at_ms)
 

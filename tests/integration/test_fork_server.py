@@ -261,6 +261,16 @@ def test_nobody_elses_server_is_asked(program: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("server")
+def test_who_says_too_much_ends_nobody(program: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as much:
+        much.connect(worker_start.place(os.environ[worker_start.VARIABLE]))
+        much.sendall(b"\xff" * 16)
+        done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
+        assert done.returncode == 3
+        assert much.recv(1) == b""
+
+
+@pytest.mark.usefixtures("server")
 def test_who_asks_and_says_nothing_holds_the_others_up_for_a_moment(program: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.connect(worker_start.place(os.environ[worker_start.VARIABLE]))
@@ -376,7 +386,7 @@ def test_whose_raylet_has_ended_starts_nothing(program: Path) -> None:
         env={
             **os.environ,
             worker_start.VARIABLE: "gradsweep-that-has-ended",
-            "RAY_RAYLET_PID": "1",
+            "RAY_RAYLET_PID": "0",
         },
         capture_output=True,
         check=False,

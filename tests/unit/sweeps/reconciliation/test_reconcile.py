@@ -20,7 +20,8 @@ from sweeps.commands.sync import tell_who_is_interrupted
 from sweeps.early_stopping.schedulers import make_scheduler, stopped_trials
 from sweeps.layout import TRIAL_CONFIG, LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
-from sweeps.reconciliation.corrections import StrangerInTheWay, apply
+from sweeps.ledger.view import Mutation
+from sweeps.reconciliation.corrections import StrangerInTheWay, apply, tell
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import (
     Correction,
@@ -292,6 +293,22 @@ def test_a_run_that_is_told_again_has_the_times_of_its_trial(sweep: Sweep) -> No
     assert (runs[going_on].began_ms, runs[going_on].ended_ms) == (1000, 3000)
     assert record.ended_ms is not None
     assert abs(record.ended_ms / 1000 - time.time()) < 600
+
+
+def test_a_run_that_is_told_again_says_nothing_of_a_change_that_was_never_trained_with(
+    sweep: Sweep,
+) -> None:
+    """A member was to go on from another one, and a stop ended the sweep."""
+    number = sweep.ask()
+    record, changed = sweep.ledger.trial(number), {"train.optimizer.lr": 0.09}
+    record = replace(
+        record, reports={1: 0.5}, epoch=1, step=2, suggested=record.params,
+        params=changed, lineage=(Mutation(1, 3, changed),),
+    )  # fmt: skip
+    tell(Unopened(number), sweep.paths, sweep.spec, record, sweep.recorder)
+    run = sweep.recorder.runs[number]
+    assert "gradsweep.lineage" not in run.tags
+    assert float(run.params["space.train.optimizer.lr"]) == record.suggested["train.optimizer.lr"]
 
 
 def test_a_run_that_was_never_told_of_has_what_its_trial_was_trained_with(sweep: Sweep) -> None:
