@@ -264,7 +264,7 @@ def test_nobody_elses_server_is_asked(program: Path, monkeypatch: pytest.MonkeyP
 def test_who_says_too_much_ends_nobody(program: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as much:
         much.connect(worker_start.place(os.environ[worker_start.VARIABLE]))
-        much.sendall(b"\xff" * 16)
+        much.sendall(b"\xff" * 8)
         done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
         assert done.returncode == 3
         assert much.recv(1) == b""
