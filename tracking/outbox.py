@@ -101,6 +101,9 @@ class Outbox:
             query = "SELECT payload FROM records WHERE kind = 'artifact'"
             self._staging.keep_only(json.loads(text) for (text,) in self._db.execute(query))
             self._begin_again()
+            if self.moved_aside is not None:  # with what waited in it
+                with self._lock, self._transaction() as db:
+                    _remember(db, _LACKS_PICTURES, "yes")
 
     # -- the sweep's side -------------------------------------------------------------------------
 

@@ -147,7 +147,8 @@ class _Server:
             if not hmac.compare_digest(known, self._address.encode()):
                 raise PermissionError
             pid = os.fork()
-        except (OSError, ValueError):  # it is gone, or nobody of ours; or there is no room
+        # It is gone, or nobody of ours; or there is no room.
+        except (OSError, ValueError, RecursionError):
             connection.close()  # without an answer its worker starts as Ray starts it
             pid = -1
         if pid == 0:

@@ -74,7 +74,7 @@ class Gallery:
         self._ranked: Sequence[int] = ()
         self._drawing: set[int] = set()
         self._left = 0
-        self._closing = self._dropping = False
+        self._closing = self._dropping = self._refused = False
         self._artists: set[_Artist] = set()
         self._threads: list[threading.Thread] = []
         self._draw_in_a_thread()
@@ -226,9 +226,14 @@ class Gallery:
         self._tell(number, "drawn")
 
     def _tell(self, number: int, text: str) -> None:
-        # What takes no tag, a disk or a lock, is met by the driver, which ends the sweep for it.
-        with contextlib.suppress(OSError, LockLost, LedgerError):
+        # What takes no tag, a disk or a lock, is met by the driver, which ends the sweep for it;
+        # a database that is away is waited for each time.
+        if self._dropping and self._refused:
+            return
+        try:
             self._recorder.tag(number, {"figures": text})
+        except (OSError, LockLost, LedgerError):
+            self._refused = True
 
     def _leave(self, number: int) -> None:
         with self._news:

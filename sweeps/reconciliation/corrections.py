@@ -6,6 +6,7 @@ What must not live here: deciding what is wrong (`reconcile`).
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable
 
 from sweeps.early_stopping.exploit import without_unbegun
@@ -106,9 +107,10 @@ def tell(
             recorder.log(number, rows)
         case Told(number, status, rows):
             recorder.log(number, rows)
-            # By two clocks, perhaps: where the ledger was told may be another time zone.
+            # Where the ledger was told may be another time zone.
             ends = [*(row.timestamp_ms for row in rows[-1:]), record.ended_ms or 0]
-            recorder.finish(number, status, end_tags(record, spec), at_ms=max(ends) or None)
+            at_ms = min(max(ends), time.time_ns() // 1_000_000) or None
+            recorder.finish(number, status, end_tags(record, spec), at_ms=at_ms)
         case Interrupted(number, at_ms):
             recorder.finish(number, "INTERRUPTED", STOPPED_BY_INTERRUPT, at_ms=at_ms)
 

@@ -261,10 +261,11 @@ def test_nobody_elses_server_is_asked(program: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("server")
-def test_who_says_too_much_ends_nobody(program: Path) -> None:
+@pytest.mark.parametrize("said", [b"\xff" * 8, (200_000).to_bytes(8, "big") + b"[" * 200_000])
+def test_who_says_too_much_ends_nobody(program: Path, said: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as much:
         much.connect(worker_start.place(os.environ[worker_start.VARIABLE]))
-        much.sendall(b"\xff" * 8)
+        much.sendall(said)
         done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
         assert done.returncode == 3
         assert much.recv(1) == b""

@@ -11,7 +11,7 @@ import pytest
 from optuna.samplers import RandomSampler
 
 from sweeps.commands.sync import draw_what_is_missing
-from sweeps.layout import TRIAL_CONFIG, SweepPaths
+from sweeps.layout import TRIAL_CONFIG, LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.lock import SweepLock
 from sweeps.publishing.pictures import Gallery, _Artist
@@ -125,6 +125,21 @@ def test_whose_lock_was_taken_away_tells_nothing_of_pictures(sweep: Sweep) -> No
     assert sweep.recorder.runs.keys() == {None}
     assert gallery.pictures(0) == []
     lock.abandon()
+
+
+def test_a_ledger_that_is_away_is_not_waited_for_by_each_trial(sweep: Sweep) -> None:
+    asked: list[None] = []
+
+    def away() -> None:
+        asked.append(None)
+        raise LedgerError("it does not answer")
+
+    for _ in range(8):
+        sweep.add()
+    recorder = FencedRecorder(sweep.recorder, away)
+    with Gallery(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder):
+        pass
+    assert 1 <= len(asked) < 4
 
 
 def test_a_trial_is_drawn_as_it_was_trained(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -430,3 +430,12 @@ def test_of_one_trial_its_marks_alone_are_read(tmp_path: Path) -> None:
     assert known.marks.keys() == {1}
     assert not known.lacks(1, [row(1, a=1.0)])
     assert read_outbox(tmp_path).marks.keys() == {0, 1}
+
+
+def test_a_damaged_outbox_has_pictures_told_again(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.close()
+    outbox._path.write_bytes(b"no database " * 1000)
+    outbox = Outbox(tmp_path)
+    assert outbox.moved_aside is not None
+    assert outbox.lacks_pictures, "what waited was not delivered"
