@@ -290,7 +290,17 @@ app.command()(look.report)
 
 
 @app.command()
-def sync(name: Name, root: Root = None) -> None:
+def sync(
+    name: Name,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Compare all that the store holds with the trials' own files."
+        ),
+    ] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
     """Deliver what the tracking server lacks, and draw trials that have no pictures yet."""
     from sweeps.commands.sync import deliver
     from sweeps.results import messages, tables
@@ -298,14 +308,13 @@ def sync(name: Name, root: Root = None) -> None:
     with input_errors():
         view = view_of(name, root)
         with err.status("delivering to the tracking store"):
-            done = deliver(view)
-    made = f"made the pictures of {done.drawn} trials; " if done.drawn else ""
-    out.print(f"{made}delivered {done.delivered} records; {done.left} wait", soft_wrap=True)
+            done = deliver(view, verify=verify)
+    show_found(done.as_dict(), as_json, lambda: messages.synced(done, view.paths, verified=verify))
     if done.held:
         messages.sentence(err, done.held, style="yellow")
     if done.refused:
         messages.sentence(err, tables.refused(done.refused), style="yellow")
-    if done.left:
+    if done.left or (verify and done.still_missing):
         raise typer.Exit(LATE)
 
 

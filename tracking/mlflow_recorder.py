@@ -242,6 +242,25 @@ def aim(outbox: Path, uri: str) -> None:
         queue.close()
 
 
+def tell_again(outbox: Path, trials: Mapping[int | None, bool]) -> None:
+    """Have an outbox tell trials from their beginning; see `Outbox.tell_again`.
+
+    Args:
+        trials: By number, None for the sweep's own run: whether its run is gone altogether.
+    """
+    if trials:
+        queue = Outbox(outbox)
+        try:
+            queue.tell_again({_number(trial): is_gone for trial, is_gone in trials.items()})
+        finally:
+            queue.close()
+
+
+def stored_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return tags as a store has them."""
+    return _clean_tags(tags)
+
+
 def sync(
     uri: str,
     artifact_root: Path | None,

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracking.address import address_of, file_of
-from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL, FoundRun, Refused, RunGone, RunState
+from tracking.delivery import (
+    TAG_ROLE,
+    TAG_SWEEP,
+    TAG_TRIAL,
+    FoundRun,
+    Refused,
+    RunGone,
+    RunState,
+    logger,
+)
 from tracking.limits import clean_key
 from tracking.outbox import SWEEP
 from tracking.points import Request
@@ -149,6 +158,11 @@ class MlflowServer:
                 )
             if found.lifecycle_stage == "deleted":
                 self._client.restore_experiment(found.experiment_id)
+                logger.warning(
+                    "the experiment '%s' had been deleted and is restored: runs of this sweep are "
+                    "recorded in it; to be rid of them, remove the sweep's directory, too",
+                    found.name,
+                )
             return str(found.experiment_id)
 
     def _holds_runs(self, experiment_id: str) -> bool:

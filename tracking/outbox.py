@@ -391,6 +391,23 @@ class Outbox:
             db.execute("DELETE FROM records WHERE kind IN ('start', 'metrics', 'finish')")
         self._marks.clear()
 
+    def tell_again(self, trials: Mapping[int, bool]) -> None:
+        """Have trials told from their beginning, because the store lacks part of what it was told.
+
+        Each point is compared with the store before it is sent, so that nothing comes twice.
+
+        Args:
+            trials: Of each, whether its run is gone altogether.
+        """
+        for trial, is_gone in trials.items():
+            with self._lock, self._transaction() as db:
+                if is_gone:
+                    _remember(db, _LACKS_PICTURES, "yes")
+                    db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
+                db.execute("DELETE FROM told WHERE trial = ?", (trial,))
+                self._correct_marks(db, trial, Marks(are_complete=False))
+        self._marks.clear()
+
     @property
     def lacks_pictures(self) -> bool:
         """Whether pictures went to another store, or to a run that is gone."""
@@ -428,11 +445,9 @@ class Outbox:
     def _begin_again(self) -> None:
         """Have what was lost told from its beginning: the marks are of what came after."""
         query = "SELECT trial FROM told WHERE status = ?"
-        for (trial,) in self._db.execute(query, (LOST,)).fetchall():
-            with self._lock, self._transaction() as db:
-                _remember(db, _LACKS_PICTURES, "yes")
-                db.execute("DELETE FROM told WHERE trial = ?", (trial,))
-                self._correct_marks(db, trial, Marks(are_complete=False))
+        self.tell_again(
+            dict.fromkeys((trial for (trial,) in self._db.execute(query, (LOST,))), True)
+        )
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -36,6 +36,8 @@ class Delivered:
     marks: dict[int, Marks] = field(default_factory=dict)
     """What was queued of each trial's metrics."""
 
+    waiting: frozenset[int] = frozenset()
+    """The trials of which something waits other than artifacts; `SWEEP` for the sweep's run."""
     experiment_tags: frozenset[str] = frozenset()
     """The names of those that the experiment was given last."""
     held: str | None = None
@@ -93,6 +95,12 @@ def read_outbox(directory: Path, trial: int | None = None) -> Delivered:
                     if number not in lost
                 },
                 held=held(db),
+                waiting=frozenset(
+                    trial
+                    for (trial,) in db.execute(
+                        "SELECT DISTINCT trial FROM records WHERE kind != 'artifact'"
+                    )
+                ),
                 experiment_tags=frozenset(json.loads(read_meta(db, "experiment_tags") or "[]")),
             )
     except sqlite3.OperationalError as error:

@@ -7,21 +7,33 @@ must not live here: records, runs, or waiting for a server to come back.
 from __future__ import annotations
 
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracking.address import fault_of, file_of, is_database, is_server, names_store
 from tracking.mlflow_server import connect
 from tracking.provenance import redact
-from tracking.tables import REVISION_QUERY, RUN_QUERY, TablesDiffer, check_revision
+from tracking.tables import (
+    EXPERIMENT_QUERY,
+    REVISION_QUERY,
+    RUN_QUERY,
+    TablesDiffer,
+    check_revision,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 _OLDEST = (2, 8)
 """The first release whose parameters may have 6,000 characters."""
 
 _SECONDS = 10
+_READ_WHOLE = 64 * 1024**2
+"""Bytes of a file that are looked through at each start: a third of a second."""
 _SEARCH = "/api/2.0/mlflow/experiments/search?max_results=1"
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 _OFFLINE = "or run with --offline and deliver later with `sweep sync`"
@@ -64,17 +76,19 @@ def check_address(uri: str) -> None:
     )
 
 
-def probe(uri: str, *, known: bool = False) -> None:
+def probe(uri: str, *, known: bool = False, thorough: bool = False) -> None:
     """Find out whether `uri` can be recorded at, within seconds.
 
     Args:
         uri: An MLflow tracking URI: a server, or a database.
         known: It needs no proof, because it was recorded at before: one that does not answer now
-            will answer later. All that is asked is whether a database fits this MLflow.
+            will answer later. All that is asked is whether a database fits this MLflow, and
+            whether a file can be read.
+        thorough: Look through all of a file, however large it is.
 
     Raises:
-        TrackingUnusable: It does not answer, refuses the credentials, is too old, is no tracking
-            store at all, or another version of MLflow made its tables.
+        TrackingUnusable: It does not answer, refuses the credentials, is too old, is damaged, is
+            no tracking store at all, or another version of MLflow made its tables.
     """
     check_address(uri)
     try:
@@ -82,7 +96,7 @@ def probe(uri: str, *, known: bool = False) -> None:
             if not known:
                 _probe_server(uri)
         elif (file := file_of(uri)) is not None:
-            _probe_file(uri, file, known=known)
+            _probe_file(uri, file, known=known, thorough=thorough)
         elif is_database(uri):
             _probe_database(uri, known=known)
     except TablesDiffer as error:
@@ -154,7 +168,7 @@ def _get(uri: str, endpoint: str) -> Any:
         ) from error
 
 
-def _probe_file(uri: str, path: Path, *, known: bool) -> None:
+def _probe_file(uri: str, path: Path, *, known: bool, thorough: bool) -> None:
     if not path.exists():
         if not path.parent.is_dir() and not known:
             where = path.parent
@@ -165,9 +179,48 @@ def _probe_file(uri: str, path: Path, *, known: bool) -> None:
             tables = "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
             if db.execute(tables).fetchone():
                 check_revision(db.execute(REVISION_QUERY).fetchone())
+                _read(db, thorough or path.stat().st_size <= _READ_WHOLE)
     except sqlite3.Error as error:
+        is_damaged = not isinstance(error, sqlite3.OperationalError) or "no such" in str(error)
+        if is_damaged:
+            aside = shlex.quote(str(path.parent / "damaged"))
+            raise _unusable(
+                uri,
+                f"is damaged ({error}); the trials' own files have all that it held",
+                f"move it aside: mkdir {aside} && mv {shlex.quote(str(path))}* {aside}, and fill "
+                "a new one with `sweep sync NAME --verify`",
+            ) from error
         if not known:
             raise _unusable(uri, f"cannot be opened ({error})", "correct tracking.uri") from error
+
+
+def _read(db: sqlite3.Connection, whole: bool) -> None:
+    """Read a store's tables.
+
+    Raises:
+        sqlite3.DatabaseError: They are damaged.
+    """
+    for query in (EXPERIMENT_QUERY, RUN_QUERY):
+        db.execute(query, [""]).fetchone()
+    if whole and (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        raise sqlite3.DatabaseError(" ".join(verdict.split()))
+
+
+def open_database(uri: str, seconds: float = _SECONDS) -> Engine:
+    """Return an engine for a database; a file that is not there is not made.
+
+    Raises:
+        ImportError: The driver of its kind is not installed.
+    """
+    import sqlalchemy
+
+    pool = sqlalchemy.pool.NullPool
+    if (file := file_of(uri)) is not None:
+        return sqlalchemy.create_engine(
+            "sqlite://", creator=lambda: _open(file, seconds), poolclass=pool
+        )
+    limits = {"connect_timeout": int(seconds)} if uri.startswith(_WITH_TIMEOUT) else {}
+    return sqlalchemy.create_engine(uri, connect_args=limits, poolclass=pool)
 
 
 def _open(file: Path, seconds: float) -> sqlite3.Connection:
@@ -179,12 +232,8 @@ def _probe_database(uri: str, *, known: bool) -> None:
     # Not through mlflow: it would try for minutes.
     import sqlalchemy
 
-    limits = {"connect_timeout": _SECONDS} if uri.startswith(_WITH_TIMEOUT) else {}
     try:
-        engine = sqlalchemy.create_engine(
-            uri, connect_args=limits, poolclass=sqlalchemy.pool.NullPool
-        )
-        with engine.connect() as db:
+        with open_database(uri).connect() as db:
             if sqlalchemy.inspect(db).has_table("alembic_version"):
                 check_revision(db.execute(sqlalchemy.text(REVISION_QUERY)).fetchone())
     except ImportError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 REVISION_QUERY = "SELECT version_num FROM alembic_version"
+EXPERIMENT_QUERY = "SELECT 1 FROM experiments WHERE name = ?"
 RUN_QUERY = "SELECT 1 FROM runs WHERE run_uuid = ?"
 
 _MIGRATIONS = Path("store", "db_migrations", "versions")

@@ -1,29 +1,58 @@
 """Delivering what a sweep's outbox still holds, and what its end did not wait for, without
-running the sweep.
+running the sweep; and comparing the tracking store with what it was told.
 
-What must not live here: the delivery itself (`tracking`), and a running sweep's, which is its
-driver's business.
+What must not live here: the delivery itself (`tracking`), what of a store is missing
+(`reconciliation.store_check`), and a running sweep's, which is its driver's business.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from sweeps.engine.orphans import end_orphans
 from sweeps.layout import SweepPaths, tracking_place
 from sweeps.ledger.place import check_kept, place_of
 from sweeps.ledger.view import LedgerView
 from sweeps.lock import SweepLock
-from sweeps.publishing.pictures import Gallery, undrawn
+from sweeps.publishing.pictures import Gallery, drawn_files, undrawn
+from sweeps.publishing.publish import NoReport, draw_report, export_trial
 from sweeps.reconciliation.corrections import tell
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import untold
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT
-from sweeps.results.sweep_view import SweepView
+from sweeps.reconciliation.store_check import (
+    Missing,
+    MissingData,
+    SweepRun,
+    check_all,
+    check_runs,
+)
+from sweeps.recording.tags import (
+    STOPPED_BY_INTERRUPT,
+    attempt_tags,
+    best_tags,
+    curve_tags,
+    front_tags,
+    health_tags,
+    leaders_view,
+)
+from sweeps.results.sweep_view import NoBest, SweepView
+from sweeps.spec.parameters import flatten
+from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
-from tracking.mlflow_recorder import MlflowRecorder, sync
+from tracking.mlflow_recorder import MlflowRecorder, aim, sync, tell_again
 from tracking.outbox_status import read_outbox
 from tracking.probe import probe
+from tracking.recorder import Status, stored
+from tracking.store_reader import open_reader
+
+_INTERRUPTED: Status = "INTERRUPTED"
+_AT_ONCE = 50
+"""Trials whose curves are in memory together."""
 
 
 class Synced(NamedTuple):
@@ -37,47 +66,86 @@ class Synced(NamedTuple):
     """How many artifacts wait although the server answers, and why."""
     drawn: int
     """How many trials have pictures that had none."""
+    missing: Missing = Missing()
+    """What the store lacked of what it had been told."""
+    still_missing: Missing = Missing()
+    """What of that it still lacks."""
+    num_runs: int = 0
+    """How many runs the store should have."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as it stands in `--json`."""
+        return {
+            **self._asdict(),
+            "missing": asdict(self.missing),
+            "still_missing": asdict(self.still_missing),
+        }
 
 
-def deliver(view: SweepView, *, patience: float = 30.0) -> Synced:
-    """Deliver a sweep's waiting records, what a driver that was killed could not tell, and the
-    pictures of trials that are not drawn yet.
+def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) -> Synced:
+    """Deliver a sweep's waiting records, what a driver that was killed could not tell, runs that
+    the store has lost, and the pictures of trials that are not drawn yet.
 
     Args:
         view: The sweep, as it was found.
+        verify: Compare all that the store was told with what it holds, and send what it lacks.
         patience: Seconds without a single delivery after which it gives up.
 
     Raises:
         StorageMoved: It is a copy of a sweep, or one that was renamed.
         SweepHeld: A driver runs the sweep, and delivers by itself.
-        TrackingUnusable: The tracking server does not answer, or refuses.
+        TrackingUnusable: The tracking server does not answer, or refuses; the store is damaged.
+        StoreUnreadable: The store does not answer.
     """
-    paths = view.paths
-    check_kept(paths, view.spec, view.spec)
-    uri, artifacts = tracking_place(view.spec.tracking.uri, paths.root)
+    paths, spec = view.paths, view.spec
+    check_kept(paths, spec, spec)
+    uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
     lock = SweepLock(paths.lock, view.place.lock())
     lock.acquire()
     try:
         if lock.previous is not None:
             end_orphans(lock.previous.token)
-        tell_who_is_interrupted(paths, view.spec)
-        drawn = draw_what_is_missing(paths, view.spec)
+        probe(uri, known=spec.tracking.uri is None)
+        aim(paths.outbox, uri)
+        drawn = draw_what_is_missing(paths, spec)
         before = read_outbox(paths.outbox)
-        if before.pending:
-            probe(uri, known=view.spec.tracking.uri is None)
-        left = sync(
-            uri,
-            artifacts,
-            view.spec.name,
-            view.ledger.sweep_id,
-            paths.outbox,
-            patience=patience,
-        )
+        told = _Told(paths, spec, before.sweep_told, uri)
+        missing = told.runs_missing()
+        # What lies in the trash was put there by a person.
+        told.tell([one for one in missing if verify or not one.is_deleted])
+
+        def send() -> int:
+            return sync(uri, artifacts, spec.name, told.sweep_id, paths.outbox, patience=patience)
+
+        waiting = read_outbox(paths.outbox).pending
+        left = send()
+        sent = waiting - left
+        still = []
+        if verify and not left:
+            # A run that was sent anew, or again, is whole by now.
+            more = told.all_missing()
+            told.tell(more)
+            waiting = read_outbox(paths.outbox).pending
+            left = send()
+            sent += waiting - left
+            missing = [*missing, *more]
+            still = told.all_missing() if missing else []
+        elif not verify:
+            still = [one for one in missing if one.is_deleted]
     finally:
         lock.release()
     after = read_outbox(paths.outbox)
     gone = after.refused - before.refused
-    return Synced(before.pending - left - gone, left, after.refused, after.held, drawn)
+    return Synced(
+        sent - gone,
+        left,
+        after.refused,
+        after.held,
+        drawn,
+        Missing.of(missing),
+        Missing.of(still),
+        1 + len(told.records),
+    )
 
 
 def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
@@ -87,13 +155,12 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     """
     ledger = LedgerView(place_of(paths, spec))
     records = {record.number: record for record in ledger.records()}
-    wrong = list(untold(gather(paths, spec, list(records.values()), live=False)))
     looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
-    if not wrong and not looks_live:
-        return
-    recorder = _queue(paths, spec, ledger.sweep_id)
-    for one in wrong:
-        tell(one, paths, spec, records[one.number], recorder)
+    recorder = _queue(paths, spec, ledger)
+    for first in range(0, len(records), _AT_ONCE):
+        some = list(records.values())[first : first + _AT_ONCE]
+        for one in list(untold(gather(paths, spec, some, live=False))):
+            tell(one, paths, spec, records[one.number], recorder)
     if looks_live:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     recorder.close(0.0)
@@ -107,7 +174,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
     ledger = LedgerView(place_of(paths, spec))
     if not (trials := undrawn(paths, ledger.trials)):
         return 0
-    recorder = _queue(paths, spec, ledger.sweep_id)
+    recorder = _queue(paths, spec, ledger)
     with Gallery(spec, paths, trials, recorder) as gallery:
         gallery.finish()
     best = ledger.best() if len(spec.metrics) == 1 else None
@@ -119,16 +186,157 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
     return len(trials) - len(undrawn(paths, trials))
 
 
-def _queue(paths: SweepPaths, spec: SweepSpec, sweep_id: str) -> MlflowRecorder:
-    """A recorder that fills the outbox and asks no server."""
+class _Told:
+    """What the tracking store was told of a sweep, and telling it again. The caller holds the
+    sweep's lock.
+    """
+
+    def __init__(
+        self, paths: SweepPaths, spec: SweepSpec, sweep_told: str | None, uri: str
+    ) -> None:
+        self._paths, self._spec = paths, spec
+        self._ledger = LedgerView(place_of(paths, spec))
+        self.sweep_id = self._ledger.sweep_id
+        self.records = self._ledger.records()
+        self._concluded = 0 < self._ledger.concluded == len(self.records)
+        self._best = self._ledger.best() if len(spec.metrics) == 1 else None
+        if sweep_told is None and self._concluded:
+            sweep_told = "FINISHED" if self._ledger.front() else "FAILED"
+        endings: tuple[Status, ...] = ("FINISHED", "FAILED")
+        self._ending = next((one for one in endings if one == sweep_told), _INTERRUPTED)
+        self._densities = [one.tracking.every for one in read_revisions(paths.spec)]
+        known = read_outbox(paths.outbox).experiment_id
+        self._store = open_reader(uri, spec.name, known)
+
+    def runs_missing(self) -> list[MissingData]:
+        """Which runs are not there, or have another status than they were told."""
+        delivered = read_outbox(self._paths.outbox)
+        is_live = delivered.sweep_told == "RUNNING"
+        status = None if is_live else stored(self._ending)
+        return check_runs(self.records, delivered, self._store.runs(self.sweep_id), status)
+
+    def all_missing(self) -> list[MissingData]:
+        """All that is missing of what the store was told."""
+        params = dict(flatten(self._spec.model_dump(mode="json")))
+        own = SweepRun(stored(self._ending), params, self._sweep_tags(), self._sweep_files())
+        return check_all(
+            self._paths,
+            self._spec,
+            self.records,
+            self._store,
+            self.sweep_id,
+            own,
+            densities=self._densities,
+            more_tags=self._front_tags(),
+            drawn=lambda number: drawn_files(self._paths, number),
+        )
+
+    def tell(self, missing: Iterable[MissingData]) -> None:
+        """Queue what is missing, and what else a driver that was killed could not tell."""
+        by_trial = {one.trial: one for one in missing}
+        again = {one.trial: one.is_gone for one in by_trial.values() if one.is_of_the_run}
+        tell_again(self._paths.outbox, again)
+        own = by_trial.pop(None, None)
+        if own is not None:
+            self._tell_sweep(own)
+        tell_who_is_interrupted(self._paths, self._spec)
+        more = self._front_tags()
+        recorder = _queue(self._paths, self._spec, self._ledger)
+        for number, one in by_trial.items():
+            assert number is not None, "the sweep's own run was told above"
+            recorder.tag(number, more.get(number, {}))
+            files = drawn_files(self._paths, number)
+            for file in files:
+                if one.is_gone or f"figures/{file.name}" in one.files:
+                    recorder.artifact(number, file, f"figures/{file.name}")
+            if files and one.is_gone:
+                recorder.tag(number, {"figures": "drawn"})
+        recorder.close(0.0)
+
+    def _tell_sweep(self, missing: MissingData) -> None:
+        recorder = _queue(self._paths, self._spec, self._ledger, announce=missing.is_of_the_run)
+        if missing.is_of_the_run:
+            recorder.finish(None, self._ending, self._sweep_tags(), at_ms=self._ended_ms())
+        with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=".export-") as made:
+            for file, name in self._publish(Path(made), missing):
+                recorder.artifact(None, file, name)
+        recorder.close(0.0)
+
+    def _publish(self, directory: Path, missing: MissingData) -> Iterable[tuple[Path, str]]:
+        """Make the artifacts of the sweep's own run that are missing; with their names there."""
+
+        def lacks(name: str) -> bool:
+            return missing.is_gone or any(one.startswith(name) for one in missing.files)
+
+        if lacks("sweep.yaml"):
+            yield self._paths.spec, "sweep.yaml"
+        if self._concluded and lacks("report.html"):
+            with contextlib.suppress(NoReport):  # the sweep's end had none either
+                yield draw_report(self._paths, directory / "report.html"), "report.html"
+        if not self._concluded or self._best is None:
+            return
+        for file in drawn_files(self._paths, self._best.number):
+            if lacks(f"figures/{file.name}"):
+                yield file, f"figures/{file.name}"
+        if lacks("best/"):
+            where = attempt_tags(self._ledger.attempts)
+            ended = sum(one.finished for one in self.records)
+            with contextlib.suppress(NoBest):  # as above
+                for file in export_trial(
+                    self._paths, self._spec, self._best, directory / "best", where, ended
+                ):
+                    yield file, f"best/{file.name}"
+
+    def _sweep_tags(self) -> dict[str, str]:
+        best = [one for one in self.records if self._best and one.number == self._best.number]
+        return {
+            **attempt_tags(self._ledger.attempts),
+            **curve_tags(self._densities),
+            **health_tags(self.records),
+            **(best_tags(best[0]) if best and self._concluded else {}),
+            **self._front_tags().get(None, {}),
+            **(STOPPED_BY_INTERRUPT if self._ending == "INTERRUPTED" else {}),
+        }
+
+    def _front_tags(self) -> Mapping[int | None, Mapping[str, str]]:
+        if len(self._spec.metrics) == 1 or not self._concluded:
+            return {}
+        numbers = {one.number for one in self._ledger.front()}
+        front = [one for one in self.records if one.number in numbers]
+        return front_tags(front, self.records)
+
+    def _sweep_files(self) -> dict[str, frozenset[str]]:
+        files = {"": {"sweep.yaml"}}
+        if self._concluded and self._best is not None:
+            files["best"] = {"config.yaml"}
+            files["figures"] = {f.name for f in drawn_files(self._paths, self._best.number)}
+        return {folder: frozenset(names) for folder, names in files.items()}
+
+    def _ended_ms(self) -> int | None:
+        return max((one.ended_ms or 0 for one in self.records), default=0) or None
+
+
+def _queue(
+    paths: SweepPaths, spec: SweepSpec, ledger: LedgerView, *, announce: bool = False
+) -> MlflowRecorder:
+    """A recorder that fills the outbox and asks no server.
+
+    Args:
+        announce: Tell of the sweep's own run, too.
+    """
+    charts = leaders_view(spec)
+    tags = attempt_tags(ledger.attempts)
+    tags |= curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
     return MlflowRecorder(
         tracking_place(spec.tracking.uri, paths.root)[0],
         None,
         spec.name,
-        sweep_id,
+        ledger.sweep_id,
         paths.outbox,
-        {},
-        {},
-        announce=False,
+        tags,
+        dict(flatten(spec.model_dump(mode="json"))),
+        inherited=ledger.attempts[-1] if ledger.attempts else {},
+        experiment_tags={charts.tag: charts.state},
+        announce=announce,
         offline=True,
     )

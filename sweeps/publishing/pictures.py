@@ -40,6 +40,11 @@ def undrawn(paths: SweepPaths, trials: Iterable[TrialSummary]) -> list[TrialSumm
     return [one for one in trials if one.finished and not _figures(paths, one.number).is_dir()]
 
 
+def drawn_files(paths: SweepPaths, number: int) -> list[Path]:
+    """The pictures of a trial; none when they are not drawn."""
+    return sorted(_figures(paths, number).glob("*.png"))
+
+
 class NotDrawn(Exception):
     """A trial's pictures could not be drawn."""
 
@@ -95,7 +100,7 @@ class Gallery:
 
     def pictures(self, number: int) -> list[Path]:
         """The pictures of a trial; none when they are not drawn."""
-        return sorted(_figures(self._paths, number).glob("*.png"))
+        return drawn_files(self._paths, number)
 
     @property
     def age(self) -> float:

@@ -101,7 +101,7 @@ def tell(
     match wrong:
         case Unopened(number, at_ms):
             record = without_unbegun(record, paths)  # who goes on is told of it at the start
-            parameters = _parameters(paths, spec, record)
+            parameters = told_parameters(paths, spec, record)
             recorder.start(number, parameters, noted_tags(record), at_ms=at_ms)
         case Logged(number, rows):
             recorder.log(number, rows)
@@ -158,7 +158,7 @@ def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
             )
 
 
-def _parameters(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> dict[str, object]:
+def told_parameters(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> dict[str, object]:
     """Return with what a trial began: the spec may have been changed since."""
     try:
         config = read_config(paths.trial(record.number) / TRIAL_CONFIG)

@@ -95,6 +95,7 @@ def trial_facts(
         curve,
         begun=(directory / TRIAL_CONFIG).exists() or bool(rows),
         trained=bool(curve)
+        and not record.finished
         and curve[-1].epoch >= spec.budget.epochs
         and _is_sound(trial_store(paths, spec, number), spec.budget.epochs),
         went_on=len(kept) < len(rows),

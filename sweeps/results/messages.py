@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,10 @@ from sweeps.results import front
 from sweeps.results.plain_console import PlainConsole, line
 
 if TYPE_CHECKING:
+    from sweeps.commands.sync import Synced
     from sweeps.driver.control import Stopped
     from sweeps.engine.preflight import Facts
+    from sweeps.reconciliation.store_check import Missing
     from sweeps.results.sweep_view import Outcome
     from sweeps.spec.spec import SweepSpec
 
@@ -150,6 +153,41 @@ def stopped(result: Stopped, paths: SweepPaths) -> RenderableType:
         command = paths.command("resume", program=_command())
         lines.append(line(f"continue with: {command}"))
     return Group(*lines)
+
+
+def synced(done: Synced, paths: SweepPaths, *, verified: bool) -> RenderableType:
+    """The lines of `sweep sync`."""
+    made = f"made the pictures of {done.drawn} trials; " if done.drawn else ""
+    lines = [f"{made}delivered {done.delivered} records; {done.left} wait"]
+    command = paths.command("sync", "--verify", program=_command())
+    if verified and not done.left and not done.missing:
+        lines.append(f"compared {done.num_runs} runs: nothing is missing in the tracking store")
+    elif verified and not done.left and not done.still_missing:
+        lines.append(f"missing in the tracking store, and made good: {done.missing}")
+    elif verified:
+        lines.append(
+            f"missing in the tracking store: {done.missing}; still missing: "
+            f"{done.still_missing or 'not compared, as records wait'}; try again with: {command}"
+        )
+    elif done.missing:
+        lines += _lost_runs(done.missing, done.num_runs, command)
+    return Group(*map(line, lines))
+
+
+def lost_runs(missing: Missing, num_runs: int, paths: SweepPaths) -> str:
+    """What a resume says of runs that the store has lost."""
+    command = paths.command("sync", "--verify", program=_command())
+    return "; ".join(_lost_runs(missing, num_runs, command))
+
+
+def _lost_runs(missing: Missing, num_runs: int, command: str) -> Iterator[str]:
+    if missing.runs:
+        yield f"{missing.runs} of {num_runs} runs were gone from the tracking store: sent again"
+    if missing.statuses:
+        yield f"{missing.statuses} of {num_runs} runs had another status: told again"
+    if missing.deleted_runs:
+        yield f"{missing.deleted_runs} of {num_runs} runs are in the tracking store's trash"
+    yield f"compare the rest with: {command}"
 
 
 def interrupted(err: Console, paths: SweepPaths) -> None:

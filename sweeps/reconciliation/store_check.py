@@ -1,0 +1,307 @@
+"""What a tracking store lacks of a sweep: runs, statuses, parameters, tags, points and files.
+
+A store may be rolled back to an older copy, emptied, or cleaned by hand, and answers as before.
+Reads only, and keeps one trial's curve in memory at a time. What must not live here: how a store
+is read (`tracking.store_reader`), and sending what it lacks (`commands.sync`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweeps.early_stopping.exploit import without_unbegun
+from sweeps.layout import SweepPaths
+from sweeps.ledger.view import TrialRecord
+from sweeps.reconciliation.corrections import told_parameters
+from sweeps.reconciliation.facts import trial_facts
+from sweeps.reconciliation.reconcile import STATUSES
+from sweeps.recording.curves import recorded
+from sweeps.recording.tags import end_tags, noted_tags
+from sweeps.spec.spec import SweepSpec
+from tracking.limits import clean_key
+from tracking.mlflow_recorder import stored_tags
+from tracking.outbox import SWEEP
+from tracking.outbox_status import Delivered, read_outbox
+from tracking.points import Marks
+from tracking.recorder import stored
+from tracking.store_reader import Curve, RunData, StoredRun, StoreReader, choose_runs
+from trainable.history import Row, read_rows
+
+_AT_ONCE = 50
+"""Trials of which a store is asked together."""
+
+
+@dataclass(frozen=True)
+class MissingData:
+    """What a store lacks of one run."""
+
+    trial: int | None
+    """None: the sweep's own."""
+    is_gone: bool = False
+    """There is no such run."""
+    is_deleted: bool = False
+    """It is in the store's trash."""
+    has_wrong_status: bool = False
+    num_params: int = 0
+    num_tags: int = 0
+    num_points: int = 0
+    files: tuple[str, ...] = ()
+    """Names of artifacts."""
+
+    @property
+    def is_of_the_run(self) -> bool:
+        """Whether more is missing than files."""
+        numbers = self.num_params, self.num_tags, self.num_points
+        return self.is_gone or self.is_deleted or self.has_wrong_status or any(numbers)
+
+    def __bool__(self) -> bool:
+        return self.is_of_the_run or bool(self.files)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a store lacks of a sweep, in numbers."""
+
+    runs: int = 0
+    deleted_runs: int = 0
+    statuses: int = 0
+    params: int = 0
+    tags: int = 0
+    points: int = 0
+    files: int = 0
+
+    @classmethod
+    def of(cls, found: Iterable[MissingData]) -> Missing:
+        """Count what was found."""
+        found = list(found)
+        return cls(
+            sum(one.is_gone for one in found),
+            sum(one.is_deleted for one in found),
+            sum(one.has_wrong_status for one in found),
+            sum(one.num_params for one in found),
+            sum(one.num_tags for one in found),
+            sum(one.num_points for one in found),
+            sum(len(one.files) for one in found),
+        )
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def __str__(self) -> str:
+        names = {
+            "runs": "run",
+            "deleted_runs": "run in the trash",
+            "statuses": "status",
+            "params": "parameter",
+            "tags": "tag",
+            "points": "metric value",
+            "files": "artifact",
+        }
+        several = {"deleted_runs": "runs in the trash", "statuses": "statuses"}
+        return ", ".join(
+            f"{count} {what if count == 1 else several.get(key, what + 's')}"
+            for key, what in names.items()
+            if (count := vars(self)[key])
+        )
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """What the sweep's own run holds, for whoever knows what a sweep has come to."""
+
+    status: str
+    params: Mapping[str, object]
+    tags: Mapping[str, str]
+    files: Mapping[str, frozenset[str]]
+    """Names of artifacts, by folder."""
+
+
+def check_runs(
+    records: Sequence[TrialRecord],
+    delivered: Delivered,
+    runs: Sequence[StoredRun],
+    sweep_status: str | None,
+) -> list[MissingData]:
+    """Compare which runs there are, and how they ended: of a trial that is not at its end, and of
+    one of which something still waits, only whether its run is there.
+
+    Args:
+        sweep_status: Of the sweep's own run; None: it is not known.
+    """
+    known = dict(delivered.run_ids)
+    if delivered.sweep_run_id is not None:
+        known[SWEEP] = delivered.sweep_run_id
+    chosen = choose_runs(runs, known)
+    expected: dict[int, str | None] = {SWEEP: sweep_status}
+    for record in records:
+        if record.finished:
+            expected[record.number] = stored(STATUSES[record.state])
+        elif (told := delivered.told.get(record.number)) is not None:
+            expected[record.number] = "KILLED" if told == "INTERRUPTED" else None
+    found = []
+    for trial, status in expected.items():
+        run = chosen.get(trial)
+        is_waiting = trial in delivered.waiting
+        if run is None:
+            one = MissingData(_name(trial), is_gone=trial in known or not is_waiting)
+        else:
+            is_wrong = status not in (None, run.status) and not is_waiting
+            one = MissingData(_name(trial), is_deleted=run.deleted, has_wrong_status=is_wrong)
+        if one:
+            found.append(one)
+    return found
+
+
+def check_all(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    records: Sequence[TrialRecord],
+    store: StoreReader,
+    sweep_id: str,
+    sweep_run: SweepRun,
+    *,
+    densities: Sequence[int],
+    more_tags: Mapping[int | None, Mapping[str, str]],
+    drawn: Callable[[int], Iterable[Path]],
+) -> list[MissingData]:
+    """Compare all that a store was told with what it holds. Nothing of it may still wait.
+
+    Args:
+        sweep_run: What the sweep's own run holds.
+        densities: `tracking.every` in each revision of the spec.
+        more_tags: What trials are tagged with beside what the ledger notes of them.
+        drawn: The pictures of a trial.
+
+    Raises:
+        StoreUnreadable: The store does not answer.
+    """
+    delivered = read_outbox(paths.outbox)
+    runs = store.runs(sweep_id)
+    found = {one.trial: one for one in check_runs(records, delivered, runs, sweep_run.status)}
+    known = {**delivered.run_ids, SWEEP: delivered.sweep_run_id or ""}
+    chosen = choose_runs(runs, known)
+    every = math.lcm(*densities)  # what was left out once is not sent later
+    every_run = [None, *records]
+    for first in range(0, len(every_run), _AT_ONCE):
+        part = every_run[first : first + _AT_ONCE]
+        there = [
+            (record, chosen[number])
+            for record in part
+            if (number := SWEEP if record is None else record.number) in chosen
+        ]
+        data = store.data([run.run_id for _, run in there])
+        for record, run in there:
+            before = found.get(_name(run.trial), MissingData(_name(run.trial)))
+            if record is None:
+                one = _check_sweep(before, sweep_run, run, data[run.run_id], store)
+            else:
+                rows = _rows(paths, spec, record, every)
+                tags = {**_tags(spec, paths, record), **more_tags.get(record.number, {})}
+                params = told_parameters(paths, spec, record)
+                files = {"figures": frozenset(file.name for file in drawn(record.number))}
+                one = _compare(before, params, tags, files, run, data[run.run_id], store)
+                points = _missing_points(rows, run.run_id, data[run.run_id].curves, store)
+                one = _with(one, num_points=points)
+            if one:
+                found[one.trial] = one
+        for record in part:  # what goes with a run that is gone
+            gone = found.get(None if record is None else record.number)
+            if gone is not None and gone.is_gone:
+                found[gone.trial] = _whole(gone, paths, spec, record, sweep_run, every, drawn)
+    return list(found.values())
+
+
+def _check_sweep(
+    before: MissingData, promised: SweepRun, run: StoredRun, held: RunData, store: StoreReader
+) -> MissingData:
+    return _compare(before, promised.params, promised.tags, promised.files, run, held, store)
+
+
+def _compare(
+    before: MissingData,
+    params: Mapping[str, object],
+    tags: Mapping[str, str],
+    files: Mapping[str, frozenset[str]],
+    run: StoredRun,
+    held: RunData,
+    store: StoreReader,
+) -> MissingData:
+    # A tag without a value says no more than one that is not there.
+    wrong = [key for key, value in stored_tags(tags).items() if held.tags.get(key, "") != value]
+    lacking = [
+        f"{folder}/{name}" if folder else name
+        for folder, names in files.items()
+        if names
+        for name in sorted(names - store.files(run, folder))
+    ]
+    return _with(
+        before,
+        num_params=sum(clean_key(key) not in held.params for key in params),
+        num_tags=len(wrong),
+        files=tuple(lacking),
+    )
+
+
+def _whole(
+    gone: MissingData,
+    paths: SweepPaths,
+    spec: SweepSpec,
+    record: TrialRecord | None,
+    sweep_run: SweepRun,
+    every: int,
+    drawn: Callable[[int], Iterable[Path]],
+) -> MissingData:
+    """Count the points and the files of a run that is gone."""
+    if record is None:
+        files = [name for names in sweep_run.files.values() for name in names]
+        return _with(gone, files=tuple(files))
+    points = sum(map(len, _steps(_rows(paths, spec, record, every)).values()))
+    files = [file.name for file in drawn(record.number)]
+    return _with(gone, num_points=points, files=tuple(files))
+
+
+def _missing_points(
+    rows: Iterable[Row], run_id: str, held: Mapping[str, Curve], store: StoreReader
+) -> int:
+    """How many points of a curve are not there; steps are read only of those keys that differ."""
+    missing = 0
+    for key, steps in _steps(rows).items():
+        if held.get(key) != Curve(len(steps), sum(steps)):
+            missing += len(set(steps) - (store.steps(run_id, key) if key in held else set()))
+    return missing
+
+
+def _steps(rows: Iterable[Row]) -> Mapping[str, list[int]]:
+    """The steps at which each metric is recorded."""
+    steps: dict[str, list[int]] = defaultdict(list)
+    for row in Marks().admit(rows):
+        for key in row.metrics:
+            steps[key].append(row.step)
+    return steps
+
+
+def _rows(paths: SweepPaths, spec: SweepSpec, record: TrialRecord, every: int) -> Iterable[Row]:
+    """The rows of a trial that a store must have."""
+    if record.finished:
+        return recorded(read_rows(paths.trial(record.number)), every, ended=True)
+    empty = Delivered(0, 0, None, None, {})
+    return recorded(trial_facts(paths, spec, record, empty).rows, every)
+
+
+def _tags(spec: SweepSpec, paths: SweepPaths, record: TrialRecord) -> dict[str, str]:
+    return (
+        end_tags(record, spec) if record.finished else noted_tags(without_unbegun(record, paths))
+    )
+
+
+def _with(before: MissingData, **more: Any) -> MissingData:
+    return MissingData(**{**vars(before), **more})
+
+
+def _name(trial: int) -> int | None:
+    return None if trial == SWEEP else trial

@@ -1,0 +1,344 @@
+"""What a tracking store holds of a sweep's runs, read with a few queries.
+
+A database is read by plain SQL, which takes no MLflow and says how many points each curve has;
+anything else is asked through MLflow's client. What must not live here: what a store should hold,
+and writing to one.
+
+    python -m tracking.store_reader
+
+reads a line of JSON, `[uri, experiment, experiment_id, sweep_id]`, and writes the sweep's runs as
+another one: for a process that must not import MLflow.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+
+from tracking.address import file_of, is_database
+from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
+from tracking.outbox import SWEEP
+from tracking.provenance import redact
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_CHILD_SECONDS = 20.0
+_THREADS = 8
+"""Histories that are asked of a server at a time."""
+
+
+class StoreUnreadable(ValueError):
+    """A tracking store cannot be read now."""
+
+    def __init__(self, uri: str, cause: object) -> None:
+        line = redact(str(cause)).strip().split("\n")[0][:300]
+        super().__init__(
+            f"the tracking store {redact(uri)} cannot be read ({line}); what it holds was not "
+            "compared with the trials; try again when it answers"
+        )
+
+
+class StoredRun(NamedTuple):
+    """One run of the sweep, as the store has it."""
+
+    run_id: str
+    trial: int
+    """The trial's number, or `SWEEP`."""
+    status: str
+    deleted: bool
+    """In the store's trash, or in an experiment that is."""
+    artifacts: str
+    """Where its artifacts lie."""
+
+
+class Curve(NamedTuple):
+    """How much a store has of one metric."""
+
+    num_points: int
+    sum_of_steps: int
+
+
+class RunData(NamedTuple):
+    """What a run holds beside its status."""
+
+    params: frozenset[str]
+    tags: Mapping[str, str]
+    curves: Mapping[str, Curve]
+
+
+class StoreReader(Protocol):
+    """Reads one store. Every method may raise `StoreUnreadable`."""
+
+    def runs(self, sweep_id: str) -> list[StoredRun]:
+        """All runs of a sweep, deleted ones included."""
+        ...
+
+    def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
+        """What some runs hold: a hundred at a time, so that memory is bounded."""
+        ...
+
+    def steps(self, run_id: str, key: str) -> set[int]:
+        """The steps at which a metric has values."""
+        ...
+
+    def files(self, run: StoredRun, folder: str) -> set[str]:
+        """The names of a run's artifacts in a folder; "" is the top."""
+        ...
+
+
+def open_reader(uri: str, experiment: str, experiment_id: str | None) -> StoreReader:
+    """Return a reader of the store at `uri`. Nothing is created there.
+
+    Args:
+        experiment: Where the sweep's runs are, by name.
+        experiment_id: The same by id, which stays when it is renamed; None: unknown.
+    """
+    if is_database(uri):
+        return _Database(uri)
+    return _Client(uri, experiment, experiment_id)
+
+
+def choose_runs(runs: Sequence[StoredRun], known: Mapping[int, str]) -> dict[int, StoredRun]:
+    """Return one run per trial: the one that is known, else one that is not deleted."""
+    chosen: dict[int, StoredRun] = {}
+    for run in sorted(runs, key=lambda r: (known.get(r.trial) != r.run_id, r.deleted)):
+        chosen.setdefault(run.trial, run)
+    return chosen
+
+
+def read_runs(
+    uri: str,
+    experiment: str,
+    experiment_id: str | None,
+    sweep_id: str,
+    environment: Mapping[str, str],
+) -> list[StoredRun]:
+    """Return a sweep's runs, without MLflow in this process: where it is needed to ask, a child
+    process has it.
+
+    Raises:
+        StoreUnreadable: It cannot be read.
+    """
+    if is_database(uri):
+        return open_reader(uri, experiment, experiment_id).runs(sweep_id)
+    try:
+        child = subprocess.run(
+            [sys.executable, "-P", "-m", "tracking.store_reader"],
+            input=json.dumps([uri, experiment, experiment_id, sweep_id]) + "\n",
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_CHILD_SECONDS,
+            check=False,
+            start_new_session=True,  # Ctrl-C is the driver's to answer
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StoreUnreadable(uri, error) from error
+    try:
+        answer = json.loads(child.stdout.strip().split("\n")[-1])
+    except ValueError as error:
+        raise StoreUnreadable(uri, f"exit code {child.returncode}") from error
+    if isinstance(answer, str):
+        raise StoreUnreadable(uri, answer)
+    return [StoredRun(*run) for run in answer]
+
+
+class _Database:
+    """MLflow's tables, read by SQL. A file that is not there holds nothing."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._client: _Client | None = None
+
+    def runs(self, sweep_id: str) -> list[StoredRun]:
+        query = """
+            SELECT r.run_uuid, role.value, trial.value, r.status, r.lifecycle_stage,
+                e.lifecycle_stage, r.artifact_uri
+            FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid
+            JOIN experiments e ON e.experiment_id = r.experiment_id
+            LEFT JOIN tags role ON role.run_uuid = t.run_uuid AND role.{key} = :role
+            LEFT JOIN tags trial ON trial.run_uuid = t.run_uuid AND trial.{key} = :trial
+            WHERE t.{key} = :sweep AND t.value = :id ORDER BY r.start_time, r.run_uuid"""
+        names = {"role": TAG_ROLE, "trial": TAG_TRIAL, "sweep": TAG_SWEEP, "id": sweep_id}
+        found = []
+        with self._connect() as db:
+            for run_id, role, number, status, stage, within, artifacts in (
+                _rows(db, query, names) if db else ()
+            ):
+                trial = SWEEP if role == "sweep" else _number(number)
+                if trial is not None:
+                    deleted = "deleted" in (stage, within)
+                    found.append(StoredRun(run_id, trial, status, deleted, artifacts or ""))
+        return found
+
+    def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
+        with self._connect() as db:
+            if db is None:
+                return {}
+            ids = {"ids": list(run_ids)}
+            params: dict[str, set[str]] = {one: set() for one in run_ids}
+            tags: dict[str, dict[str, str]] = {one: {} for one in run_ids}
+            curves: dict[str, dict[str, Curve]] = {one: {} for one in run_ids}
+            within = "WHERE run_uuid IN :ids"
+            for run_id, key in _rows(db, f"SELECT run_uuid, {{key}} FROM params {within}", ids):
+                params[run_id].add(key)
+            for run_id, key, value in _rows(
+                db, f"SELECT run_uuid, {{key}}, value FROM tags {within}", ids
+            ):
+                tags[run_id][key] = value or ""
+            for run_id, key, count, total in _rows(
+                db,
+                "SELECT run_uuid, {key}, COUNT(*), SUM(step) FROM metrics "
+                f"{within} GROUP BY run_uuid, {{key}}",
+                ids,
+            ):
+                curves[run_id][key] = Curve(count, int(total))
+        return {one: RunData(frozenset(params[one]), tags[one], curves[one]) for one in run_ids}
+
+    def steps(self, run_id: str, key: str) -> set[int]:
+        query = "SELECT DISTINCT step FROM metrics WHERE run_uuid = :run AND {key} = :metric"
+        with self._connect() as db:
+            return {step for (step,) in _rows(db, query, {"run": run_id, "metric": key})}
+
+    def files(self, run: StoredRun, folder: str) -> set[str]:
+        if urlsplit(run.artifacts).scheme not in ("", "file"):
+            self._client = self._client or _Client(self._uri, "", None)
+            return self._client.files(run, folder)
+        directory = Path(unquote(urlsplit(run.artifacts).path), folder)
+        return {one.name for one in directory.iterdir()} if directory.is_dir() else set()
+
+    @contextmanager
+    def _connect(self) -> Iterator[Any]:
+        """Yield a connection; None for a file that is not there, or has no tables yet."""
+        import sqlalchemy
+
+        from tracking.probe import open_database
+
+        file = file_of(self._uri)
+        if file is not None and not file.exists():
+            yield None
+            return
+        try:
+            engine = open_database(self._uri)
+        except ImportError as error:
+            raise StoreUnreadable(self._uri, error) from error
+        try:
+            with engine.connect() as db:
+                yield db if sqlalchemy.inspect(db).has_table("runs") else None
+        except (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
+            raise StoreUnreadable(self._uri, error.__cause__ or error) from error
+        finally:
+            engine.dispose()
+
+
+def _rows(db: Connection, query: str, values: Mapping[str, Any]) -> Iterator[Any]:
+    """Run a query, `{key}` in which is the column that MySQL has as a word of its own."""
+    import sqlalchemy
+
+    statement = sqlalchemy.text(query.format(key=db.dialect.identifier_preparer.quote("key")))
+    if "ids" in values:
+        statement = statement.bindparams(sqlalchemy.bindparam("ids", expanding=True))
+    yield from db.execute(statement, dict(values))
+
+
+class _Client:
+    """A server, asked through MLflow's client: it says what a curve holds point by point only."""
+
+    def __init__(self, uri: str, experiment: str, experiment_id: str | None) -> None:
+        self._uri, self._experiment, self._experiment_id = uri, experiment, experiment_id
+        self._data: dict[str, tuple[frozenset[str], dict[str, str], list[str]]] = {}
+        with self._translated():
+            from tracking.mlflow_server import connect
+
+            self._client = connect(uri)
+
+    def runs(self, sweep_id: str) -> list[StoredRun]:
+        from mlflow.exceptions import MlflowException
+
+        from tracking.mlflow_server import search, trial_of
+
+        found = []
+        with self._translated():
+            named = self._client.get_experiment_by_name(self._experiment)
+            experiments = {self._experiment_id, named.experiment_id if named else None} - {None}
+            for experiment_id in sorted(map(str, experiments)):
+                try:
+                    runs = list(search(self._client, experiment_id, sweep_id))
+                except MlflowException as error:
+                    if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                        raise
+                    continue  # as some servers say of an experiment that they do not have
+                for run in runs:
+                    if (trial := trial_of(run)) is None:
+                        continue
+                    info, data = run.info, run.data
+                    self._data[info.run_id] = (
+                        frozenset(data.params),
+                        dict(data.tags),
+                        list(data.metrics),
+                    )
+                    deleted = info.lifecycle_stage == "deleted"
+                    where = info.artifact_uri or ""
+                    found.append(StoredRun(info.run_id, trial, info.status, deleted, where))
+        return found
+
+    def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
+        asked = [(one, key) for one in run_ids for key in self._data[one][2]]
+
+        def count(of: tuple[str, str]) -> Curve:
+            steps = self.steps(*of)
+            return Curve(len(steps), sum(steps))
+
+        curves: dict[str, dict[str, Curve]] = {one: {} for one in run_ids}
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for (run_id, key), curve in zip(asked, pool.map(count, asked), strict=True):
+                curves[run_id][key] = curve
+        return {
+            one: RunData(self._data[one][0], self._data[one][1], curves[one]) for one in run_ids
+        }
+
+    def steps(self, run_id: str, key: str) -> set[int]:
+        with self._translated():
+            return {point.step for point in self._client.get_metric_history(run_id, key)}
+
+    def files(self, run: StoredRun, folder: str) -> set[str]:
+        with self._translated():
+            found = self._client.list_artifacts(run.run_id, folder or None)
+        return {one.path.rpartition("/")[2] for one in found}
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a server, and what stores its artifacts, may raise anything
+            if isinstance(error, StoreUnreadable):
+                raise
+            raise StoreUnreadable(self._uri, error) from error
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def main() -> None:
+    """Answer the process at the other end of standard input and output."""
+    uri, experiment, experiment_id, sweep_id = json.loads(sys.stdin.readline())
+    try:
+        answer: Any = open_reader(uri, experiment, experiment_id).runs(sweep_id)
+    except StoreUnreadable as error:
+        answer = str(error.__cause__ or error)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
