@@ -194,8 +194,8 @@ def resume(
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
     from sweeps.commands.attempt import attempt
+    from sweeps.commands.lost_runs import find_loss
     from sweeps.engine.address import find_address
-    from sweeps.layout import tracking_place
     from sweeps.ledger.place import check_kept
     from sweeps.ledger.warm_start import WarmStart
     from sweeps.lock import SweepHeld
@@ -204,7 +204,6 @@ def resume(
     from sweeps.spec.durations import parse_duration
     from sweeps.spec.revisions import is_unchanged
     from sweeps.spec.spec import parse_placed
-    from tracking.probe import is_gone
 
     with input_errors():
         view = view_of(name, root)
@@ -213,10 +212,8 @@ def resume(
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)
-        runs = view.delivered.run_ids.values()
-        uri, _ = tracking_place(view.spec.tracking.uri, view.paths.root)
-        gone = bool(runs) and is_gone(uri, runs)  # it is told everything again
-        if view.concluded and is_unchanged(view.spec, spec) and not gone:
+        done = view.concluded and is_unchanged(view.spec, spec)
+        if done and not find_loss(view, err, offline=offline):
             outcome = view.outcome()
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
@@ -396,13 +393,24 @@ def train(
 @app.command()
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
     """Examine the machine: versions, GPUs, writable paths; clear away what dead sweeps left."""
-    from sweeps.commands.doctor import clear_left_overs, examine, object_stores, sweeps_off
+    from sweeps.commands.doctor import (
+        clear_left_overs,
+        examine,
+        object_stores,
+        stores_off,
+        sweeps_off,
+    )
     from sweeps.layout import resolve_root
     from sweeps.results import tables
 
     with input_errors():
         where = resolve_root(root)
-        cleared = [*clear_left_overs(where), *sweeps_off(where), *object_stores(where)]
+        cleared = [
+            *clear_left_overs(where),
+            *sweeps_off(where),
+            *stores_off(where),
+            *object_stores(where),
+        ]
         findings = examine(where, cleared)
     show_found(
         [finding.as_dict() for finding in findings], as_json, lambda: tables.findings(findings)

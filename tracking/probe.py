@@ -191,7 +191,10 @@ def _probe_file(uri: str, path: Path, *, known: bool, thorough: bool) -> None:
                 "a new one with `sweep sync NAME --verify`",
             ) from error
         if not known:
-            raise _unusable(uri, f"cannot be opened ({error})", "correct tracking.uri") from error
+            remedy = "correct tracking.uri"
+            if "locked" in str(error):
+                remedy = "end the process that has it open"
+            raise _unusable(uri, f"cannot be opened ({error})", remedy) from error
 
 
 def _read(db: sqlite3.Connection, whole: bool) -> None:

@@ -42,7 +42,12 @@ class SharedView:
 
 
 def shared_view(
-    params: Sequence[str], metric: str, curves: Sequence[str], *, ascending: bool
+    params: Sequence[str],
+    metric: str,
+    curves: Sequence[str],
+    *,
+    ascending: bool,
+    sweep_id: str | None = None,
 ) -> SharedView:
     """Return the view of a sweep's trials, the best ten of them drawn.
 
@@ -52,6 +57,8 @@ def shared_view(
         metric: The last axis, and the order.
         curves: Metrics, a chart of curves for each.
         ascending: Smallest first.
+        sweep_id: Show this sweep's trials only: an earlier one of the same name shares its
+            experiment. None: all trials, as a comparison of several sweeps needs it.
     """
     chosen = [clean_key(name) for name in params[:_MOST_PARAMS]]
     value = clean_key(metric)
@@ -65,7 +72,7 @@ def shared_view(
     ]
     section = {"uuid": _SECTION, "name": "Leaders", "display": True, "columns": 1}
     state = {
-        "searchFilter": _TRIALS,
+        "searchFilter": _TRIALS if sweep_id is None else f"{_TRIALS} AND {of_sweep(sweep_id)}",
         "orderByKey": f"metrics.`{value}`",
         "orderByAsc": ascending,
         "selectedColumns": [f"metrics.`{value}`", *(f"params.`{name}`" for name in chosen)],
@@ -75,6 +82,11 @@ def shared_view(
         "compareRunCharts": charts,
     }
     return SharedView(json.dumps(state, separators=(",", ":"), sort_keys=True))
+
+
+def of_sweep(sweep_id: str) -> str:
+    """Return the search that finds a sweep's runs among others."""
+    return f"tags.`gradsweep.sweep_id` = '{sweep_id}'"
 
 
 def _chart(uuid: str, kind: str, **more: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 _CHILD_SECONDS = 20.0
+_PAGE = 1000
 _THREADS = 8
 """Histories that are asked of a server at a time."""
 
@@ -153,6 +155,17 @@ def read_runs(
     return [StoredRun(*run) for run in answer]
 
 
+def other_sweeps(uri: str, experiment: str) -> dict[str, int]:
+    """Return how many runs an experiment holds, by the id of their sweep; deleted ones count not.
+
+    Raises:
+        StoreUnreadable: The store does not answer.
+    """
+    if is_database(uri):
+        return _Database(uri).sweeps(experiment)
+    return _Client(uri, experiment, None).sweeps(experiment)
+
+
 class _Database:
     """MLflow's tables, read by SQL. A file that is not there holds nothing."""
 
@@ -180,6 +193,17 @@ class _Database:
                     deleted = "deleted" in (stage, within)
                     found.append(StoredRun(run_id, trial, status, deleted, artifacts or ""))
         return found
+
+    def sweeps(self, experiment: str) -> dict[str, int]:
+        query = """
+            SELECT t.value, COUNT(*) FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid
+            JOIN experiments e ON e.experiment_id = r.experiment_id
+            WHERE t.{key} = :sweep AND e.name = :name AND r.lifecycle_stage = 'active'
+            GROUP BY t.value ORDER BY MIN(r.start_time)"""
+        with self._connect() as db:
+            names = {"sweep": TAG_SWEEP, "name": experiment}
+            rows = _rows(db, query, names) if db else ()
+            return {str(sweep): int(count) for sweep, count in rows}
 
     def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
         with self._connect() as db:
@@ -291,6 +315,15 @@ class _Client:
                     where = info.artifact_uri or ""
                     found.append(StoredRun(info.run_id, trial, info.status, deleted, where))
         return found
+
+    def sweeps(self, experiment: str) -> dict[str, int]:
+        with self._translated():
+            named = self._client.get_experiment_by_name(experiment)
+            if named is None:
+                return {}
+            # The newest thousand: a start does not wait for more.
+            page = self._client.search_runs([named.experiment_id], max_results=_PAGE)
+        return dict(Counter(r.data.tags[TAG_SWEEP] for r in page if TAG_SWEEP in r.data.tags))
 
     def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
         asked = [(one, key) for one in run_ids for key in self._data[one][2]]

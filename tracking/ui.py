@@ -170,6 +170,7 @@ def runs_page(
     order_by_metric: str,
     ascending: bool,
     view_key: str | None = None,
+    search: str | None = None,
 ) -> str:
     """Return the address of an experiment's training runs, ordered by a metric's last value.
 
@@ -178,7 +179,8 @@ def runs_page(
         order_by_metric: Such as `best/val/loss`.
         ascending: Smallest first.
         view_key: Of a `tracking.shared_view.SharedView` that a tag of the experiment holds: its
-            order and columns are shown.
+            order, columns and search are shown.
+        search: Which runs are shown where there is no such view; None: all.
     """
     query = {"workflowType": "machine_learning"}
     if view_key is not None:
@@ -186,6 +188,8 @@ def runs_page(
     else:
         query["orderByKey"] = f"metrics.`{order_by_metric}`"
         query["orderByAsc"] = "true" if ascending else "false"
+        if search is not None:
+            query["searchFilter"] = search
     runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id, safe='')}/runs"
     return f"{runs}?{urlencode(query, quote_via=quote)}"
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 from rich.console import Console
 
+from sweeps.commands.lost_runs import name_other_sweeps
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.interrupt import Left, leaving
@@ -88,6 +89,8 @@ def attempt(
             try:  # asked while the child imports torch: who is refused hears it soon
                 if not offline:
                     _probe_tracking(paths, spec, new=new)
+                    if new:
+                        name_other_sweeps(paths, spec, err)
             except ValueError:
                 inspection.give_up()
                 raise

@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import socket
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,12 +26,17 @@ import psutil
 
 from sweeps.engine.orphans import clean_up_after_the_dead
 from sweeps.engine.resources import Machine
-from sweeps.layout import LedgerError, SweepPaths, list_sweeps
+from sweeps.layout import LedgerError, SweepPaths, list_sweeps, tracking_place
+from sweeps.ledger.place import place_of
+from sweeps.ledger.view import LedgerView
 from sweeps.lock import is_held, read_holder
+from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.spec.problems import Refused, redact
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import probe_store
+from tracking.address import file_of, is_database
+from tracking.probe import TrackingUnusable, probe
 from trainable.errors import StorageError
 
 _GIB = 1024**3
@@ -129,6 +135,47 @@ def sweeps_off(root: Path) -> list[Finding]:
                 )
             )
     return found
+
+
+def stores_off(root: Path) -> list[Finding]:
+    """Look for damage in the files of the sweeps below `root`, and for runs that their tracking
+    stores have lost; servers, which are asked through MLflow, are left to `sweep sync`.
+    """
+    found = []
+    for paths, spec in _specs(root):
+        for file in (paths.ledger, paths.outbox / "outbox.db"):
+            if (damage := _damage(file)) is not None:
+                remedy = "restore it from a backup"
+                if file != paths.ledger:
+                    remedy = f"a new one is made by: {paths.command('sync', '--verify')}"
+                found.append(Finding("fail", paths.name, f"{file} is damaged ({damage})", remedy))
+        if not is_database(tracking_place(spec.tracking.uri, root)[0]):
+            continue
+        with contextlib.suppress(ValueError, OSError, LedgerError):  # told by the others
+            ledger = LedgerView(place_of(paths, spec))
+            lost = lost_runs(paths, spec, ledger.records(), ledger.sweep_id, os.environ)
+            if lost and not is_held(paths.lock):  # what is on its way to a store is not lost
+                runs = 1 + len(ledger.trials)
+                detail = f"the tracking store lacks, of {runs} runs: {Missing.of(lost)}"
+                remedy = f"sent again by: {paths.command('sync', '--verify')}"
+                found.append(Finding("warn", paths.name, detail, remedy))
+    return found
+
+
+def _damage(file: Path) -> str | None:
+    """Why an SQLite file cannot be read; None when it can, or is not there."""
+    if not file.exists():
+        return None
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT)
+        ) as db:
+            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.OperationalError:  # locked, or not ours to read: told by the others
+        return None
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None if verdict == "ok" else " ".join(verdict.split())
 
 
 def object_stores(root: Path) -> list[Finding]:
@@ -325,7 +372,7 @@ def _loopback() -> Finding:
 def _tracking(root: Path) -> Iterator[Finding]:
     """Look where the sweeps below `root` record, or a new one would."""
     for uri in dict.fromkeys(spec.tracking.uri for _, spec in _specs(root)) or (None,):
-        yield _tracking_store(uri)
+        yield _tracking_store(root, uri)
     if _MLFLOWS_OWN in os.environ:
         yield Finding(
             "warn",
@@ -335,12 +382,18 @@ def _tracking(root: Path) -> Iterator[Finding]:
         )
 
 
-def _tracking_store(uri: str | None) -> Finding:
-    if uri is None:
-        return Finding("ok", "tracking", "embedded in the root directory")
-    address, visible = urlsplit(uri), redact(uri)
+def _tracking_store(root: Path, uri: str | None) -> Finding:
+    where = tracking_place(uri, root)[0]
+    address, visible = urlsplit(where), redact(where)
     if address.scheme not in ("http", "https"):
-        return Finding("ok", "tracking", f"{visible}; not a server, nothing to connect to")
+        try:
+            probe(where, thorough=True)
+        except TrackingUnusable as error:
+            return Finding("fail", "tracking", error.message, "put this right, then resume")
+        file = file_of(where)
+        if uri is None and file is not None and not file.exists():
+            return Finding("ok", "tracking", "embedded in the root directory; not made yet")
+        return Finding("ok", "tracking", f"{visible} can be read")
     try:
         port = address.port or (443 if address.scheme == "https" else 80)
         socket.create_connection((address.hostname or "", port), timeout=_TIMEOUT).close()

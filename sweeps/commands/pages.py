@@ -17,6 +17,8 @@ from sweeps.publishing.pictures import undrawn
 from sweeps.recording.tags import leaders_view
 from sweeps.results.sweep_view import SweepView
 from tracking.address import is_server
+from tracking.probe import probe
+from tracking.shared_view import of_sweep
 from tracking.ui import runs_page, start_server
 
 
@@ -32,6 +34,7 @@ def serve(
         _open(console, _page(uri, view), open_browser=open_browser)
         return
     check_place(root, "--root")
+    probe(uri, known=True)
     for number in (signal.SIGTERM, signal.SIGHUP):  # or the server would outlive this one
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, signal.default_int_handler)
@@ -62,13 +65,16 @@ def _page(base: str, view: SweepView | None) -> str:
     """The page of a sweep's runs below a server's address; all of them without a sweep."""
     if view is None or view.delivered.experiment_id is None:
         return base
-    leaders = leaders_view(view.spec)
+    known = view.delivered.experiment_tags
+    views = [leaders_view(view.spec, view.ledger.sweep_id), leaders_view(view.spec)]
+    key = next((one.key for one in views if one.tag in known), None)
     return runs_page(
         base,
         view.delivered.experiment_id,
         order_by_metric=f"best/{view.spec.metrics[0]}",
         ascending=view.spec.modes[0] == "min",
-        view_key=leaders.key if leaders.tag in view.delivered.experiment_tags else None,
+        view_key=key,
+        search=of_sweep(view.ledger.sweep_id),
     )
 
 

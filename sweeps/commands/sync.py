@@ -38,14 +38,14 @@ from sweeps.recording.tags import (
     curve_tags,
     front_tags,
     health_tags,
-    leaders_view,
+    leaders_views,
 )
 from sweeps.results.sweep_view import NoBest, SweepView
 from sweeps.spec.parameters import flatten
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
 from tracking.mlflow_recorder import MlflowRecorder, aim, sync, tell_again
-from tracking.outbox_status import read_outbox
+from tracking.outbox_status import Delivered, read_outbox
 from tracking.probe import probe
 from tracking.recorder import Status, stored
 from tracking.store_reader import open_reader
@@ -110,28 +110,27 @@ def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) ->
         drawn = draw_what_is_missing(paths, spec)
         before = read_outbox(paths.outbox)
         told = _Told(paths, spec, before.sweep_told, uri)
-        missing = told.runs_missing()
-        # What lies in the trash was put there by a person.
-        told.tell([one for one in missing if verify or not one.is_deleted])
+        sent = left = 0
 
-        def send() -> int:
-            return sync(uri, artifacts, spec.name, told.sweep_id, paths.outbox, patience=patience)
-
-        waiting = read_outbox(paths.outbox).pending
-        left = send()
-        sent = waiting - left
-        still = []
-        if verify and not left:
-            # A run that was sent anew, or again, is whole by now.
-            more = told.all_missing()
-            told.tell(more)
+        def send() -> None:
+            nonlocal sent, left
             waiting = read_outbox(paths.outbox).pending
-            left = send()
+            left = sync(uri, artifacts, spec.name, told.sweep_id, paths.outbox, patience=patience)
             sent += waiting - left
-            missing = [*missing, *more]
-            still = told.all_missing() if missing else []
-        elif not verify:
+
+        still: list[MissingData] = []
+        if verify:
+            send()  # what waits is not missing
+            missing = [] if left else told.all_missing()
+            told.tell(missing)
+            send()
+            still = told.all_missing() if missing and not left else []
+        else:
+            missing = told.runs_missing()
+            # What lies in the trash was put there by a person.
             still = [one for one in missing if one.is_deleted]
+            told.tell([one for one in missing if not one.is_deleted])
+            send()
     finally:
         lock.release()
     after = read_outbox(paths.outbox)
@@ -211,14 +210,14 @@ class _Told:
     def runs_missing(self) -> list[MissingData]:
         """Which runs are not there, or have another status than they were told."""
         delivered = read_outbox(self._paths.outbox)
-        is_live = delivered.sweep_told == "RUNNING"
-        status = None if is_live else stored(self._ending)
-        return check_runs(self.records, delivered, self._store.runs(self.sweep_id), status)
+        runs = self._store.runs(self.sweep_id)
+        return check_runs(self.records, delivered, runs, self._status(delivered))
 
     def all_missing(self) -> list[MissingData]:
         """All that is missing of what the store was told."""
         params = dict(flatten(self._spec.model_dump(mode="json")))
-        own = SweepRun(stored(self._ending), params, self._sweep_tags(), self._sweep_files())
+        delivered = read_outbox(self._paths.outbox)
+        own = SweepRun(self._status(delivered), params, self._sweep_tags(), self._sweep_files())
         return check_all(
             self._paths,
             self._spec,
@@ -252,6 +251,10 @@ class _Told:
             if files and one.is_gone:
                 recorder.tag(number, {"figures": "drawn"})
         recorder.close(0.0)
+
+    def _status(self, delivered: Delivered) -> str | None:
+        """Of the sweep's own run; None: its driver was killed, and could not tell."""
+        return None if delivered.sweep_told == "RUNNING" else stored(self._ending)
 
     def _tell_sweep(self, missing: MissingData) -> None:
         recorder = _queue(self._paths, self._spec, self._ledger, announce=missing.is_of_the_run)
@@ -324,7 +327,6 @@ def _queue(
     Args:
         announce: Tell of the sweep's own run, too.
     """
-    charts = leaders_view(spec)
     tags = attempt_tags(ledger.attempts)
     tags |= curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
     return MlflowRecorder(
@@ -336,7 +338,7 @@ def _queue(
         tags,
         dict(flatten(spec.model_dump(mode="json"))),
         inherited=ledger.attempts[-1] if ledger.attempts else {},
-        experiment_tags={charts.tag: charts.state},
+        experiment_tags=leaders_views(spec, ledger.sweep_id),
         announce=announce,
         offline=True,
     )

@@ -23,8 +23,10 @@ from sweeps.ledger.warm_start import take_along
 from sweeps.reconciliation.corrections import apply, close_stores
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import reconcile
+from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.fenced import FencedRecorder
-from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_view
+from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_views
+from sweeps.results.messages import lost_runs as tell_lost_runs
 from sweeps.spec.origin import Origin, OriginChanged, check_origin
 from sweeps.spec.parameters import flatten
 from sweeps.spec.revisions import (
@@ -37,9 +39,10 @@ from sweeps.spec.revisions import (
 from sweeps.spec.search_changes import check_search_changes
 from sweeps.spec.spec import SpecError, SweepSpec
 from sweeps.stores import trial_files, trial_store
-from tracking.mlflow_recorder import MlflowRecorder, aim
+from tracking.mlflow_recorder import MlflowRecorder, aim, tell_again
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
+from tracking.store_reader import StoreUnreadable
 
 _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
 """The sections of a spec that say what is trained, and how."""
@@ -56,6 +59,8 @@ class OpenSweep:
     """Records for as long as the sweep is its driver's."""
     tracking: MlflowRecorder
     """Where to."""
+    lost_runs: str | None = None
+    """What the tracking store has lost of the sweep, in a sentence."""
 
     def scheduler(self) -> TrialScheduler:
         """A fresh scheduler, which knows nothing of the past."""
@@ -109,6 +114,8 @@ class OpenSweep:
             StrangerInTheWay: A new trial would find files that are not its own.
         """
         paths, spec, ledger = self.paths, self.spec, self.ledger
+        if self.lost_runs is not None:
+            warn(self.lost_runs)
         if not ledger.trials() and (told := ledger.warm_start.told):
             warn(told)
 
@@ -163,8 +170,8 @@ def open_sweep(
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
     now = {**provenance(), **ledger.origin.tags()}
     ledger.note_attempt(now)
-    charts = leaders_view(spec)
     uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
+    lost = None if new or offline else _find_lost_runs(paths, spec, ledger)
     aim(paths.outbox, uri)
     tracking = MlflowRecorder(
         uri=uri,
@@ -178,12 +185,24 @@ def open_sweep(
             **({} if new else SWEEP_GOES_ON),
         },
         inherited=now,
-        experiment_tags={charts.tag: charts.state},
+        experiment_tags=leaders_views(spec, ledger.sweep_id),
         params=dict(flatten(spec.model_dump(mode="json"))),
         offline=offline,
         process=unmarked_environment(),
     )
-    return OpenSweep(paths, spec, ledger, FencedRecorder(tracking, fence), tracking)
+    return OpenSweep(paths, spec, ledger, FencedRecorder(tracking, fence), tracking, lost)
+
+
+def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str | None:
+    """Have runs told again that the store has lost; return a sentence about them."""
+    trials = ledger.trials()
+    try:
+        found = lost_runs(paths, spec, trials, ledger.sweep_id, unmarked_environment())
+    except StoreUnreadable as error:  # a server that is away stops no sweep
+        return str(error)
+    lost = {one.trial: one.is_gone for one in found if not one.is_deleted}
+    tell_again(paths.outbox, lost)
+    return tell_lost_runs(Missing.of(found), 1 + len(trials), paths) if found else None
 
 
 def open_ledger(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.early_stopping.exploit import without_unbegun
-from sweeps.layout import SweepPaths
+from sweeps.layout import SweepPaths, tracking_place
 from sweeps.ledger.view import TrialRecord
 from sweeps.reconciliation.corrections import told_parameters
 from sweeps.reconciliation.facts import trial_facts
@@ -29,7 +29,7 @@ from tracking.outbox import SWEEP
 from tracking.outbox_status import Delivered, read_outbox
 from tracking.points import Marks
 from tracking.recorder import stored
-from tracking.store_reader import Curve, RunData, StoredRun, StoreReader, choose_runs
+from tracking.store_reader import Curve, RunData, StoredRun, StoreReader, choose_runs, read_runs
 from trainable.history import Row, read_rows
 
 _AT_ONCE = 50
@@ -114,7 +114,8 @@ class Missing:
 class SweepRun:
     """What the sweep's own run holds, for whoever knows what a sweep has come to."""
 
-    status: str
+    status: str | None
+    """None: it is not known."""
     params: Mapping[str, object]
     tags: Mapping[str, str]
     files: Mapping[str, frozenset[str]]
@@ -155,6 +156,31 @@ def check_runs(
         if one:
             found.append(one)
     return found
+
+
+def lost_runs(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    records: Sequence[TrialRecord],
+    sweep_id: str,
+    environment: Mapping[str, str],
+) -> list[MissingData]:
+    """Compare as `check_runs` does, in a process that must not import MLflow; of a store that was
+    never told anything nothing is missing.
+
+    Args:
+        environment: Of the process that asks a server.
+
+    Raises:
+        StoreUnreadable: The store does not answer.
+    """
+    delivered = read_outbox(paths.outbox)
+    if delivered.sweep_run_id is None and not delivered.run_ids:
+        return []
+    uri, _ = tracking_place(spec.tracking.uri, paths.root)
+    runs = read_runs(uri, spec.name, delivered.experiment_id, sweep_id, environment)
+    statuses = {"INTERRUPTED": "KILLED", "FINISHED": "FINISHED", "FAILED": "FAILED"}
+    return check_runs(records, delivered, runs, statuses.get(delivered.sweep_told or ""))
 
 
 def check_all(

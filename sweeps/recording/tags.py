@@ -75,11 +75,22 @@ def best_tags(best: TrialRecord) -> dict[str, str]:
     return {name: repr(value) for name, value in found.items()}
 
 
-def leaders_view(spec: SweepSpec) -> SharedView:
-    """Return the view of a sweep's trials in MLflow's charts: what was searched, best first."""
+def leaders_view(spec: SweepSpec, sweep_id: str | None = None) -> SharedView:
+    """Return the view of a sweep's trials in MLflow's charts: what was searched, best first.
+
+    Args:
+        sweep_id: Only its trials; None: all in the experiments that are looked at.
+    """
     curves = list(dict.fromkeys([*spec.metrics, "train/loss"]))
     ascending = spec.modes[0] == "min"
-    return shared_view(list(spec.space), f"best/{spec.metrics[0]}", curves, ascending=ascending)
+    return shared_view(
+        list(spec.space), f"best/{spec.metrics[0]}", curves, ascending=ascending, sweep_id=sweep_id
+    )
+
+
+def leaders_views(spec: SweepSpec, sweep_id: str) -> dict[str, str]:
+    """Return, as tags of the experiment, the view of the sweep alone, and that for comparisons."""
+    return {one.tag: one.state for one in (leaders_view(spec, sweep_id), leaders_view(spec))}
 
 
 def front_tags(

@@ -147,7 +147,8 @@ def _pages(
 
 
 def _charts(base: str, views: Sequence[SweepView], experiments: Sequence[str]) -> str | None:
-    drawn = {leaders_view(view.spec) for view in views}
+    alone = views[0].ledger.sweep_id if len(views) == 1 else None
+    drawn = {leaders_view(view.spec, alone) for view in views}
     if len(drawn) > 1:
         return None
     (view,) = drawn  # MLflow reads it from one of the experiments, whichever it sorts first

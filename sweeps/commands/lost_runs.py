@@ -1,0 +1,59 @@
+"""What a tracking store has lost, or holds of others, asked before a sweep is run or resumed.
+
+What must not live here: telling a store again what it lost (`driver.opening`, `commands.sync`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from rich.console import Console
+
+from sweeps.engine.orphans import unmarked_environment
+from sweeps.layout import SweepPaths, tracking_place
+from sweeps.reconciliation.store_check import lost_runs
+from sweeps.results import messages
+from sweeps.results.sweep_view import SweepView
+from sweeps.spec.spec import SweepSpec
+from tracking.probe import probe
+from tracking.store_reader import StoreUnreadable, other_sweeps
+
+
+def find_loss(view: SweepView, err: Console, *, offline: bool) -> bool:
+    """Whether the store has lost runs of a sweep that is at its end, so that a resume has them
+    told again. A store that does not answer is named.
+
+    Raises:
+        TrackingUnusable: The store is damaged.
+    """
+    if offline:
+        return False
+    uri, _ = tracking_place(view.spec.tracking.uri, view.paths.root)
+    probe(uri, known=True)
+    try:
+        found = lost_runs(
+            view.paths,
+            view.spec,
+            view.ledger.records(),
+            view.ledger.sweep_id,
+            unmarked_environment(),
+        )
+    except StoreUnreadable as error:
+        messages.sentence(err, str(error), style="yellow")
+        return False
+    return bool(found)
+
+
+def name_other_sweeps(paths: SweepPaths, spec: SweepSpec, err: Console) -> None:
+    """Say which runs lie in the experiment of a new sweep already."""
+    uri, _ = tracking_place(spec.tracking.uri, paths.root)
+    with contextlib.suppress(StoreUnreadable):  # it is not what was asked for
+        if others := other_sweeps(uri, spec.name):
+            ids = ", ".join(f"{one} ({count} runs)" for one, count in others.items())
+            messages.sentence(
+                err,
+                f"the tracking store has runs of earlier sweeps named '{spec.name}', which are "
+                "none of this one's; their tag gradsweep.sweep_id tells them apart: "
+                f"{ids}; {paths.command('ui')} shows the runs of this sweep alone",
+                style="yellow",
+            )
