@@ -392,7 +392,7 @@ def _tracking_store(root: Path, uri: str | None) -> Finding:
             return Finding("fail", "tracking", error.message, "put this right, then resume")
         file = file_of(where)
         if uri is None and file is not None and not file.exists():
-            return Finding("ok", "tracking", "embedded in the root directory; not made yet")
+            return Finding("ok", "tracking", "embedded in the root directory")
         return Finding("ok", "tracking", f"{visible} can be read")
     try:
         port = address.port or (443 if address.scheme == "https" else 80)

@@ -53,6 +53,7 @@ ROWS = {
     32: "a network partition, or 200 ms of delay",
     33: "power loss: writes that were not synced are gone",
     34: "three faults, one after the other",
+    35: "the tracking store loses what it was told: rolled back, emptied",
 }
 _PROPERTY = "fault"
 _PROMISE = re.compile(r"^\| (\d+) \|.*\| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)

@@ -1,0 +1,331 @@
+"""A tracking store that lost what it was told: rolled back, emptied, cleaned by hand, damaged.
+
+The store is MLflow's own; the sweep is made by hand, so that nothing is trained.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from sweeps.commands import pages
+from sweeps.commands.doctor import stores_off
+from sweeps.commands.sync import deliver
+from sweeps.driver.opening import open_sweep
+from sweeps.results.messages import synced
+from sweeps.results.plain_console import PlainConsole
+from sweeps.spec.origin import Origin
+from tests.unit.sweeps.made_sweep import MadeSweep
+from tracking.mlflow_server import connect
+from tracking.outbox_status import read_outbox
+from tracking.probe import TrackingUnusable
+from tracking.store_reader import _Client, open_reader, other_sweeps, read_runs
+from trainable.history import Row
+
+pytestmark = pytest.mark.integration
+
+NAME = "small"
+STORE = "mlflow.db"
+NUM_RUNS = 4
+
+
+class Held(NamedTuple):
+    """What a store holds of a sweep, whatever the ids of its runs are."""
+
+    statuses: list[tuple[str, ...]]
+    points: list[tuple[object, ...]]
+    params: list[tuple[str, ...]]
+    tags: list[tuple[str, ...]]
+
+
+def _add(sweep: MadeSweep, ending: str | None, losses: list[float]) -> None:
+    number = sweep.add(ending, *losses, reason="NaN: bad" if ending == "failed" else None)  # type: ignore[arg-type]
+    rows = []
+    for step in range(1, 10 * len(losses) + 1):
+        metrics = {"train/loss": 1 / step, "train/lr": float("inf") if step == 3 else 0.1}
+        if step % 10 == 0:
+            metrics |= {"epoch": step / 10, "val/loss": losses[step // 10 - 1]}
+        rows.append(Row(step, 1_700_000_000_000 + step, metrics))
+    sweep.log(number, *rows)
+    if ending is not None:
+        figures = sweep.paths.trial(number) / "figures"
+        figures.mkdir()
+        (figures / "loss.png").write_bytes(b"png")
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with a sweep that is recorded, and an older copy of its store."""
+    root = tmp_path_factory.mktemp("template") / "runs"
+    sweep = MadeSweep(root, NAME)
+    _add(sweep, None, [0.9])
+    deliver(sweep.view)
+    shutil.copy(root / STORE, root / "older.db")
+    sweep.ledger.finish(0, "complete")
+    _add(sweep, "failed", [0.5, float("nan")])
+    _add(sweep, None, [0.7])
+    figures = sweep.paths.trial(0) / "figures"
+    figures.mkdir()
+    (figures / "loss.png").write_bytes(b"png")
+    deliver(sweep.view)
+    return root
+
+
+@pytest.fixture
+def root(template: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil; artifacts lie where the template has them."""
+    shutil.copytree(template, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def _view(root: Path):  # type: ignore[no-untyped-def]
+    from sweeps.layout import SweepPaths
+    from sweeps.results.sweep_view import SweepView
+
+    return SweepView(SweepPaths(root, NAME))
+
+
+def _held(root: Path) -> Held:
+    run = "SELECT r.name, {} FROM runs r {} WHERE r.lifecycle_stage = 'active' ORDER BY 1, 2, 3, 4"
+    with closing(sqlite3.connect(root / STORE)) as db:
+
+        def read(columns: str, table: str) -> list[tuple[object, ...]]:
+            join = f"JOIN {table} m ON m.run_uuid = r.run_uuid"
+            return db.execute(run.format(columns, join)).fetchall()
+
+        return Held(
+            db.execute(
+                "SELECT r.name, r.status, e.name, e.lifecycle_stage FROM runs r "
+                "JOIN experiments e USING (experiment_id) "
+                "WHERE r.lifecycle_stage = 'active' ORDER BY 1"
+            ).fetchall(),
+            read("m.key, m.step, m.value, m.timestamp, m.is_nan", "metrics"),
+            read("m.key, m.value, 0", "params"),  # type: ignore[arg-type]
+            [
+                tag  # type: ignore[misc]
+                for tag in read("m.key, m.value, 0", "tags")
+                if tag[1] not in ("mlflow.parentRunId", "stopped_by", "figures")
+            ],
+        )
+
+
+def _sql(*statements: str) -> Callable[[Path], None]:
+    def spoil(root: Path) -> None:
+        with closing(sqlite3.connect(root / STORE)) as db, db:
+            for statement in statements:
+                db.execute(statement)
+
+    return spoil
+
+
+def _roll_back(root: Path) -> None:
+    shutil.copy(root / "older.db", root / STORE)
+
+
+def _empty(root: Path) -> None:
+    (root / STORE).unlink()
+
+
+def _replace(root: Path) -> None:
+    _empty(root)
+    connect(f"sqlite:///{root / STORE}").search_experiments()
+
+
+def _remove(where: str) -> tuple[str, ...]:
+    """As `mlflow gc` does."""
+    tables = ("metrics", "latest_metrics", "params", "tags", "runs")
+    runs = f"(SELECT run_uuid FROM runs WHERE {where})"
+    return tuple(f"DELETE FROM {table} WHERE run_uuid IN {runs}" for table in tables)
+
+
+RUNS_LOST = {
+    "rolled back": _roll_back,
+    "emptied": _empty,
+    "replaced": _replace,
+    "garbage-collected": _sql(*_remove("name IN ('trial-0000', 'trial-0001')")),
+    "own run garbage-collected": _sql(*_remove(f"name = '{NAME}'")),
+    "experiment removed": _sql(
+        *_remove("1"), "DELETE FROM experiment_tags", "DELETE FROM experiments WHERE name='small'"
+    ),
+    "left running": _sql("UPDATE runs SET status = 'RUNNING', end_time = NULL"),
+}
+DELETED = {
+    "runs deleted": _sql(
+        "UPDATE runs SET lifecycle_stage = 'deleted' WHERE name IN ('trial-0000', 'trial-0002')"
+    ),
+    "experiment deleted": _sql(
+        "UPDATE runs SET lifecycle_stage = 'deleted'",
+        "UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'small'",
+    ),
+}
+PART_LOST = {
+    "points deleted": _sql("DELETE FROM metrics WHERE step % 3 = 0"),
+    "first and last points": _sql("DELETE FROM metrics WHERE step IN (1, 10)"),
+    "a metric": _sql("DELETE FROM metrics WHERE key = 'train/loss'"),
+    "a parameter": _sql("DELETE FROM params WHERE key LIKE 'space.%'"),
+    "a tag": _sql("DELETE FROM tags WHERE key IN ('failure.kind', 'best_step')"),
+}
+
+
+@pytest.mark.parametrize("spoil", {**RUNS_LOST, **DELETED, **PART_LOST}.values(),
+                         ids={**RUNS_LOST, **DELETED, **PART_LOST}.keys())  # fmt: skip
+def test_what_is_missing_is_made_good_once(root: Path, spoil: Callable[[Path], None]) -> None:
+    whole = _held(root)
+    assert len(whole.statuses) == NUM_RUNS
+    spoil(root)
+    assert not (root / STORE).exists() or _held(root) != whole
+    done = deliver(_view(root), verify=True)
+    assert done.missing
+    assert not done.still_missing
+    assert done.left == 0
+    assert _held(root) == whole
+    again = deliver(_view(root), verify=True)
+    assert not again.missing
+    assert again.delivered == 0
+    assert _held(root) == whole
+
+
+def test_nothing_is_missing_in_a_whole_store(root: Path) -> None:
+    whole = _held(root)
+    done = deliver(_view(root), verify=True)
+    assert (done.delivered, done.left, bool(done.missing)) == (0, 0, False)
+    assert _held(root) == whole
+
+
+def test_numbers_of_what_is_missing(root: Path) -> None:
+    _sql(
+        "DELETE FROM metrics WHERE key = 'train/loss' AND step = 7",
+        "UPDATE runs SET status = 'RUNNING' WHERE name = 'trial-0000'",
+    )(root)
+    done = deliver(_view(root), verify=True)
+    assert (done.missing.points, done.missing.statuses, done.missing.runs) == (3, 1, 0)
+    said = _text(synced(done, _view(root).paths, verified=True))
+    assert "missing in the tracking store, and made good: 1 status, 3 metric values" in said
+    said = _text(synced(deliver(_view(root), verify=True), _view(root).paths, verified=True))
+    assert "compared 4 runs: nothing is missing" in said
+    assert done.as_dict()["missing"]["points"] == 3
+
+
+@pytest.mark.parametrize("spoil", RUNS_LOST.values(), ids=RUNS_LOST.keys())
+def test_lost_runs_are_sent_again_unasked(root: Path, spoil: Callable[[Path], None]) -> None:
+    whole = _held(root)
+    spoil(root)
+    done = deliver(_view(root))
+    assert done.missing
+    assert _held(root) == whole
+    assert not deliver(_view(root)).missing
+
+
+@pytest.mark.parametrize("spoil", DELETED.values(), ids=DELETED.keys())
+def test_the_trash_is_named_and_left_alone(root: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(root)
+    left = _held(root)
+    done = deliver(_view(root))
+    assert _held(root) == left
+    assert "in the tracking store's trash" in _text(
+        synced(done, _view(root).paths, verified=False)
+    )
+
+
+@pytest.mark.parametrize("name", ["rolled back", "garbage-collected", "left running"])
+def test_resume_has_lost_runs_told_again(root: Path, name: str) -> None:
+    RUNS_LOST[name](root)
+    view = _view(root)
+    said: list[str] = []
+    sweep = open_sweep(
+        view.paths, view.spec, Origin(), new=False, accept_changes=True, fence=lambda: None
+    )
+    try:
+        sweep.reconcile(said.append)
+    finally:
+        sweep.tracking.close(0.0)
+    assert any("of 4 runs" in line for line in said), said
+    # A driver goes on from here; what it does not do any more is what it was told of lost runs.
+    deliver(_view(root))
+    statuses = {name: status for name, status, *_ in _held(root).statuses}
+    assert statuses.keys() >= {"trial-0000", "trial-0001", "trial-0002", NAME}
+    assert statuses["trial-0000"] == "FINISHED"
+    assert statuses["trial-0001"] == "FAILED"
+
+
+def test_doctor_names_lost_runs_and_damage(root: Path) -> None:
+    assert stores_off(root) == []
+    _roll_back(root)
+    (found,) = stores_off(root)
+    assert (found.level, found.what) == ("warn", NAME)
+    assert "2 runs" in found.detail
+    assert "sync" in found.remedy
+    outbox = root / NAME / "outbox" / "outbox.db"
+    outbox.write_bytes(b"x" * 5000)
+    assert any("outbox.db is damaged" in one.detail for one in stores_off(root))
+
+
+@pytest.mark.parametrize("how", ["no database", "a page", "truncated", "without tables"])
+def test_a_damaged_store_is_refused_with_the_remedy(root: Path, how: str) -> None:
+    store = root / STORE
+    if how == "no database":
+        store.write_bytes(b"no database at all " * 1000)
+    elif how == "a page":
+        with store.open("r+b") as file:
+            file.seek(4096 * 3)
+            file.write(b"\xff" * 4096 * 30)
+    elif how == "truncated":
+        with store.open("r+b") as file:
+            file.truncate(40_000)
+    else:
+        _sql("PRAGMA foreign_keys = OFF", "DROP TABLE metrics", "DROP TABLE runs")(root)
+    spoiled = store.read_bytes()
+    for act in (
+        lambda: deliver(_view(root)),
+        lambda: deliver(_view(root), verify=True),
+        lambda: pages.serve(PlainConsole(), root, _view(root), port=0, open_browser=False),
+    ):
+        with pytest.raises(TrackingUnusable, match=r"is damaged .*sweep sync NAME --verify"):
+            act()
+    assert store.read_bytes() == spoiled
+    (root / "damaged").mkdir()
+    store.rename(root / "damaged" / STORE)
+    assert not deliver(_view(root), verify=True).still_missing
+    assert not deliver(_view(root), verify=True).missing
+
+
+def test_a_client_reads_what_sql_reads(root: Path) -> None:
+    uri, view = f"sqlite:///{root / STORE}", _view(root)
+    sweep_id = view.ledger.sweep_id
+    database, client = open_reader(uri, NAME, None), _Client(uri, NAME, None)
+    runs = sorted(database.runs(sweep_id))
+    assert runs == sorted(client.runs(sweep_id))
+    ids = [run.run_id for run in runs]
+    assert database.data(ids) == client.data(ids)
+    for run in runs:
+        for folder in ("", "figures"):
+            assert database.files(run, folder) == client.files(run, folder)
+    assert other_sweeps(uri, NAME) == {sweep_id: NUM_RUNS} == client.sweeps(NAME)
+
+
+def test_runs_are_lost_to_the_outbox_of_a_server_in_a_child_process(root: Path) -> None:
+    from tracking.ui import start_server
+
+    view = _view(root)
+    with start_server(f"sqlite:///{root / STORE}", root / "mlartifacts") as server:
+        found = read_runs(server.url, NAME, None, view.ledger.sweep_id, {})
+    assert {run.trial for run in found} == {-1, 0, 1, 2}
+    assert read_outbox(view.paths.outbox).run_ids.items() <= {
+        (run.trial, run.run_id) for run in found
+    }
+
+
+def _text(renderable: object) -> str:
+    import io
+
+    from rich.console import Console
+
+    text = io.StringIO()
+    Console(file=text, width=400).print(renderable)
+    return text.getvalue()
