@@ -328,7 +328,8 @@ def _queue(
         announce: Tell of the sweep's own run, too.
     """
     tags = attempt_tags(ledger.attempts)
-    tags |= curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
+    if announce:
+        tags |= curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
     return MlflowRecorder(
         tracking_place(spec.tracking.uri, paths.root)[0],
         None,

@@ -147,8 +147,10 @@ def _pages(
 
 
 def _charts(base: str, views: Sequence[SweepView], experiments: Sequence[str]) -> str | None:
-    alone = views[0].ledger.sweep_id if len(views) == 1 else None
-    drawn = {leaders_view(view.spec, alone) for view in views}
+    drawn = {leaders_view(view.spec) for view in views}
+    if len(views) == 1:  # other sweeps' runs may lie in the same experiment
+        own = leaders_view(views[0].spec, views[0].ledger.sweep_id)
+        drawn = {own} if own.tag in views[0].delivered.experiment_tags else drawn
     if len(drawn) > 1:
         return None
     (view,) = drawn  # MLflow reads it from one of the experiments, whichever it sorts first

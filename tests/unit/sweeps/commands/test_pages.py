@@ -66,6 +66,7 @@ def test_the_page_on_a_server_is_opened_and_none_is_started(
     page = (
         f"{SERVER}/#/experiments/12/runs?workflowType=machine_learning"
         "&orderByKey=metrics.%60best%2Fval%2Floss%60&orderByAsc=true"
+        "&searchFilter=tags.%60gradsweep.sweep_id%60%20%3D%20%27id-small%27"
     )
     assert opened == [SERVER, page]
     pages.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=False)
