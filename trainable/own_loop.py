@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
+from trainable.config_reads import recorded
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.files import files_of
@@ -40,6 +41,8 @@ Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
 
 FORMAT = 1
 _KEYS = {"format", "loop", "progress"}
+_READ_HERE = frozenset({"train.deterministic"})
+"""What can be searched and is put into effect for any loop."""
 _OVER = object()
 """What stands for the end of a loop; a loop may yield None by mistake."""
 
@@ -84,6 +87,8 @@ class _Progress:
     epoch: int = 0
     best: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+    """Arguments of the task that were not read before the first report."""
 
 
 class OwnLoop(Run):
@@ -92,10 +97,13 @@ class OwnLoop(Run):
     Args:
         function: Takes the run's `TrialConfig` and a `Context`; yields a dict of metrics, or a
             pair of metrics and state.
-        config: Given to the function as it is, so that keys are spelt as in the spec:
-            `config.train.optimizer.lr`, and `config.task.width` for an argument of the task.
+        config: Given to the function so that keys are spelt as in the spec:
+            `config.train.optimizer.lr`, and `config.task.width` for an argument of the task. What
+            is read from it is noted.
         directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
         checkpoints: Where its checkpoints lie instead, `s3://BUCKET/...`.
+        searched: The keys whose values a search gave. A run that starts from the beginning fails
+            at its first report where the loop has not read one of them.
         device: Where the loop shall train.
         restore: Start from this generation (possibly another run's) instead of the directory's
             newest.
@@ -115,6 +123,7 @@ class OwnLoop(Run):
         directory: Path,
         *,
         checkpoints: str | None = None,
+        searched: Collection[str] = (),
         device: torch.device,
         restore: Path | None = None,
         until: int | None = None,
@@ -122,6 +131,8 @@ class OwnLoop(Run):
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
+        self._read_config, self._reads = recorded(config)
+        self._searched = searched
         self._name = config.task.name
         self._device = device
         self._last = until or config.budget.epochs
@@ -141,6 +152,7 @@ class OwnLoop(Run):
             else:
                 saved = store.load(restore)
             self._progress, restored = _parse(saved)
+            self._is_new = restored is None and self._progress.epoch == 0
             set_determinism(config.train.deterministic)
             set_seed(config.seed)
             context = Context(
@@ -195,6 +207,9 @@ class OwnLoop(Run):
                 yield self._news([], finished=True)
                 return
             metrics, state = self._check(yielded)
+            if self._is_new:
+                self._is_new = False
+                self._check_reads()
             row, value, new_best = self._note(metrics)
             interrupted = self._interrupted()
             if state is not None:
@@ -223,13 +238,44 @@ class OwnLoop(Run):
         self._generator.close()  # its `finally` blocks run
 
     def _start(self, function: Function, context: Context) -> Generator[Any, None, None]:
-        started = function(self._config, context)
+        started = function(self._read_config, context)
         if not isinstance(started, Generator):
             raise TaskError(
                 f"{self._name} returned an object of type {type(started).__name__}; it must be a "
                 "generator function: yield a dict of metrics after each epoch"
             )
         return started
+
+    def _check_reads(self) -> None:
+        """Refuse a search of what the loop does not read, once it has made its first report."""
+        unread = [key for key in self._searched if not self._is_read(key)]
+        if unread:
+            key = unread[0]
+            one = key if len(unread) == 1 else f"{', '.join(unread)} each"
+            raise ConfigError(
+                f"{one} was searched, and {self._name} made its first report without reading "
+                "it; whatever is found as its best value would mean nothing; read "
+                f"config.{key} before the first yield{self._asked(key)}, or remove it from space; "
+                "where it counts for some values of another key only, say so with `when`",
+                key=key,
+            )
+        arguments = (f"task.{name}" for name in self._config.task.arguments)
+        self._progress.unread = [key for key in arguments if not self._is_read(key)]
+
+    def _is_read(self, key: str) -> bool:
+        return key in _READ_HERE or self._reads.has(key)
+
+    def _asked(self, key: str) -> str:
+        """What the loop asked for instead, where it looks like a mistake in writing."""
+        return nearest(key, self._reads.missing)
+
+    def _unread_arguments(self) -> list[str]:
+        return [
+            f"{key} is given, and {self._name} does not read it{self._asked(key)}; an argument "
+            f"that nobody reads changes nothing; read config.{key}, or remove it"
+            for key in self._progress.unread
+            if not self._reads.has(key)
+        ]
 
     def _check(self, yielded: object) -> tuple[dict[str, float], dict[str, Any] | None]:
         metrics, state = (
@@ -298,9 +344,12 @@ class OwnLoop(Run):
         progress = self._progress
         if finished:
             self.store.wait()
-        return self._report(
+        report = self._report(
             progress.epoch, progress.epoch, progress.metrics, rows, finished=finished
         )
+        if rows:
+            report.signals.extend(self._unread_arguments())
+        return report
 
 
 def _parse(saved: dict[str, Any] | None) -> tuple[_Progress, dict[str, Any] | None]:

@@ -51,7 +51,7 @@ class TuneTrial(tune.Trainable):
     """One trial as a Ray actor.
 
     Its Tune configuration is a dict of: `number`, the trial's number; `directory`, where its
-    files live; `checkpoints`, where its checkpoints lie when not there; `config`, a dumped
+    files live; `params`, its values by searched key; `checkpoints`, where its checkpoints lie when not there; `config`, a dumped
     `TrialConfig`; `until`, the epoch at which it saves and pauses, or None; `threads`, CPU threads
     to use; `drain` and `stop`, files whose existence asks the trial to checkpoint and end at its
     next step, to be continued or for good; `halve_batch`, whether it goes on with smaller
@@ -86,6 +86,7 @@ class TuneTrial(tune.Trainable):
         self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
         self._until: int | None = config.get("until")
+        self._searched = tuple(config.get("params", ()))
         self._together: float = config.get("together", 0.0)
         self._halved = False
         self._set_aside: list[str] = []
@@ -216,6 +217,7 @@ class TuneTrial(tune.Trainable):
             self._config,
             self._directory,
             checkpoints=self._address,
+            searched=self._searched,
             threads=self._threads,
             memory_share=self._gpu_share(),
             until=self._until,

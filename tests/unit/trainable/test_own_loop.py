@@ -494,3 +494,58 @@ def test_preflight_does_not_start_the_loop():
 def test_names_that_lead_nowhere_are_explained(tmp_path, name, message):
     with pytest.raises(ConfigError, match=message):
         open_trainer(_config(name), tmp_path / "run", device="cpu")
+
+
+def _lazy(config, context):
+    """Reads the rate alone, and `late` after its first report."""
+    for epoch in context.remaining_epochs():
+        if epoch:
+            getattr(config.task, "late", None)
+            getattr(config.task, "width", None)
+        yield {"val/loss": config.train.optimizer.lr / (epoch + 1)}, {"epoch": epoch}
+
+
+def _first(directory, *searched, **arguments):
+    config = _config(epochs=3, **arguments)
+    with _open(_lazy, directory, config, searched=searched) as loop:
+        return next(loop.events())
+
+
+def test_a_searched_key_that_the_loop_does_not_read_fails_its_first_report(tmp_path):
+    with pytest.raises(ConfigError, match=r"train\.schedule\.warmup was searched.*`when`"):
+        _first(tmp_path / "a", "train.optimizer.lr", "train.schedule.warmup")
+    assert read_rows(tmp_path / "a") == []
+    with pytest.raises(ConfigError, match=r"read config\.task\.late before the first yield"):
+        _first(tmp_path / "b", "task.late", late=3)
+
+
+def test_a_searched_key_that_is_read_or_put_into_effect_for_any_loop_is_fine(tmp_path):
+    first = _first(tmp_path / "run", "train.optimizer.lr", "train.deterministic")
+    assert first.metrics["val/loss"] == 0.05
+    assert first.signals == []
+
+
+def test_an_argument_that_is_not_read_is_a_signal_until_it_is(tmp_path):
+    config = _config(epochs=4, late=3, widht=5)
+    with _open(_lazy, tmp_path / "run", config) as loop:
+        events = loop.events()
+        first, second = next(events), next(events)
+    assert any("task.late is given" in sentence for sentence in first.signals)
+    assert not any("task.late" in sentence for sentence in second.signals)
+    typo = next(sentence for sentence in second.signals if "task.widht is given" in sentence)
+    assert "did you mean 'task.width'?" in typo
+    with _open(_lazy, tmp_path / "run", config) as loop:
+        third = next(loop.events())
+    assert any("task.widht is given" in sentence for sentence in third.signals)
+
+
+def test_a_run_that_goes_on_need_not_read_again_what_it_read_before(tmp_path):
+    def loop(config, context):
+        start = 0.0 if context.restored else config.task.start
+        for epoch in context.remaining_epochs():
+            yield {"val/loss": start + epoch}, {"epoch": epoch}
+
+    config = _config(epochs=3, start=1.0)
+    for _ in range(2):
+        with _open(loop, tmp_path / "run", config, searched=("task.start",)) as run:
+            assert next(run.events()).signals == []
