@@ -129,7 +129,7 @@ def _noting(kind: type[BaseModel]) -> type[BaseModel]:
         "__str__": lambda self: str(_source(self).plain),
     }
     # A mere subclass in Python: no schema is built, and isinstance holds.
-    return cast("type[BaseModel]", type.__new__(type(kind), kind.__name__, (kind,), namespace))
+    return type.__new__(type(kind), kind.__name__, (kind,), namespace)
 
 
 def _plain(section: BaseModel) -> BaseModel:
@@ -200,7 +200,7 @@ class _Arguments(dict[str, Any]):
     def __eq__(self, other: object) -> bool:
         return self._all() == other
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return dict, (self._all(),)

@@ -29,6 +29,7 @@ from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, Task
 from trainable.files import files_of
 from trainable.history import History, Row, read_rows
 from trainable.inheritance import with_inheritance
+from trainable.logged import Log, joined, means
 from trainable.naming import nearest
 from trainable.precision import device_name
 from trainable.run import Report, Run, at_best, describe, is_better, one_number
@@ -67,6 +68,19 @@ class Context:
     device: torch.device
     restored: dict[str, Any] | None = None
     epoch: int = 0
+    _log: Log = field(default_factory=Log, init=False, repr=False, compare=False)
+
+    def log(self, name: str, value: float | torch.Tensor) -> None:
+        """Log a number beside the metrics of the next report: the mean of its values until then.
+
+        Args:
+            name: Such as `train/aux_loss`; not one that the run reports itself.
+            value: One number; one on a device stays there until the report.
+
+        Raises:
+            TaskError: The name or the value cannot be recorded.
+        """
+        self._log.add(name, value)
 
     def remaining_epochs(self) -> Iterator[int]:
         """Yield the epochs still to be trained, counted from 0.
@@ -163,6 +177,7 @@ class OwnLoop(Run):
                 restored=restored,
                 epoch=self._progress.epoch,
             )
+            self._log = context._log
             self._generator = self._start(function, context)
             resumed_at = self._progress.epoch
             interrupted_before = (
@@ -297,7 +312,9 @@ class OwnLoop(Run):
                 f"{self._name} yielded a state of type {type(state).__name__}; it must be a dict, "
                 "such as {'model': model.state_dict()}"
             )
-        return {key: self._number(key, value) for key, value in metrics.items()}, state
+        numbers = {key: self._number(key, value) for key, value in metrics.items()}
+        (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
+        return joined(numbers, logged, self._name), state
 
     def _number(self, key: object, value: object) -> float:
         if not isinstance(key, str):

@@ -51,12 +51,13 @@ class TuneTrial(tune.Trainable):
     """One trial as a Ray actor.
 
     Its Tune configuration is a dict of: `number`, the trial's number; `directory`, where its
-    files live; `params`, its values by searched key; `checkpoints`, where its checkpoints lie when not there; `config`, a dumped
-    `TrialConfig`; `until`, the epoch at which it saves and pauses, or None; `threads`, CPU threads
-    to use; `drain` and `stop`, files whose existence asks the trial to checkpoint and end at its
-    next step, to be continued or for good; `halve_batch`, whether it goes on with smaller
-    micro-batches when the memory does not suffice; `together`, for how many seconds reports are
-    gathered before they are told, 0 where somebody decides after each one.
+    files live; `params`, its values by searched key; `checkpoints`, where its checkpoints lie
+    when not there; `config`, a dumped `TrialConfig`; `until`, the epoch at which it saves and
+    pauses, or None; `threads`, CPU threads to use; `drain` and `stop`, files whose existence asks
+    the trial to checkpoint and end at its next step, to be continued or for good; `halve_batch`,
+    whether it goes on with smaller micro-batches when the memory does not suffice; `together`,
+    for how many seconds reports are gathered before they are told, 0 where somebody decides after
+    each one.
     """
 
     _switches: Any = None

@@ -157,6 +157,26 @@ class Task:
             metrics["accuracy"] = correct / counted
         return metrics
 
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Log a number beside what the run reports, of the step or the evaluation that is made.
+
+        It is a column of that step's row. Several values of one step (one for each micro-batch) or
+        of one evaluation become their mean; those of an evaluation are named `val/<name>`. A value
+        on a device is fetched with the step's other values, so that no step waits for it. While
+        the task is not trained, nothing is recorded.
+
+        Args:
+            name: Such as `train/aux_loss`; not one that the run reports itself.
+            value: One number.
+
+        Raises:
+            TaskError: The name or the value cannot be recorded.
+        """
+        from trainable.logged import log_of
+
+        if (log := log_of(self)) is not None:
+            log.add(name, value)
+
     def fingerprint(self, data: Data) -> str | None:
         """Return a text that changes when the data change, or None where that cannot be known.
 

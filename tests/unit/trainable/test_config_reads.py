@@ -106,7 +106,7 @@ def test_it_is_the_configuration_in_every_other_way():
     assert isinstance(config.train, TrainConfig)
     assert isinstance(config.train.optimizer, OptimizerConfig)
     assert config == PLAIN
-    assert PLAIN == config.model_copy()
+    assert config.model_copy() == PLAIN
     assert repr(config) == repr(PLAIN)
     assert hash(config.train) == hash(PLAIN.train)
     assert pickle.loads(pickle.dumps(config)) == PLAIN

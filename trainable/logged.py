@@ -1,0 +1,152 @@
+"""Numbers that a task or a loop logs beside what the platform reports: `Task.log`, `Context.log`.
+
+They become columns of the run's rows, so they are saved, cut back and delivered as these are.
+Values stay on their device until the rows are made. What must not live here: rows (`history`), and
+when they are made (`loop`, `own_loop`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from trainable.errors import TaskError
+from trainable.run import describe, one_number
+
+MAX_NAMES = 200
+_MAX_LENGTH = 200
+_RESERVED = re.compile(
+    r"epoch|num_skipped_steps|train/(loss|grad_norm|lr|clip_fraction|samples_per_second|seconds"
+    r"|device_seconds)|(best|grad_norm|memory|param|num_infinite)/.*"
+)
+Sums = dict[str, tuple[float | Tensor, int]]
+"""Of each name, the sum of its values and their number."""
+
+_LOGS: dict[int, Log] = {}
+"""The log of each task that is being trained, by the task's id: nothing is kept on a task, whose
+attributes are the user's."""
+
+
+class Log:
+    """Gathers what is logged until it is taken. Several values of a name become their mean.
+
+    Attributes:
+        prefix: Put before each name: `val/` while the model is evaluated.
+    """
+
+    def __init__(self) -> None:
+        self._sums: Sums = {}
+        self._names: set[tuple[str, str]] = set()
+        self.prefix = ""
+
+    def add(self, name: str, value: object) -> None:
+        """Add a value; one on a device stays there.
+
+        Raises:
+            TaskError: The name cannot be used, or the value is not one number.
+        """
+        if (self.prefix, name) not in self._names:
+            self._check(name)
+        key = name if name.startswith(self.prefix) else self.prefix + name
+        number: float | Tensor
+        if isinstance(value, Tensor) and value.device.type != "cpu" and _is_real_number(value):
+            number = value.detach().reshape(()).to(torch.float64, copy=True)
+        else:
+            number = one_number(value, f"log({name!r}) was given")
+        total, count = self._sums.get(key, (0.0, 0))
+        self._sums[key] = (total + number, count + 1)
+
+    def take(self) -> Sums:
+        """Return what was logged since, and begin anew."""
+        taken, self._sums = self._sums, {}
+        return taken
+
+    def _check(self, name: object) -> None:
+        if get_worker_info() is not None:
+            raise TaskError(
+                f"log({name!r}) was called in a loader's process, from which nothing is recorded; "
+                "log in loss() or evaluate(), or set train.loader.num_workers to 0"
+            )
+        if not isinstance(name, str) or not name.strip() or len(name) > _MAX_LENGTH:
+            raise TaskError(
+                f"log() was given the name {name!r}; it must be a text of 1 to {_MAX_LENGTH} "
+                "characters, such as 'train/aux_loss'"
+            )
+        if _RESERVED.fullmatch(name):
+            raise TaskError(
+                f"log({name!r}): a name that the run itself reports cannot be logged; choose "
+                f"another one, such as 'my/{name.rpartition('/')[2]}'"
+            )
+        if name.startswith("val/") and not self.prefix:
+            raise TaskError(
+                f"log({name!r}): what begins with val/ is logged in evaluate(), where that is put "
+                "before each name; choose another name in training"
+            )
+        if len(self._names) >= MAX_NAMES:
+            raise TaskError(
+                f"log({name!r}) would be the name number {MAX_NAMES + 1}; a run logs at most "
+                f"{MAX_NAMES} names; put what varies (a step, a sample) into the value"
+            )
+        self._names.add((self.prefix, name))
+
+
+def means(taken: Iterable[Sums]) -> list[dict[str, float]]:
+    """Return the mean of each name; device synchronisation: one for each device, where any value
+    is on one.
+    """
+    taken = list(taken)
+    waiting: dict[torch.device, list[Tensor]] = {}
+    for sums in taken:
+        for total, _ in sums.values():
+            if isinstance(total, Tensor):
+                waiting.setdefault(total.device, []).append(total)
+    fetched = {device: iter(torch.stack(some).tolist()) for device, some in waiting.items()}
+    return [
+        {
+            name: (next(fetched[total.device]) if isinstance(total, Tensor) else total) / count
+            for name, (total, count) in sums.items()
+        }
+        for sums in taken
+    ]
+
+
+def joined(metrics: dict[str, float], logged: dict[str, float], given: str) -> dict[str, float]:
+    """Return metrics with what was logged beside them.
+
+    Raises:
+        TaskError: Both have a value of one name.
+    """
+    if both := sorted(metrics.keys() & logged.keys()):
+        raise TaskError(
+            f"{both[0]!r} is logged, and {given} gives it, too; a name has one value at a step; "
+            "give one of them another name"
+        )
+    return metrics | logged
+
+
+def open_log(task: Any) -> Log:
+    """Let what a task logs be gathered from now on."""
+    log = _LOGS[id(task)] = Log()
+    return log
+
+
+def close_log(task: Any, log: Log) -> None:
+    """No longer gather it, unless another run of the task does."""
+    if _LOGS.get(id(task)) is log:
+        del _LOGS[id(task)]
+
+
+def log_of(task: Any) -> Log | None:
+    """Return the log of a task; None while it is not trained."""
+    return _LOGS.get(id(task))
+
+
+def _is_real_number(value: Tensor) -> bool:
+    if value.numel() != 1 or value.is_complex() or value.is_meta:
+        raise TaskError(f"log() was given {describe(value)}; a metric is one number")
+    return True
