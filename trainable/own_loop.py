@@ -186,6 +186,9 @@ class OwnLoop(Run):
             covered = -1 if saved is None else resumed_at
             history = History(directory, files, step=covered, interrupted=interrupted_before)
         earlier = read_rows(directory)
+        self._yielded: set[str] = set()  # names of metrics
+        self._missed: set[str] = set()
+        self._unreported = _without_metric(earlier, config.metrics)
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
 
     @property
@@ -194,14 +197,16 @@ class OwnLoop(Run):
         return {"device": device_name(self._device)}
 
     def events(self) -> Iterator[Report]:
-        """Run the loop, and yield a report for each of its yields.
+        """Run the loop, and yield a report for each of its yields that has the metric.
+
+        The rows of those without it come with the next report.
 
         Ends when the budget's epochs are reported, when the loop ends by itself (the last report
         is then repeated as the finished one), or without a further report once it is interrupted.
 
         Raises:
             TaskError: The loop yielded something else than metrics, or nothing at all.
-            ConfigError: The metric is not among those yielded, or a run that is to be continued
+            ConfigError: The metric is in none of the reports, or a run that is to be continued
                 yielded no state.
             NonFiniteMetric: The metric became NaN or infinite.
             CheckpointError: The state holds objects that cannot be saved, or could not be written.
@@ -219,13 +224,14 @@ class OwnLoop(Run):
                         f"{self._name} ended without a report; it must yield a dict of metrics, "
                         "such as {'val/loss': 0.5}, at least once"
                     )
-                yield self._news([], finished=True)
+                self._check_metric()
+                yield self._news(self._take_rows(), finished=True)
                 return
             metrics, state = self._check(yielded)
             if self._is_new:
                 self._is_new = False
                 self._check_reads()
-            row, value, new_best = self._note(metrics)
+            value, new_best = self._note(metrics)
             interrupted = self._interrupted()
             if state is not None:
                 self.store.offer(
@@ -247,7 +253,8 @@ class OwnLoop(Run):
                 )
             elif interrupted:
                 self.store.wait()
-            yield self._news([row], finished=progress.epoch >= epochs)
+            if value is not None or progress.epoch >= epochs:
+                yield self._news(self._take_rows(), finished=progress.epoch >= epochs)
 
     def _release(self) -> None:
         self._generator.close()  # its `finally` blocks run
@@ -322,35 +329,63 @@ class OwnLoop(Run):
         # device synchronisation where it is a tensor on one: the loop chose to yield that
         return one_number(value, f"{self._name} yielded {key!r}")
 
-    def _note(self, metrics: dict[str, float]) -> tuple[Row, float, bool]:
-        """Count the report and write its row; return the row, the metric, and if it is best."""
+    def _note(self, metrics: dict[str, float]) -> tuple[float | None, bool]:
+        """Count the report and write its row; return the metric, and if it is best.
+
+        Of a report without the metric, or one of several, there is neither: nobody decides by it.
+        """
         progress, config = self._progress, self._config
         progress.epoch += 1
         metric, *also = config.metrics
-        for name in (metric, *also):
-            if name not in metrics:
-                raise ConfigError(
-                    f"{name!r} is not reported{nearest(name, metrics)}; it must be one that "
-                    f"{self._name} yields: {', '.join(sorted(metrics))}; write one of these",
-                    key="metric",
-                )
-        value = metrics[metric]
-        broken = [name for name in (metric, *also) if not math.isfinite(metrics[name])]
-        is_best = not broken and is_better(value, progress.best, config.modes[0])
+        self._yielded.update(metrics)
+        lacking = [name for name in config.metrics if name not in metrics]
+        value = None if lacking else metrics[metric]
+        checked = () if lacking else config.metrics
+        broken = [name for name in checked if not math.isfinite(metrics[name])]
+        is_best = (
+            value is not None and not broken and is_better(value, progress.best, config.modes[0])
+        )
         if is_best:
             progress.best = value
         self._watch.sample(memory_in_use(self._device))
         memory = memory_since_report(self._device)
         best = at_best(also, metrics, progress.metrics, is_best=is_best)
-        progress.metrics = memory | metrics | {"epoch": float(progress.epoch)}
+        of_row = memory | metrics | {"epoch": float(progress.epoch)}
         if progress.best is not None:
-            progress.metrics |= {f"best/{metric}": progress.best, **best}
-        row = Row(progress.epoch, int(self._wall_clock() * 1000), progress.metrics)
+            of_row |= {f"best/{metric}": progress.best, **best}
+        row = Row(progress.epoch, int(self._wall_clock() * 1000), of_row)
         self._history.append([row])
+        self._unreported.append(row)
         self._watch.see(row)
         if broken:
             raise NonFiniteMetric(broken[0], progress.epoch, metrics[broken[0]])
-        return row, value, is_best
+        # The last report of a run is one in any case; it then says what the metric was last.
+        kept = metrics if not lacking else progress.metrics
+        progress.metrics = of_row | {n: kept[n] for n in config.metrics if n in kept}
+        if lacking and progress.epoch >= self._last:
+            self._check_metric()
+        elif lacking and lacking[0] not in self._missed:
+            self._missed.add(lacking[0])
+            print(
+                f"epoch {progress.epoch}: {lacking[0]!r} is not among what {self._name} yields; "
+                "nothing is decided until it is, and a run that never yields it fails at its end"
+            )
+        return value, is_best
+
+    def _check_metric(self) -> None:
+        """Refuse the end of a run that has never reported its metric."""
+        for name in self._config.metrics:
+            if name not in self._progress.metrics:
+                raise ConfigError(
+                    f"{name!r} is not reported{nearest(name, self._yielded)}; it must be one "
+                    f"that {self._name} yields, all metrics in one report: "
+                    f"{', '.join(sorted(self._yielded))}; write one of these",
+                    key="metric",
+                )
+
+    def _take_rows(self) -> list[Row]:
+        rows, self._unreported = self._unreported, []
+        return rows
 
     def _snapshot(self, state: dict[str, Any]) -> dict[str, Any]:
         """Make the state to be saved."""
@@ -367,6 +402,12 @@ class OwnLoop(Run):
         if rows:
             report.signals.extend(self._unread_arguments())
         return report
+
+
+def _without_metric(rows: list[Row], metrics: tuple[str, ...]) -> list[Row]:
+    """Return the rows after the last one that was a report."""
+    reported = [at for at, row in enumerate(rows, start=1) if row.metrics.keys() >= {*metrics}]
+    return rows[reported[-1] if reported else 0 :]
 
 
 def _parse(saved: dict[str, Any] | None) -> tuple[_Progress, dict[str, Any] | None]:

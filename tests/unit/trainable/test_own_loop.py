@@ -549,3 +549,61 @@ def test_a_run_that_goes_on_need_not_read_again_what_it_read_before(tmp_path):
     for _ in range(2):
         with _open(loop, tmp_path / "run", config, searched=("task.start",)) as run:
             assert next(run.events()).signals == []
+
+
+def _sparse(config, context):  # noqa: ARG001  a loop's signature
+    """Has the metric in each third report."""
+    for epoch in context.remaining_epochs():
+        found = {"train/loss": 1.0 / (epoch + 1)}
+        if epoch % 3 == 2:
+            found["val/loss"] = abs(5.0 - epoch)
+        yield found, {"epoch": epoch}
+
+
+def test_a_report_without_the_metric_decides_nothing_and_its_row_comes_with_the_next(tmp_path):
+    with _open(_sparse, tmp_path / "run", _config(epochs=8)) as loop:
+        reports = list(loop.events())
+    assert [(r.epoch, r.finished, r.metrics["val/loss"]) for r in reports] == [
+        (3, False, 3.0),
+        (6, False, 0.0),
+        (8, True, 0.0),
+    ]
+    assert [[row.step for row in r.rows] for r in reports] == [[1, 2, 3], [4, 5, 6], [7, 8]]
+    rows = read_rows(tmp_path / "run")
+    assert [row.step for row in rows if "val/loss" in row.metrics] == [3, 6]
+    assert rows[-1].metrics["best/val/loss"] == 0.0
+    assert loop.store.best().epoch == 6
+
+
+def test_a_run_cut_between_reports_with_the_metric_goes_on_as_if_it_had_not_been(tmp_path):
+    asked = iter([False] * 4 + [True])
+    with _open(
+        _sparse, tmp_path / "run", _config(epochs=8), interrupted=lambda: next(asked)
+    ) as loop:
+        assert [r.epoch for r in loop.events()] == [3]
+    with _open(_sparse, tmp_path / "run", _config(epochs=8)) as loop:
+        reports = list(loop.events())
+    assert [r.epoch for r in reports] == [6, 8]
+    assert [[row.step for row in r.rows] for r in reports] == [[4, 5, 6], [7, 8]]
+
+
+def test_a_run_that_pauses_at_a_report_without_the_metric_says_what_it_was_last(tmp_path):
+    with _open(_sparse, tmp_path / "run", _config(epochs=8), until=4) as loop:
+        assert [(r.epoch, r.metrics["val/loss"]) for r in loop.events()] == [(3, 3.0), (4, 3.0)]
+
+
+def test_a_metric_in_no_report_fails_at_the_end(tmp_path):
+    with (
+        _open(_sparse, tmp_path / "run", _config(epochs=2)) as loop,
+        pytest.raises(ConfigError, match=r"'val/loss' is not reported.*train/loss"),
+    ):
+        list(loop.events())
+
+    def short(config, context):  # noqa: ARG001  a loop's signature
+        yield {"train/loss": 1.0}
+
+    with (
+        _open(short, tmp_path / "short", _config(epochs=2)) as loop,
+        pytest.raises(ConfigError, match=r"'val/loss' is not reported.*train/loss"),
+    ):
+        list(loop.events())
