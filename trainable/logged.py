@@ -8,7 +8,9 @@ when they are made (`loop`, `own_loop`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import shutil
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from trainable.errors import TaskError
+from trainable.history import ARTIFACTS, Row, read_logged
 from trainable.run import describe, one_number
 
 MAX_NAMES = 200
@@ -37,12 +40,23 @@ class Log:
 
     Attributes:
         prefix: Put before each name: `val/` while the model is evaluated.
+        directory: The run's; None where there is none.
+        step: The run's, which is being made.
+        own_steps: Names that have a value under a step of the user's own.
+        params: Parameters that were logged and not yet taken.
+        tags: The same of tags.
     """
 
     def __init__(self) -> None:
         self._sums: Sums = {}
+        self._rows: list[Row] = []
         self._names: set[tuple[str, str]] = set()
         self.prefix = ""
+        self.directory: Path | None = None
+        self.step = 0
+        self.own_steps: set[str] = set()
+        self.params: dict[str, str] = {}
+        self.tags: dict[str, str] = {}
 
     def add(self, name: str, value: object) -> None:
         """Add a value; one on a device stays there.
@@ -60,6 +74,77 @@ class Log:
             number = one_number(value, f"log({name!r}) was given")
         total, count = self._sums.get(key, (0.0, 0))
         self._sums[key] = (total + number, count + 1)
+
+    def add_row(self, name: str, value: float, step: int, timestamp_ms: int) -> None:
+        """Add a value under a step of the user's own. A second one at step 0 has no step: it gets
+        the run's.
+        """
+        if step == 0 and name in self.own_steps:
+            step = self.step
+        self.own_steps.add(name)
+        self._rows.append(Row(step, timestamp_ms, {name: value}))
+
+    def add_file(self, path: str | Path, name: str | None) -> None:
+        """Keep a copy of a file in the run's directory, from where it is delivered.
+
+        Raises:
+            TaskError: The name leaves the run.
+            OSError: The file cannot be read, or not be copied.
+        """
+        source = Path(path)
+        target = self._place(source.name if name is None else name)
+        if target is not None:
+            shutil.copyfile(source, target)
+
+    def add_figure(self, name: str, figure: Any) -> None:
+        """Keep a figure of Matplotlib's, or whatever has `savefig`, as the file of that name."""
+        if not hasattr(figure, "savefig"):
+            raise TaskError(
+                f"log_figure({name!r}) was given {describe(figure)}; a figure has a method "
+                "savefig, as Matplotlib's have; write it to a file, and give that to log_file"
+            )
+        target = self._place(name if PurePosixPath(name).suffix else f"{name}.png")
+        if target is not None:
+            figure.savefig(target)
+
+    def _place(self, name: str) -> Path | None:
+        path = PurePosixPath(name)
+        if not path.name or path.is_absolute() or ".." in path.parts or "\0" in name:
+            raise TaskError(
+                f"a file was logged as {name!r}; it must be a relative path that stays below the "
+                "run; write something like 'samples/epoch-3.png'"
+            )
+        if self.directory is None:
+            return None
+        target = self.directory / ARTIFACTS / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def take_rows(self, reported: Collection[str]) -> list[Row]:
+        """Return the rows that were added since, and begin anew.
+
+        Args:
+            reported: Names that the run reports: `logged/` is put before such a one, whose steps
+                are others.
+        """
+        taken, self._rows = self._rows, []
+        return [
+            row._replace(
+                metrics={
+                    f"logged/{name}"
+                    if name in reported or _RESERVED.fullmatch(name)
+                    else name: value
+                    for name, value in row.metrics.items()
+                }
+            )
+            for row in taken
+        ]
+
+    def take_notes(self) -> dict[str, dict[str, str]]:
+        """Return the parameters and tags that were logged since; nothing where none were."""
+        notes = {"params": self.params, "tags": self.tags}
+        self.params, self.tags = {}, {}
+        return {kind: some for kind, some in notes.items() if some}
 
     def take(self) -> Sums:
         """Return what was logged since, and begin anew."""
@@ -129,9 +214,34 @@ def joined(metrics: dict[str, float], logged: dict[str, float], given: str) -> d
     return metrics | logged
 
 
-def open_log(task: Any) -> Log:
-    """Let what a task logs be gathered from now on."""
-    log = _LOGS[id(task)] = Log()
+_OPEN: dict[Path, Log] = {}
+"""The logs of the runs that are open in this process, by the runs' directories."""
+
+
+def run_log(directory: Path) -> Log:
+    """Return the log of the run in a directory, open from now on: what is logged without a task
+    or a context goes to the run that was opened last.
+    """
+    if directory not in _OPEN:
+        log = _OPEN[directory] = Log()
+        log.directory = directory
+        log.own_steps.update(key for _, row in read_logged(directory) for key in row.metrics)
+    return _OPEN[directory]
+
+
+def close_run(directory: Path) -> None:
+    """Close the log of a run."""
+    _OPEN.pop(directory, None)
+
+
+def current_run() -> tuple[Log, Path] | None:
+    """Return the log and the directory of the run that was opened last; None while none is."""
+    return (_OPEN[last], last) if (last := next(reversed(_OPEN), None)) else None
+
+
+def open_log(task: Any, directory: Path) -> Log:
+    """Let what a task logs be gathered from now on, for the run in a directory."""
+    log = _LOGS[id(task)] = run_log(directory)
     return log
 
 

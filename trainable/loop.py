@@ -34,7 +34,14 @@ from trainable.errors import (
     TaskError,
 )
 from trainable.history import History, Row
-from trainable.logged import Sums, close_log, joined, means, open_log
+from trainable.logged import (
+    Sums,
+    close_log,
+    close_run,
+    joined,
+    means,
+    open_log,
+)
 from trainable.naming import nearest
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
@@ -126,7 +133,8 @@ class Trainer(Run):
         self._throughput = Throughput(clock)
         self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
         self._look_every = max(1, train.plan.windows // _LOOKS_PER_EPOCH)
-        self._log = open_log(step.task)
+        self._log = open_log(step.task, history.directory)
+        self._logged: list[Row] = []
         self._pending: list[_Pending] = []
         self._unwritten: list[Row] = []
         # Of the last step taken: fp16 may skip every window between a save and the epoch's end.
@@ -193,7 +201,8 @@ class Trainer(Run):
                 covered=self._history.sync,
                 steady=_STEADY,
             )
-            rows, self._unreported = self._unreported, []
+            rows, self._unreported = [*self._logged, *self._unreported], []
+            self._logged = []
             yield self._news(rows)
 
     @property
@@ -223,6 +232,7 @@ class Trainer(Run):
 
     def _release(self) -> None:
         close_log(self._step.task, self._log)
+        close_run(self._history.directory)
         self._train.close()
         self._val.close()
 
@@ -240,7 +250,7 @@ class Trainer(Run):
     def _take_step(self, window: Iterable[Batch]) -> None:
         """Take one step, advance the counters, remember the values without waiting for them."""
         progress = self.state.progress
-        number = progress.step + 1
+        number = self._log.step = progress.step + 1
         lr = applied_lr(self._step.optimizer)
         if self._device_time is None:
             outcome = self._step(window, number)
@@ -298,6 +308,9 @@ class Trainer(Run):
 
     def _write(self) -> None:
         self._history.append(self._unwritten)
+        logged = self._log.take_rows(self._last_metrics)
+        self._history.append_logged(self.state.progress.step, logged)
+        self._logged += logged
         for row in self._unwritten:
             self._watch.see(row, self._scheduled.pop(row.step, None))
         self._unreported += self._unwritten

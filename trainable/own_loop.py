@@ -29,7 +29,7 @@ from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, Task
 from trainable.files import files_of
 from trainable.history import History, Row, read_rows
 from trainable.inheritance import with_inheritance
-from trainable.logged import Log, joined, means
+from trainable.logged import Log, close_run, joined, means, run_log
 from trainable.naming import nearest
 from trainable.precision import device_name
 from trainable.run import Report, Run, at_best, describe, is_better, one_number
@@ -68,7 +68,7 @@ class Context:
     device: torch.device
     restored: dict[str, Any] | None = None
     epoch: int = 0
-    _log: Log = field(default_factory=Log, init=False, repr=False, compare=False)
+    _log: Log = field(default_factory=Log, repr=False, compare=False)
 
     def log(self, name: str, value: float | torch.Tensor) -> None:
         """Log a number beside the metrics of the next report: the mean of its values until then.
@@ -81,6 +81,24 @@ class Context:
             TaskError: The name or the value cannot be recorded.
         """
         self._log.add(name, value)
+
+    def log_file(self, path: str | Path, name: str | None = None) -> None:
+        """Keep a copy of a file with the run; delivered when the run ends.
+
+        Args:
+            path: The file.
+            name: Its path below the run; default its own name.
+        """
+        self._log.add_file(path, name)
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Keep a figure of Matplotlib's with the run, as `log_file` does.
+
+        Args:
+            name: Its path below the run; `.png` where it has no suffix.
+            figure: Whatever has `savefig`.
+        """
+        self._log.add_figure(name, figure)
 
     def remaining_epochs(self) -> Iterator[int]:
         """Yield the epochs still to be trained, counted from 0.
@@ -176,8 +194,11 @@ class OwnLoop(Run):
                 device=device,
                 restored=restored,
                 epoch=self._progress.epoch,
+                _log=run_log(directory),
             )
             self._log = context._log
+            self._log.step = self._progress.epoch + 1
+            self._logged: list[Row] = []
             self._generator = self._start(function, context)
             resumed_at = self._progress.epoch
             interrupted_before = (
@@ -257,6 +278,7 @@ class OwnLoop(Run):
                 yield self._news(self._take_rows(), finished=progress.epoch >= epochs)
 
     def _release(self) -> None:
+        close_run(self._history.directory)
         self._generator.close()  # its `finally` blocks run
 
     def _start(self, function: Function, context: Context) -> Generator[Any, None, None]:
@@ -354,6 +376,10 @@ class OwnLoop(Run):
         if progress.best is not None:
             of_row |= {f"best/{metric}": progress.best, **best}
         row = Row(progress.epoch, int(self._wall_clock() * 1000), of_row)
+        logged = self._log.take_rows(self._yielded.union(config.metrics))
+        self._log.step = progress.epoch + 1
+        self._history.append_logged(progress.epoch, logged)
+        self._logged += logged
         self._history.append([row])
         self._unreported.append(row)
         self._watch.see(row)
@@ -384,7 +410,8 @@ class OwnLoop(Run):
                 )
 
     def _take_rows(self) -> list[Row]:
-        rows, self._unreported = self._unreported, []
+        rows, self._unreported = [*self._logged, *self._unreported], []
+        self._logged = []
         return rows
 
     def _snapshot(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,8 @@ class TuneTrial(tune.Trainable):
             all that was trained.
             `accumulation`, once it is no longer what the trial was given.
             In the first result after the run was opened, `resolved`: its device and precision; and
-            `set_aside`: what was found damaged, and what is used instead.
+            `set_aside`: what was found damaged, and what is used instead. `noted`: `params` and
+            `tags` that the user's code logged since.
         """
         deadline = time.monotonic() + self._together
         *earlier, report = self._next_reports(deadline)
@@ -132,6 +133,8 @@ class TuneTrial(tune.Trainable):
 
     def _result(self, report: Any) -> dict[str, Any]:
         result: dict[str, Any] = {}
+        if noted := self._take_notes():
+            result["noted"] = noted
         if self._set_aside:
             result["set_aside"], self._set_aside = self._set_aside, []
         if self._resolved:
@@ -151,6 +154,12 @@ class TuneTrial(tune.Trainable):
             saved = report.checkpoint is not None and report.checkpoint.step == report.step
             result |= {"ending": "paused" if paused else "finished", "saved": saved, DONE: True}
         return result
+
+    def _take_notes(self) -> dict[str, dict[str, str]]:
+        from trainable.logged import current_run
+
+        run = current_run()
+        return run[0].take_notes() if run is not None else {}
 
     def _told(self, report: Any) -> dict[str, Any]:
         return {
@@ -189,6 +198,10 @@ class TuneTrial(tune.Trainable):
 
     def _close_run(self) -> None:
         """Shut loaders down, wait for pending writes, give memory back."""
+        if self._switches is not None:  # else nothing was loaded
+            from trainable.logged import close_run
+
+            close_run(self._directory)
         if self._trainer is not None:
             with self._logged():
                 try:
@@ -205,6 +218,7 @@ class TuneTrial(tune.Trainable):
 
     def _open(self) -> None:
         from trainable.build import open_trainer
+        from trainable.logged import run_log
 
         try:
             os.stat(self._directory.parent)
@@ -214,6 +228,7 @@ class TuneTrial(tune.Trainable):
                 f"({problem.strerror}); every node sees a sweep's files, also one that joins "
                 "later; mount them there, or take the node out, then resume"
             ) from problem
+        run_log(self._directory)  # what a task logs while it is built is the run's, too
         self._trainer = open_trainer(
             self._config,
             self._directory,
