@@ -20,7 +20,8 @@ __all__ = ["ADDRESS", "SCHEME", "redirect"]
 
 def redirect(taker: Any) -> None:
     """Let addresses of the trial's scheme lead to a taker, from MLflow's import on, and let the
-    plain API use it. What an earlier trial of this process left open is ended.
+    plain API use it. What an earlier trial of this process left open is ended. MLflow keeps the
+    store, and with it the first taker, for as long as the process lives.
     """
     os.environ["MLFLOW_TRACKING_URI"] = ADDRESS
     if "mlflow" in sys.modules:

@@ -7,6 +7,7 @@ when they are made (`loop`, `own_loop`).
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterable
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from trainable.errors import TaskError
 from trainable.history import ARTIFACTS, Row, read_logged
@@ -48,6 +48,7 @@ class Log:
     """
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._sums: Sums = {}
         self._rows: list[Row] = []
         self._names: set[tuple[str, str]] = set()
@@ -64,6 +65,7 @@ class Log:
         Raises:
             TaskError: The name cannot be used, or the value is not one number.
         """
+        self._check_process(name)
         if (self.prefix, name) not in self._names:
             self._check(name)
         key = name if name.startswith(self.prefix) else self.prefix + name
@@ -79,6 +81,7 @@ class Log:
         """Add a value under a step of the user's own. A second one at step 0 has no step: it gets
         the run's.
         """
+        self._check_process(name)
         if step == 0 and name in self.own_steps:
             step = self.step
         self.own_steps.add(name)
@@ -151,12 +154,14 @@ class Log:
         taken, self._sums = self._sums, {}
         return taken
 
-    def _check(self, name: object) -> None:
-        if get_worker_info() is not None:
+    def _check_process(self, name: object) -> None:
+        if os.getpid() != self._process:
             raise TaskError(
-                f"log({name!r}) was called in a loader's process, from which nothing is recorded; "
-                "log in loss() or evaluate(), or set train.loader.num_workers to 0"
+                f"{name!r} was logged in a process that the run has started, a loader's perhaps, "
+                "from which nothing is recorded; log in loss(), evaluate() or the loop itself"
             )
+
+    def _check(self, name: object) -> None:
         if not isinstance(name, str) or not name.strip() or len(name) > _MAX_LENGTH:
             raise TaskError(
                 f"log() was given the name {name!r}; it must be a text of 1 to {_MAX_LENGTH} "

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from trainable.errors import TaskError
-from trainable.history import read_rows
-from trainable.logged import MAX_NAMES, Log, log_of, means
+from trainable.history import logged_files, read_logged, read_rows
+from trainable.logged import MAX_NAMES, Log, current_run, log_of, means
 from trainable.own_loop import Context, OwnLoop
 from trainable.task import Task
 
@@ -129,3 +131,76 @@ def test_a_loop_logs_into_its_next_report(tmp_path, configure):
 
 def test_nothing_is_recorded_while_a_task_is_not_trained(toy):
     toy().log("anything", 1.0)
+
+
+def test_values_under_own_steps_are_kept_apart_and_cut_back_with_the_run(tmp_path, configure):
+    def loop(config, context: Context):
+        log, _ = current_run()
+        for epoch in context.remaining_epochs():
+            for i in range(2):
+                log.add_row("inner", float(epoch), 2 * epoch + i + 10, 5)
+            log.add_row("val/loss", 7.0, epoch, 5)
+            log.add_row("stepless", 1.0, 0, 5)
+            yield {"val/loss": 1.0}, {"epoch": epoch}
+
+    asked = iter([False, True])
+    with OwnLoop(
+        loop,
+        configure(),
+        tmp_path,
+        device=torch.device("cpu"),
+        interrupted=lambda: next(asked),
+    ) as run:
+        reports = list(run.events())
+    assert [row.step for row in reports[1].rows if "inner" in row.metrics] == [12, 13]
+    with (tmp_path / "logged.jsonl").open("a") as file:
+        file.write('{"step": 3, "own_step": 14, "time": 5, "metrics": {"inner": 2.0}}\n{"st')
+    with OwnLoop(loop, configure(), tmp_path, device=torch.device("cpu")) as run:
+        (last,) = run.events()
+    found = read_logged(tmp_path)
+    assert [row.step for _, row in found if "inner" in row.metrics] == [10, 11, 12, 13, 14, 15]
+    assert [row.step for _, row in found if "stepless" in row.metrics] == [0, 2, 3]
+    assert [row.step for _, row in found if "logged/val/loss" in row.metrics] == [0, 1, 2]
+    assert [row.metrics["val/loss"] for row in read_rows(tmp_path)] == [1.0, 1.0, 1.0]
+    assert last.finished
+    assert current_run() is None
+
+
+def test_files_and_figures_lie_with_the_run(tmp_path, opened, configure, toy):
+    source = tmp_path / "source.txt"
+    source.write_text("hello")
+
+    class Figure:
+        def savefig(self, path):
+            path.write_bytes(b"png")
+
+    def log(task, *_):
+        task.log_file(source)
+        task.log_file(source, "notes/again.txt")
+        task.log_figure("samples", Figure())
+
+    next(opened(configure(), tmp_path / "run", _logging(toy, log)).events())
+    assert [name for _, name in logged_files(tmp_path / "run")] == [
+        "notes/again.txt",
+        "samples.png",
+        "source.txt",
+    ]
+    for name in ("../x", "/x", ""):
+        with pytest.raises(TaskError, match="stays below the run"):
+            Log().add_file(source, name)
+    with pytest.raises(TaskError, match="savefig"):
+        Log().add_figure("x", 3)
+
+
+def test_what_is_logged_in_another_process_is_refused():
+    log = Log()
+    child = os.fork()
+    if not child:
+        refused = 0
+        for add in (lambda: log.add("x", 1.0), lambda: log.add_row("x", 1.0, 1, 1)):
+            try:
+                add()
+            except TaskError:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
