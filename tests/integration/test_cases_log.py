@@ -45,7 +45,7 @@ space: {train.optimizer.lr: {uniform: [0.05, 0.4]}}
 def test_metrics(name, module_cli):
     for file in (CASES / "10-metrics").iterdir():
         shutil.copy(file, module_cli.directory)
-    done = module_cli("run", f"{name}.yaml")
+    done = module_cli("run", f"{name}.yaml", timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     trials = json.loads(module_cli("trials", name, "--json").stdout)
     assert {one["state"] for one in trials} <= {"complete", "pruned"}
@@ -57,7 +57,7 @@ def test_the_plain_mlflow_api_goes_to_the_trials_own_run(module_cli):
     directory = module_cli.directory
     (directory / "plain_api.py").write_text(PLAIN)
     (directory / "plain.yaml").write_text(SPEC)
-    done = module_cli("run", "plain.yaml")
+    done = module_cli("run", "plain.yaml", timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (directory / "mlflow.db").exists()
     client = MlflowClient(f"sqlite:///{next(directory.rglob('mlflow.db'))}")
