@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ def open_trainer(
     directory: Path,
     *,
     checkpoints: str | None = None,
+    searched: Collection[str] = (),
     device: str | None = None,
     threads: int | None = None,
     memory_share: float = 1.0,
@@ -56,6 +57,7 @@ def open_trainer(
         config: The run, fully resolved.
         directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
         checkpoints: Where its checkpoints lie instead, `s3://BUCKET/...`.
+        searched: The keys whose values a search gave; a loop of one's own must read them.
         device: Such as `cpu` or `cuda:0`; None takes the first CUDA device, or else the CPU.
         threads: Threads of torch's CPU operations; None leaves them as they are.
         memory_share: Share of a GPU's memory that this process may take; one whose tensors ask
@@ -87,6 +89,7 @@ def open_trainer(
             config,
             directory,
             checkpoints=checkpoints,
+            searched=searched,
             device=place,
             restore=restore,
             until=until,

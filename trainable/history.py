@@ -3,8 +3,9 @@
 One line is one row: `{"step": 12, "time": 1700000000000, "metrics": {"train/loss": 0.5}}`. Rows
 are made durable before the checkpoint that covers them, and cut back to the checkpoint when a run
 resumes, so file and checkpoint never disagree. `resumed.json`, which only an interrupted run has,
-lists the steps after which it went on. What must not live here: torch, or any opinion about which
-metrics exist.
+lists the steps after which it went on. `logged.jsonl` has what a user's code logged under steps of
+its own: a line is a row of the run's step at which it was logged, with `own_step` beside. What
+must not live here: torch, or any opinion about which metrics exist.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -21,6 +22,9 @@ from trainable.files import LocalFiles, RunFiles
 from trainable.masking import mask
 
 FILE_NAME = "metrics.jsonl"
+LOGGED = "logged.jsonl"
+ARTIFACTS = "artifacts"
+"""The directory of a run in which files lie that its code logged."""
 RESUMED = "resumed.json"
 
 
@@ -65,6 +69,32 @@ def read_rows(directory: Path) -> list[Row]:
     return rows
 
 
+def read_logged(directory: Path) -> list[tuple[int, Row]]:
+    """Read what a user's code logged under steps of its own, in the order in which it did.
+
+    Returns:
+        The run's step at which each was logged, and a row of its own step.
+
+    Raises:
+        CurveDamaged: A line is no row.
+    """
+    path = directory / LOGGED
+    if not path.exists():
+        return []
+    found = []
+    for line in _complete_lines(path):
+        at = _parse(line, path)
+        found.append((at.step, at._replace(step=json.loads(line).get("own_step", at.step))))
+    return found
+
+
+def logged_files(directory: Path) -> list[tuple[Path, str]]:
+    """Return the files that a run's code logged, each with its path below the run."""
+    root = directory / ARTIFACTS
+    files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else ()
+    return [(path, path.relative_to(root).as_posix()) for path in files]
+
+
 def read_resumptions(directory: Path) -> list[int]:
     """Read after which steps the run in `directory` was interrupted and went on, ascending.
 
@@ -105,6 +135,7 @@ class History:
     def __init__(
         self, directory: Path, files: RunFiles, *, step: int, interrupted: bool = False
     ) -> None:
+        self.directory = directory
         self._path = path = directory / FILE_NAME
         self._files = files
         with self._writing():
@@ -115,6 +146,10 @@ class History:
             if now != before:
                 files.replace(directory / RESUMED, json.dumps(now).encode())
             self._file: BinaryIO = path.open("ab")
+            self._logged_path = logged = directory / LOGGED
+            if logged.exists():
+                files.replace(logged, _up_to(logged, step))
+            self._logged_file: BinaryIO | None = None
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append rows and hand them to the operating system, so that other processes see them.
@@ -127,11 +162,38 @@ class History:
             self._file.write(b"".join(map(_format, rows)))
             self._file.flush()
 
+    def append_logged(self, step: int, rows: Sequence[Row]) -> None:
+        """Append rows of other steps than the run's, logged up to this step of the run.
+
+        Raises:
+            Fenced: Another process has taken over, and the storage says so.
+            StorageError: They cannot be written.
+        """
+        if not rows:
+            return
+        with self._writing():
+            if self._logged_file is None:
+                self._logged_file = self._logged_path.open("ab")
+            lines = (
+                json.dumps(
+                    {
+                        "step": step,
+                        "own_step": row.step,
+                        "time": row.timestamp_ms,
+                        "metrics": row.metrics,
+                    }
+                )
+                for row in rows
+            )
+            self._logged_file.write("".join(f"{line}\n" for line in lines).encode())
+            self._logged_file.flush()
+
     def sync(self) -> None:
         """Return once everything appended survives a power loss."""
         with self._writing():
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            for file in filter(None, (self._file, self._logged_file)):
+                file.flush()
+                os.fsync(file.fileno())
 
     def close(self) -> None:
         """Make everything durable and close the file."""
@@ -141,6 +203,8 @@ class History:
                     self.sync()
                 finally:
                     self._file.close()
+                    if self._logged_file is not None:
+                        self._logged_file.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

@@ -34,6 +34,14 @@ from trainable.errors import (
     TaskError,
 )
 from trainable.history import History, Row
+from trainable.logged import (
+    Sums,
+    close_log,
+    close_run,
+    joined,
+    means,
+    open_log,
+)
 from trainable.naming import nearest
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
@@ -64,6 +72,7 @@ class _Pending(NamedTuple):
     outcome: Outcome
     lr: float
     layers: list[str] | None
+    logged: Sums
 
 
 class Trainer(Run):
@@ -124,6 +133,8 @@ class Trainer(Run):
         self._throughput = Throughput(clock)
         self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
         self._look_every = max(1, train.plan.windows // _LOOKS_PER_EPOCH)
+        self._log = open_log(step.task, history.directory)
+        self._logged: list[Row] = []
         self._pending: list[_Pending] = []
         self._unwritten: list[Row] = []
         # Of the last step taken: fp16 may skip every window between a save and the epoch's end.
@@ -190,7 +201,8 @@ class Trainer(Run):
                 covered=self._history.sync,
                 steady=_STEADY,
             )
-            rows, self._unreported = self._unreported, []
+            rows, self._unreported = [*self._logged, *self._unreported], []
+            self._logged = []
             yield self._news(rows)
 
     @property
@@ -219,6 +231,8 @@ class Trainer(Run):
         return self._train.plan, self._val.plan
 
     def _release(self) -> None:
+        close_log(self._step.task, self._log)
+        close_run(self._history.directory)
         self._train.close()
         self._val.close()
 
@@ -236,7 +250,7 @@ class Trainer(Run):
     def _take_step(self, window: Iterable[Batch]) -> None:
         """Take one step, advance the counters, remember the values without waiting for them."""
         progress = self.state.progress
-        number = progress.step + 1
+        number = self._log.step = progress.step + 1
         lr = applied_lr(self._step.optimizer)
         if self._device_time is None:
             outcome = self._step(window, number)
@@ -250,13 +264,15 @@ class Trainer(Run):
         self._throughput.count(size)
         if progress.window % self._look_every == 0:
             self._watch.sample(memory_in_use(self._step.device))
+        logged = self._log.take()
         if not outcome.taken:
             self._note_skipped(outcome, number)
             return
         progress.step, progress.skipped_in_a_row = number, 0
         every = self._layer_norms_every
         layers = self._layer_norms.present() if every and number % every == 0 else None
-        self._pending.append(_Pending(number, int(self._wall_clock() * 1000), outcome, lr, layers))
+        now = int(self._wall_clock() * 1000)
+        self._pending.append(_Pending(number, now, outcome, lr, layers, logged))
         if len(self._pending) >= _FETCH_EVERY:
             self._fetch()
 
@@ -275,9 +291,13 @@ class Trainer(Run):
             NonFiniteGradient: The same for its gradient norm.
         """
         pending, self._pending = self._pending, []
-        for entry, (loss, norm, clipped, weight) in zip(pending, _values(pending), strict=True):
+        all_logged = means(entry.logged for entry in pending)
+        values = _values(pending)
+        for entry, (loss, norm, clipped, weight), logged in zip(
+            pending, values, all_logged, strict=True
+        ):
             raise_if_not_finite(loss, norm, entry.step)
-            metrics = {"train/loss": loss, "train/grad_norm": norm, "train/lr": entry.lr}
+            metrics = {"train/loss": loss, "train/grad_norm": norm, "train/lr": entry.lr} | logged
             self._scheduled[entry.step] = entry.outcome.lr
             if entry.layers is not None:
                 # Device synchronisation, every `layer_norms_every` steps and only now.
@@ -288,6 +308,9 @@ class Trainer(Run):
 
     def _write(self) -> None:
         self._history.append(self._unwritten)
+        logged = self._log.take_rows(self._last_metrics)
+        self._history.append_logged(self.state.progress.step, logged)
+        self._logged += logged
         for row in self._unwritten:
             self._watch.see(row, self._scheduled.pop(row.step, None))
         self._unreported += self._unwritten
@@ -338,6 +361,7 @@ class Trainer(Run):
         modes = [(module, module.training) for module in self._step.model.modules()]
         batches = (batch for window in self._val.windows(0) for batch in window)
         self._step.model.eval()
+        self._log.prefix = "val/"
         try:
             # Not inference mode: what a model keeps of an evaluation, such as a longer table of
             # positions, could not be used in training then.
@@ -346,16 +370,19 @@ class Trainer(Run):
         finally:
             for module, training in modes:
                 module.training = training
+            self._log.prefix = ""
         if not isinstance(found, dict) or not found:
             raise TaskError(
                 f"evaluate() returned {found!r}; it must return a dict of metrics, such as "
                 f"{{'loss': 0.5}}"
             )
         whose = type(self._step.task).__name__
-        return {
+        metrics = {
             f"val/{name}": one_number(value, f"{whose}.evaluate() gives {name!r}")
             for name, value in _fetched(found, self._step.device).items()
         }
+        (logged,) = means([self._log.take()])  # device synchronisation, as above
+        return joined(metrics, logged, f"{whose}.evaluate()")
 
     def _value_of_metric(self, boundary: dict[str, float]) -> float:
         reported = self._last_metrics | boundary
@@ -413,7 +440,7 @@ class Trainer(Run):
 
 def _values(pending: list[_Pending]) -> list[tuple[float, ...]]:
     """Loss, gradient norm, whether clipped, and weight of each step."""
-    rows = [(o.loss, o.grad_norm, o.clipped, o.weight) for _, _, o, _, _ in pending]
+    rows = [(o.loss, o.grad_norm, o.clipped, o.weight) for _, _, o, *_ in pending]
     if not any(isinstance(value, Tensor) for row in rows[:1] for value in row):
         return [tuple(map(float, row)) for row in rows]
     columns = [_column(values) for values in zip(*rows, strict=True)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ import torch
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
+from trainable.config_reads import recorded
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.files import files_of
 from trainable.history import History, Row, read_rows
 from trainable.inheritance import with_inheritance
+from trainable.logged import Log, close_run, joined, means, run_log
 from trainable.naming import nearest
 from trainable.precision import device_name
 from trainable.run import Report, Run, at_best, describe, is_better, one_number
@@ -40,6 +42,8 @@ Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
 
 FORMAT = 1
 _KEYS = {"format", "loop", "progress"}
+_READ_HERE = frozenset({"train.deterministic"})
+"""What can be searched and is put into effect for any loop."""
 _OVER = object()
 """What stands for the end of a loop; a loop may yield None by mistake."""
 
@@ -64,6 +68,37 @@ class Context:
     device: torch.device
     restored: dict[str, Any] | None = None
     epoch: int = 0
+    _log: Log = field(default_factory=Log, repr=False, compare=False)
+
+    def log(self, name: str, value: float | torch.Tensor) -> None:
+        """Log a number beside the metrics of the next report: the mean of its values until then.
+
+        Args:
+            name: Such as `train/aux_loss`; not one that the run reports itself.
+            value: One number; one on a device stays there until the report.
+
+        Raises:
+            TaskError: The name or the value cannot be recorded.
+        """
+        self._log.add(name, value)
+
+    def log_file(self, path: str | Path, name: str | None = None) -> None:
+        """Keep a copy of a file with the run; delivered when the run ends.
+
+        Args:
+            path: The file.
+            name: Its path below the run; default its own name.
+        """
+        self._log.add_file(path, name)
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Keep a figure of Matplotlib's with the run, as `log_file` does.
+
+        Args:
+            name: Its path below the run; `.png` where it has no suffix.
+            figure: Whatever has `savefig`.
+        """
+        self._log.add_figure(name, figure)
 
     def remaining_epochs(self) -> Iterator[int]:
         """Yield the epochs still to be trained, counted from 0.
@@ -84,6 +119,8 @@ class _Progress:
     epoch: int = 0
     best: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+    """Arguments of the task that were not read before the first report."""
 
 
 class OwnLoop(Run):
@@ -92,10 +129,13 @@ class OwnLoop(Run):
     Args:
         function: Takes the run's `TrialConfig` and a `Context`; yields a dict of metrics, or a
             pair of metrics and state.
-        config: Given to the function as it is, so that keys are spelt as in the spec:
-            `config.train.optimizer.lr`, and `config.task.width` for an argument of the task.
+        config: Given to the function so that keys are spelt as in the spec:
+            `config.train.optimizer.lr`, and `config.task.width` for an argument of the task. What
+            is read from it is noted.
         directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
         checkpoints: Where its checkpoints lie instead, `s3://BUCKET/...`.
+        searched: The keys whose values a search gave. A run that starts from the beginning fails
+            at its first report where the loop has not read one of them.
         device: Where the loop shall train.
         restore: Start from this generation (possibly another run's) instead of the directory's
             newest.
@@ -115,6 +155,7 @@ class OwnLoop(Run):
         directory: Path,
         *,
         checkpoints: str | None = None,
+        searched: Collection[str] = (),
         device: torch.device,
         restore: Path | None = None,
         until: int | None = None,
@@ -122,6 +163,8 @@ class OwnLoop(Run):
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
+        self._read_config, self._reads = recorded(config)
+        self._searched = searched
         self._name = config.task.name
         self._device = device
         self._last = until or config.budget.epochs
@@ -141,6 +184,7 @@ class OwnLoop(Run):
             else:
                 saved = store.load(restore)
             self._progress, restored = _parse(saved)
+            self._is_new = restored is None and self._progress.epoch == 0
             set_determinism(config.train.deterministic)
             set_seed(config.seed)
             context = Context(
@@ -150,7 +194,11 @@ class OwnLoop(Run):
                 device=device,
                 restored=restored,
                 epoch=self._progress.epoch,
+                _log=run_log(directory),
             )
+            self._log = context._log
+            self._log.step = self._progress.epoch + 1
+            self._logged: list[Row] = []
             self._generator = self._start(function, context)
             resumed_at = self._progress.epoch
             interrupted_before = (
@@ -159,6 +207,9 @@ class OwnLoop(Run):
             covered = -1 if saved is None else resumed_at
             history = History(directory, files, step=covered, interrupted=interrupted_before)
         earlier = read_rows(directory)
+        self._yielded: set[str] = set()  # names of metrics
+        self._missed: set[str] = set()
+        self._unreported = _without_metric(earlier, config.metrics)
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
 
     @property
@@ -167,14 +218,16 @@ class OwnLoop(Run):
         return {"device": device_name(self._device)}
 
     def events(self) -> Iterator[Report]:
-        """Run the loop, and yield a report for each of its yields.
+        """Run the loop, and yield a report for each of its yields that has the metric.
+
+        The rows of those without it come with the next report.
 
         Ends when the budget's epochs are reported, when the loop ends by itself (the last report
         is then repeated as the finished one), or without a further report once it is interrupted.
 
         Raises:
             TaskError: The loop yielded something else than metrics, or nothing at all.
-            ConfigError: The metric is not among those yielded, or a run that is to be continued
+            ConfigError: The metric is in none of the reports, or a run that is to be continued
                 yielded no state.
             NonFiniteMetric: The metric became NaN or infinite.
             CheckpointError: The state holds objects that cannot be saved, or could not be written.
@@ -192,10 +245,14 @@ class OwnLoop(Run):
                         f"{self._name} ended without a report; it must yield a dict of metrics, "
                         "such as {'val/loss': 0.5}, at least once"
                     )
-                yield self._news([], finished=True)
+                self._check_metric()
+                yield self._news(self._take_rows(), finished=True)
                 return
             metrics, state = self._check(yielded)
-            row, value, new_best = self._note(metrics)
+            if self._is_new:
+                self._is_new = False
+                self._check_reads()
+            value, new_best = self._note(metrics)
             interrupted = self._interrupted()
             if state is not None:
                 self.store.offer(
@@ -217,19 +274,52 @@ class OwnLoop(Run):
                 )
             elif interrupted:
                 self.store.wait()
-            yield self._news([row], finished=progress.epoch >= epochs)
+            if value is not None or progress.epoch >= epochs:
+                yield self._news(self._take_rows(), finished=progress.epoch >= epochs)
 
     def _release(self) -> None:
+        close_run(self._history.directory)
         self._generator.close()  # its `finally` blocks run
 
     def _start(self, function: Function, context: Context) -> Generator[Any, None, None]:
-        started = function(self._config, context)
+        started = function(self._read_config, context)
         if not isinstance(started, Generator):
             raise TaskError(
                 f"{self._name} returned an object of type {type(started).__name__}; it must be a "
                 "generator function: yield a dict of metrics after each epoch"
             )
         return started
+
+    def _check_reads(self) -> None:
+        """Refuse a search of what the loop does not read, once it has made its first report."""
+        unread = [key for key in self._searched if not self._is_read(key)]
+        if unread:
+            key = unread[0]
+            one = key if len(unread) == 1 else f"{', '.join(unread)} each"
+            raise ConfigError(
+                f"{one} was searched, and {self._name} made its first report without reading "
+                "it; whatever is found as its best value would mean nothing; read "
+                f"config.{key} before the first yield{self._asked(key)}, or remove it from space; "
+                "where it counts for some values of another key only, say so with `when`",
+                key=key,
+            )
+        arguments = (f"task.{name}" for name in self._config.task.arguments)
+        self._progress.unread = [key for key in arguments if not self._is_read(key)]
+
+    def _is_read(self, key: str) -> bool:
+        return key in _READ_HERE or self._reads.has(key)
+
+    def _asked(self, key: str) -> str:
+        """What the loop asked for instead, where it looks like a mistake in writing."""
+        return nearest(key, self._reads.missing)
+
+    def _unread_arguments(self) -> list[str]:
+        return [
+            f"{key} is given, and {self._name} does not read it{self._asked(key)}; an argument "
+            f"that nobody reads changes nothing; read config.{key}, or remove it"
+            for key in self._progress.unread
+            if not self._reads.has(key)
+        ]
 
     def _check(self, yielded: object) -> tuple[dict[str, float], dict[str, Any] | None]:
         metrics, state = (
@@ -251,7 +341,9 @@ class OwnLoop(Run):
                 f"{self._name} yielded a state of type {type(state).__name__}; it must be a dict, "
                 "such as {'model': model.state_dict()}"
             )
-        return {key: self._number(key, value) for key, value in metrics.items()}, state
+        numbers = {key: self._number(key, value) for key, value in metrics.items()}
+        (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
+        return joined(numbers, logged, self._name), state
 
     def _number(self, key: object, value: object) -> float:
         if not isinstance(key, str):
@@ -259,35 +351,68 @@ class OwnLoop(Run):
         # device synchronisation where it is a tensor on one: the loop chose to yield that
         return one_number(value, f"{self._name} yielded {key!r}")
 
-    def _note(self, metrics: dict[str, float]) -> tuple[Row, float, bool]:
-        """Count the report and write its row; return the row, the metric, and if it is best."""
+    def _note(self, metrics: dict[str, float]) -> tuple[float | None, bool]:
+        """Count the report and write its row; return the metric, and if it is best.
+
+        Of a report without the metric, or one of several, there is neither: nobody decides by it.
+        """
         progress, config = self._progress, self._config
         progress.epoch += 1
         metric, *also = config.metrics
-        for name in (metric, *also):
-            if name not in metrics:
-                raise ConfigError(
-                    f"{name!r} is not reported{nearest(name, metrics)}; it must be one that "
-                    f"{self._name} yields: {', '.join(sorted(metrics))}; write one of these",
-                    key="metric",
-                )
-        value = metrics[metric]
-        broken = [name for name in (metric, *also) if not math.isfinite(metrics[name])]
-        is_best = not broken and is_better(value, progress.best, config.modes[0])
+        self._yielded.update(metrics)
+        lacking = [name for name in config.metrics if name not in metrics]
+        value = None if lacking else metrics[metric]
+        checked = () if lacking else config.metrics
+        broken = [name for name in checked if not math.isfinite(metrics[name])]
+        is_best = (
+            value is not None and not broken and is_better(value, progress.best, config.modes[0])
+        )
         if is_best:
             progress.best = value
         self._watch.sample(memory_in_use(self._device))
         memory = memory_since_report(self._device)
         best = at_best(also, metrics, progress.metrics, is_best=is_best)
-        progress.metrics = memory | metrics | {"epoch": float(progress.epoch)}
+        of_row = memory | metrics | {"epoch": float(progress.epoch)}
         if progress.best is not None:
-            progress.metrics |= {f"best/{metric}": progress.best, **best}
-        row = Row(progress.epoch, int(self._wall_clock() * 1000), progress.metrics)
+            of_row |= {f"best/{metric}": progress.best, **best}
+        row = Row(progress.epoch, int(self._wall_clock() * 1000), of_row)
+        logged = self._log.take_rows(self._yielded.union(config.metrics))
+        self._log.step = progress.epoch + 1
+        self._history.append_logged(progress.epoch, logged)
+        self._logged += logged
         self._history.append([row])
+        self._unreported.append(row)
         self._watch.see(row)
         if broken:
             raise NonFiniteMetric(broken[0], progress.epoch, metrics[broken[0]])
-        return row, value, is_best
+        # The last report of a run is one in any case; it then says what the metric was last.
+        kept = metrics if not lacking else progress.metrics
+        progress.metrics = of_row | {n: kept[n] for n in config.metrics if n in kept}
+        if lacking and progress.epoch >= self._last:
+            self._check_metric()
+        elif lacking and lacking[0] not in self._missed:
+            self._missed.add(lacking[0])
+            print(
+                f"epoch {progress.epoch}: {lacking[0]!r} is not among what {self._name} yields; "
+                "nothing is decided until it is, and a run that never yields it fails at its end"
+            )
+        return value, is_best
+
+    def _check_metric(self) -> None:
+        """Refuse the end of a run that has never reported its metric."""
+        for name in self._config.metrics:
+            if name not in self._progress.metrics:
+                raise ConfigError(
+                    f"{name!r} is not reported{nearest(name, self._yielded)}; it must be one "
+                    f"that {self._name} yields, all metrics in one report: "
+                    f"{', '.join(sorted(self._yielded))}; write one of these",
+                    key="metric",
+                )
+
+    def _take_rows(self) -> list[Row]:
+        rows, self._unreported = [*self._logged, *self._unreported], []
+        self._logged = []
+        return rows
 
     def _snapshot(self, state: dict[str, Any]) -> dict[str, Any]:
         """Make the state to be saved."""
@@ -298,9 +423,18 @@ class OwnLoop(Run):
         progress = self._progress
         if finished:
             self.store.wait()
-        return self._report(
+        report = self._report(
             progress.epoch, progress.epoch, progress.metrics, rows, finished=finished
         )
+        if rows:
+            report.signals.extend(self._unread_arguments())
+        return report
+
+
+def _without_metric(rows: list[Row], metrics: tuple[str, ...]) -> list[Row]:
+    """Return the rows after the last one that was a report."""
+    reported = [at for at, row in enumerate(rows, start=1) if row.metrics.keys() >= {*metrics}]
+    return rows[reported[-1] if reported else 0 :]
 
 
 def _parse(saved: dict[str, Any] | None) -> tuple[_Progress, dict[str, Any] | None]:

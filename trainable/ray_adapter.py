@@ -51,12 +51,13 @@ class TuneTrial(tune.Trainable):
     """One trial as a Ray actor.
 
     Its Tune configuration is a dict of: `number`, the trial's number; `directory`, where its
-    files live; `checkpoints`, where its checkpoints lie when not there; `config`, a dumped
-    `TrialConfig`; `until`, the epoch at which it saves and pauses, or None; `threads`, CPU threads
-    to use; `drain` and `stop`, files whose existence asks the trial to checkpoint and end at its
-    next step, to be continued or for good; `halve_batch`, whether it goes on with smaller
-    micro-batches when the memory does not suffice; `together`, for how many seconds reports are
-    gathered before they are told, 0 where somebody decides after each one.
+    files live; `params`, its values by searched key; `checkpoints`, where its checkpoints lie
+    when not there; `config`, a dumped `TrialConfig`; `until`, the epoch at which it saves and
+    pauses, or None; `threads`, CPU threads to use; `drain` and `stop`, files whose existence asks
+    the trial to checkpoint and end at its next step, to be continued or for good; `halve_batch`,
+    whether it goes on with smaller micro-batches when the memory does not suffice; `together`,
+    for how many seconds reports are gathered before they are told, 0 where somebody decides after
+    each one.
     """
 
     _switches: Any = None
@@ -86,6 +87,7 @@ class TuneTrial(tune.Trainable):
         self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
         self._until: int | None = config.get("until")
+        self._searched = tuple(config.get("params", ()))
         self._together: float = config.get("together", 0.0)
         self._halved = False
         self._set_aside: list[str] = []
@@ -113,7 +115,8 @@ class TuneTrial(tune.Trainable):
             all that was trained.
             `accumulation`, once it is no longer what the trial was given.
             In the first result after the run was opened, `resolved`: its device and precision; and
-            `set_aside`: what was found damaged, and what is used instead.
+            `set_aside`: what was found damaged, and what is used instead. `noted`: `params` and
+            `tags` that the user's code logged since.
         """
         deadline = time.monotonic() + self._together
         *earlier, report = self._next_reports(deadline)
@@ -130,6 +133,8 @@ class TuneTrial(tune.Trainable):
 
     def _result(self, report: Any) -> dict[str, Any]:
         result: dict[str, Any] = {}
+        if noted := self._take_notes():
+            result["noted"] = noted
         if self._set_aside:
             result["set_aside"], self._set_aside = self._set_aside, []
         if self._resolved:
@@ -149,6 +154,12 @@ class TuneTrial(tune.Trainable):
             saved = report.checkpoint is not None and report.checkpoint.step == report.step
             result |= {"ending": "paused" if paused else "finished", "saved": saved, DONE: True}
         return result
+
+    def _take_notes(self) -> dict[str, dict[str, str]]:
+        from trainable.logged import current_run
+
+        run = current_run()
+        return run[0].take_notes() if run is not None else {}
 
     def _told(self, report: Any) -> dict[str, Any]:
         return {
@@ -187,6 +198,10 @@ class TuneTrial(tune.Trainable):
 
     def _close_run(self) -> None:
         """Shut loaders down, wait for pending writes, give memory back."""
+        if self._switches is not None:  # else nothing was loaded
+            from trainable.logged import close_run
+
+            close_run(self._directory)
         if self._trainer is not None:
             with self._logged():
                 try:
@@ -203,6 +218,7 @@ class TuneTrial(tune.Trainable):
 
     def _open(self) -> None:
         from trainable.build import open_trainer
+        from trainable.logged import run_log
 
         try:
             os.stat(self._directory.parent)
@@ -212,10 +228,12 @@ class TuneTrial(tune.Trainable):
                 f"({problem.strerror}); every node sees a sweep's files, also one that joins "
                 "later; mount them there, or take the node out, then resume"
             ) from problem
+        run_log(self._directory)  # what a task logs while it is built is the run's, too
         self._trainer = open_trainer(
             self._config,
             self._directory,
             checkpoints=self._address,
+            searched=self._searched,
             threads=self._threads,
             memory_share=self._gpu_share(),
             until=self._until,

@@ -11,6 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -156,6 +157,50 @@ class Task:
         if isinstance(counted, Tensor):
             metrics["accuracy"] = correct / counted
         return metrics
+
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Log a number beside what the run reports, of the step or the evaluation that is made.
+
+        It is a column of that step's row. Several values of one step (one for each micro-batch) or
+        of one evaluation become their mean; those of an evaluation are named `val/<name>`. A value
+        on a device is fetched with the step's other values, so that no step waits for it. While
+        the task is not trained, nothing is recorded.
+
+        Args:
+            name: Such as `train/aux_loss`; not one that the run reports itself.
+            value: One number.
+
+        Raises:
+            TaskError: The name or the value cannot be recorded.
+        """
+        from trainable.logged import log_of
+
+        if (log := log_of(self)) is not None:
+            log.add(name, value)
+
+    def log_file(self, path: str | Path, name: str | None = None) -> None:
+        """Keep a copy of a file with the run that is trained; delivered when it ends.
+
+        Args:
+            path: The file.
+            name: Its path below the run; default its own name.
+        """
+        from trainable.logged import log_of
+
+        if (log := log_of(self)) is not None:
+            log.add_file(path, name)
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Keep a figure of Matplotlib's with the run that is trained, as `log_file` does.
+
+        Args:
+            name: Its path below the run; `.png` where it has no suffix.
+            figure: Whatever has `savefig`.
+        """
+        from trainable.logged import log_of
+
+        if (log := log_of(self)) is not None:
+            log.add_figure(name, figure)
 
     def fingerprint(self, data: Data) -> str | None:
         """Return a text that changes when the data change, or None where that cannot be known.

@@ -30,7 +30,7 @@ from sweeps.spec.spec import SpecError, SweepSpec
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.files import sync_file
-from trainable.history import Row, read_rows
+from trainable.history import Row, logged_files, read_logged, read_rows
 from trainable.ray_adapter import OBJECTIVE
 
 
@@ -146,8 +146,12 @@ class Books:
 
     def described(self, told: Told) -> None:
         """Record what a run says of itself, which nobody else could tell again."""
+        noted = told.result.get("noted") or {}
+        if params := noted.get("params"):
+            self._recorder.start(told.number, params, {})
         resolved = told.result.get("resolved") or {}
         tags = {f"gradsweep.{key}": value for key, value in resolved.items()}
+        tags |= noted.get("tags", {})
         damaged = told.result.get("set_aside") or []
         if damaged:
             tags["checkpoint.set_aside"] = "; ".join(damaged)
@@ -259,7 +263,9 @@ class Books:
         self._recorder.log(number, recorded(rows, self._spec.tracking.every, ended=ended))
 
     def _log_the_rest(self, number: int) -> None:
-        self._log(number, read_rows(self._paths.trial(number)), ended=True)
+        directory = self._paths.trial(number)
+        self._recorder.log(number, [row for _, row in read_logged(directory)])
+        self._log(number, read_rows(directory), ended=True)
 
     def _show(self, told: Told) -> None:
         for one in told.reports:
@@ -294,6 +300,8 @@ class Books:
 
         self._fence()  # not within: a lock in a database may have to wait for the transaction
         record = self._ledger.at_once(store)
+        for file, name in logged_files(self._paths.trial(number)):
+            self._recorder.artifact(number, file, name)
         self._recorder.finish(number, STATUSES[record.state], end_tags(record, self._spec))
         if last is not None:
             self._show(last)

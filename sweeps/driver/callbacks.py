@@ -40,6 +40,7 @@ from trainable.files import make_directory
 
 _NOT_KEPT = (
     "earlier",
+    "noted",
     "rows",
     "metrics",
     "signals",

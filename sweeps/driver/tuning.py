@@ -22,6 +22,7 @@ from sweeps.early_stopping.stopping import BY_THE_SWEEP, Stops
 from sweeps.engine import engine
 from sweeps.engine.interrupt import Interruption
 from sweeps.engine.resources import Plan
+from sweeps.engine.trial_process import SweepTrial
 from sweeps.layout import LedgerError
 from sweeps.ledger.ledger import TrialRecord
 from sweeps.lock import SweepLock
@@ -31,7 +32,6 @@ from sweeps.search.searcher import LedgerSearcher
 from trainable.errors import StorageError
 from trainable.history import CurveDamaged
 from trainable.masking import is_secret
-from trainable.ray_adapter import TuneTrial
 
 
 def tune_trials(
@@ -123,7 +123,7 @@ def tune_trials(
         [one for one in ENV_VARS_TO_PROPAGATE if is_secret(one)]
     )
     tuner = tune.Tuner(
-        tune.with_resources(TuneTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
+        tune.with_resources(SweepTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
         tune_config=tune.TuneConfig(
             num_samples=-1, search_alg=searcher, scheduler=scheduler, reuse_actors=True
         ),

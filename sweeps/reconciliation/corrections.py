@@ -37,7 +37,7 @@ from sweeps.stores import trial_files
 from tracking.recorder import Recorder
 from trainable.errors import Fenced, StorageError
 from trainable.files import RunFiles
-from trainable.history import read_rows
+from trainable.history import logged_files, read_logged, read_rows
 
 
 class StrangerInTheWay(ValueError):
@@ -81,8 +81,10 @@ def apply(
                 lineage = without_unbegun(ledger.trial(number), paths).lineage
                 record = ledger.finish(number, ending, reason=reason, lineage=lineage)
                 # Also what it trained after its last report: no later start would deliver it.
-                rows = recorded(read_rows(paths.trial(number)), spec.tracking.every, ended=True)
-                told = Told(number, STATUSES[ending], tuple(rows))
+                directory = paths.trial(number)
+                rows = recorded(read_rows(directory), spec.tracking.every, ended=True)
+                own = [row for _, row in read_logged(directory)]
+                told = Told(number, STATUSES[ending], (*own, *rows))
                 tell(told, paths, spec, record, recorder)
             case Unopened() | Told() | Interrupted():
                 tell(wrong, paths, spec, ledger.trial(wrong.number), recorder)
@@ -107,6 +109,8 @@ def tell(
             recorder.log(number, rows)
         case Told(number, status, rows):
             recorder.log(number, rows)
+            for file, name in logged_files(paths.trial(number)):
+                recorder.artifact(number, file, name)
             # Where the ledger was told may be another time zone.
             ends = [*(row.timestamp_ms for row in rows[-1:]), record.ended_ms or 0]
             at_ms = min(max(ends), time.time_ns() // 1_000_000) or None

@@ -19,7 +19,7 @@ from sweeps.stores import trial_files, trial_store
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged
-from trainable.history import Row, read_rows
+from trainable.history import Row, read_logged, read_rows
 
 
 def gather(
@@ -89,7 +89,10 @@ def trial_facts(
     # A trial that goes on reports the rows after its last report itself, or trains them again.
     last = curve[-1].step if curve else 0
     kept = rows if record.finished else [row for row in rows if row.step <= last]
-    logged = tuple(recorded(kept, spec.tracking.every, ended=record.finished))
+    logged = (
+        *(row for at, row in read_logged(directory) if record.finished or at <= last),
+        *recorded(kept, spec.tracking.every, ended=record.finished),
+    )
     return TrialFacts(
         record,
         curve,

@@ -494,3 +494,116 @@ def test_preflight_does_not_start_the_loop():
 def test_names_that_lead_nowhere_are_explained(tmp_path, name, message):
     with pytest.raises(ConfigError, match=message):
         open_trainer(_config(name), tmp_path / "run", device="cpu")
+
+
+def _lazy(config, context):
+    """Reads the rate alone, and `late` after its first report."""
+    for epoch in context.remaining_epochs():
+        if epoch:
+            getattr(config.task, "late", None)
+            getattr(config.task, "width", None)
+        yield {"val/loss": config.train.optimizer.lr / (epoch + 1)}, {"epoch": epoch}
+
+
+def _first(directory, *searched, **arguments):
+    config = _config(epochs=3, **arguments)
+    with _open(_lazy, directory, config, searched=searched) as loop:
+        return next(loop.events())
+
+
+def test_a_searched_key_that_the_loop_does_not_read_fails_its_first_report(tmp_path):
+    with pytest.raises(ConfigError, match=r"train\.schedule\.warmup was searched.*`when`"):
+        _first(tmp_path / "a", "train.optimizer.lr", "train.schedule.warmup")
+    assert read_rows(tmp_path / "a") == []
+    with pytest.raises(ConfigError, match=r"read config\.task\.late before the first yield"):
+        _first(tmp_path / "b", "task.late", late=3)
+
+
+def test_a_searched_key_that_is_read_or_put_into_effect_for_any_loop_is_fine(tmp_path):
+    first = _first(tmp_path / "run", "train.optimizer.lr", "train.deterministic")
+    assert first.metrics["val/loss"] == 0.05
+    assert first.signals == []
+
+
+def test_an_argument_that_is_not_read_is_a_signal_until_it_is(tmp_path):
+    config = _config(epochs=4, late=3, widht=5)
+    with _open(_lazy, tmp_path / "run", config) as loop:
+        events = loop.events()
+        first, second = next(events), next(events)
+    assert any("task.late is given" in sentence for sentence in first.signals)
+    assert not any("task.late" in sentence for sentence in second.signals)
+    typo = next(sentence for sentence in second.signals if "task.widht is given" in sentence)
+    assert "did you mean 'task.width'?" in typo
+    with _open(_lazy, tmp_path / "run", config) as loop:
+        third = next(loop.events())
+    assert any("task.widht is given" in sentence for sentence in third.signals)
+
+
+def test_a_run_that_goes_on_need_not_read_again_what_it_read_before(tmp_path):
+    def loop(config, context):
+        start = 0.0 if context.restored else config.task.start
+        for epoch in context.remaining_epochs():
+            yield {"val/loss": start + epoch}, {"epoch": epoch}
+
+    config = _config(epochs=3, start=1.0)
+    for _ in range(2):
+        with _open(loop, tmp_path / "run", config, searched=("task.start",)) as run:
+            assert next(run.events()).signals == []
+
+
+def _sparse(config, context):  # noqa: ARG001  a loop's signature
+    """Has the metric in each third report."""
+    for epoch in context.remaining_epochs():
+        found = {"train/loss": 1.0 / (epoch + 1)}
+        if epoch % 3 == 2:
+            found["val/loss"] = abs(5.0 - epoch)
+        yield found, {"epoch": epoch}
+
+
+def test_a_report_without_the_metric_decides_nothing_and_its_row_comes_with_the_next(tmp_path):
+    with _open(_sparse, tmp_path / "run", _config(epochs=8)) as loop:
+        reports = list(loop.events())
+    assert [(r.epoch, r.finished, r.metrics["val/loss"]) for r in reports] == [
+        (3, False, 3.0),
+        (6, False, 0.0),
+        (8, True, 0.0),
+    ]
+    assert [[row.step for row in r.rows] for r in reports] == [[1, 2, 3], [4, 5, 6], [7, 8]]
+    rows = read_rows(tmp_path / "run")
+    assert [row.step for row in rows if "val/loss" in row.metrics] == [3, 6]
+    assert rows[-1].metrics["best/val/loss"] == 0.0
+    assert loop.store.best().epoch == 6
+
+
+def test_a_run_cut_between_reports_with_the_metric_goes_on_as_if_it_had_not_been(tmp_path):
+    asked = iter([False] * 4 + [True])
+    with _open(
+        _sparse, tmp_path / "run", _config(epochs=8), interrupted=lambda: next(asked)
+    ) as loop:
+        assert [r.epoch for r in loop.events()] == [3]
+    with _open(_sparse, tmp_path / "run", _config(epochs=8)) as loop:
+        reports = list(loop.events())
+    assert [r.epoch for r in reports] == [6, 8]
+    assert [[row.step for row in r.rows] for r in reports] == [[4, 5, 6], [7, 8]]
+
+
+def test_a_run_that_pauses_at_a_report_without_the_metric_says_what_it_was_last(tmp_path):
+    with _open(_sparse, tmp_path / "run", _config(epochs=8), until=4) as loop:
+        assert [(r.epoch, r.metrics["val/loss"]) for r in loop.events()] == [(3, 3.0), (4, 3.0)]
+
+
+def test_a_metric_in_no_report_fails_at_the_end(tmp_path):
+    with (
+        _open(_sparse, tmp_path / "run", _config(epochs=2)) as loop,
+        pytest.raises(ConfigError, match=r"'val/loss' is not reported.*train/loss"),
+    ):
+        list(loop.events())
+
+    def short(config, context):  # noqa: ARG001  a loop's signature
+        yield {"train/loss": 1.0}
+
+    with (
+        _open(short, tmp_path / "short", _config(epochs=2)) as loop,
+        pytest.raises(ConfigError, match=r"'val/loss' is not reported.*train/loss"),
+    ):
+        list(loop.events())

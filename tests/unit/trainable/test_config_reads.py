@@ -1,0 +1,132 @@
+"""A configuration notes what is read from it, in whatever way."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import time
+
+import pytest
+
+from trainable.config import OptimizerConfig, TrainConfig, TrialConfig
+from trainable.config_reads import recorded
+
+PLAIN = TrialConfig.model_validate(
+    {
+        "task": {"name": "m:f", "width": 3, "nested": {"depth": 2}},
+        "metric": "val/loss",
+        "mode": "min",
+        "train": {"optimizer": {"lr": 0.05}},
+    }
+)
+
+
+def _keys(read):
+    config, reads = recorded(PLAIN)
+    read(config)
+    return reads
+
+
+@pytest.mark.parametrize(
+    ("read", "key"),
+    [
+        (lambda c: c.train.optimizer.lr, "train.optimizer.lr"),
+        (lambda c: getattr(c.train.schedule, "warmup", 0), "train.schedule.warmup"),
+        (lambda c: c.train.micro_batch_size, "train.batch_size"),
+        (lambda c: c.task.width, "task.width"),
+        (lambda c: c.task.nested["depth"], "task.nested.depth"),
+        (lambda c: c.task.arguments["width"], "task.width"),
+        (lambda c: c.task.arguments.get("width"), "task.width"),
+        (lambda c: c.task.arguments.pop("width"), "task.width"),
+        (lambda c: c.metrics, "metric"),
+    ],
+)
+def test_one_key_that_is_read_is_noted_alone(read, key):
+    reads = _keys(read)
+    assert reads.has(key)
+    assert not reads.has("train.clip.max_norm")
+    assert not reads.has("budget.epochs")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda c: c.model_dump(),
+        lambda c: c.model_dump_json(),
+        lambda c: vars(c),
+        lambda c: dict(c),
+        lambda c: copy.copy(c),
+        lambda c: copy.deepcopy(c),
+        lambda c: pickle.dumps(c),
+        lambda c: c.model_copy(update={"seed": 1}),
+        lambda c: c == PLAIN,
+        lambda c: TrialConfig.model_validate(c.model_dump()),
+    ],
+)
+def test_what_takes_all_reads_all(read):
+    reads = _keys(read)
+    assert reads.has("train.optimizer.lr")
+    assert reads.has("task.width")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda c: {**c.task.arguments},
+        lambda c: (lambda **given: given)(**c.task.arguments),
+        lambda c: dict(c.task.arguments),
+        lambda c: list(c.task.arguments.items()),
+        lambda c: json.dumps(c.task.arguments),
+        lambda c: c.task.arguments | {},
+        lambda c: {} | c.task.arguments,
+        lambda c: copy.copy(c.task.arguments),
+        lambda c: pickle.loads(pickle.dumps(c.task.arguments)),
+        lambda c: dict(c.task),
+        lambda c: vars(c.task),
+        lambda c: c.task.model_extra,
+        lambda c: c.task.model_dump(),
+    ],
+)
+def test_what_takes_a_section_reads_that_section(read):
+    reads = _keys(read)
+    assert reads.has("task.width")
+    assert reads.has("task.nested")
+    assert not reads.has("train.optimizer.lr")
+
+
+@pytest.mark.parametrize("read", [repr, str, lambda c: f"{c} {c!r}", lambda c: c.train])
+def test_what_shows_or_only_passes_a_section_on_reads_nothing(read):
+    assert not _keys(read).keys
+
+
+def test_it_is_the_configuration_in_every_other_way():
+    config, _ = recorded(PLAIN)
+    assert isinstance(config, TrialConfig)
+    assert isinstance(config.train, TrainConfig)
+    assert isinstance(config.train.optimizer, OptimizerConfig)
+    assert config == PLAIN
+    assert config.model_copy() == PLAIN
+    assert repr(config) == repr(PLAIN)
+    assert hash(config.train) == hash(PLAIN.train)
+    assert pickle.loads(pickle.dumps(config)) == PLAIN
+    assert type(copy.deepcopy(config)) is TrialConfig
+    assert config.task.arguments == PLAIN.task.arguments
+    assert config.model_dump() == PLAIN.model_dump()
+    with pytest.raises(AttributeError):
+        _ = config.train.nothing
+    with pytest.raises(ValueError, match="frozen"):
+        config.train.optimizer.lr = 1.0
+
+
+def test_what_is_asked_for_and_is_not_there_is_noted():
+    reads = _keys(lambda c: (getattr(c.task, "depth", 1), c.task.arguments.get("heads", 1)))
+    assert reads.missing == {"task.depth", "task.heads"}
+
+
+def test_a_read_costs_nothing_that_a_loop_would_notice():
+    config, _ = recorded(PLAIN)
+    start = time.perf_counter()
+    for _ in range(10_000):
+        _ = config.train.optimizer.lr
+    assert (time.perf_counter() - start) / 10_000 < 50e-6

@@ -1,0 +1,77 @@
+"""Where this project relies on private parts of MLflow's client, for `tracking.trial_store`.
+
+It relies on `mlflow.tracking._tracking_service.utils._register(scheme, builder)`, by which MLflow
+itself finds a store by the scheme of its address. The public way, an entry point, would be loaded
+by every MLflow process of the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+from tracking.trial_names import ADDRESS, SCHEME
+
+__all__ = ["ADDRESS", "SCHEME", "redirect"]
+
+
+def redirect(taker: Any) -> None:
+    """Let addresses of the trial's scheme lead to a taker, from MLflow's import on, and let the
+    plain API use it. What an earlier trial of this process left open is ended. MLflow keeps the
+    store, and with it the first taker, for as long as the process lives.
+    """
+    os.environ["MLFLOW_TRACKING_URI"] = ADDRESS
+    if "mlflow" in sys.modules:
+        import mlflow
+
+        _register(taker)
+        while mlflow.active_run() is not None:
+            mlflow.end_run()
+        mlflow.set_tracking_uri(ADDRESS)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(taker))
+
+
+def _register(taker: Any) -> None:
+    from mlflow.tracking._tracking_service import utils
+
+    def build(**_: Any) -> Any:
+        from tracking.trial_store import TrialStore
+
+        return TrialStore(taker)  # type: ignore[abstract]
+
+    utils._register(SCHEME, build)  # type: ignore[no-untyped-call]
+
+
+class _Finder(MetaPathFinder):
+    """Finds mlflow as it is found otherwise, and registers the store once it is imported."""
+
+    def __init__(self, taker: Any) -> None:
+        self._taker = taker
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != "mlflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._taker)
+        return spec
+
+
+class _Loader(Loader):
+    def __init__(self, loader: Any, taker: Any) -> None:
+        self._loader, self._taker = loader, taker
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self._loader.exec_module(module)
+        _register(self._taker)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
