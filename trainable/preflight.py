@@ -19,6 +19,7 @@ from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TrainingError
 from trainable.masking import mask
 from trainable.startup import without_collection
+from trainable.task_import import prepare_process
 
 if TYPE_CHECKING:
     from trainable.data import Plan
@@ -97,6 +98,7 @@ def _main() -> None:
         os.dup2(2, 1)
         with without_collection():
             import trainable.build  # noqa: F401  torch comes with it
+        prepare_process()
         first, far, *others = sys.stdin
         answer = _answer(first, far)
         # at once: whatever happens in a rehearsal, this much is known

@@ -135,15 +135,30 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
     with warnings.catch_warnings(), own_signals(), _bare_node():
         warnings.simplefilter("ignore", FutureWarning)
         try:
-            # Workers find a user's task module: Ray puts the present directory on their path. In
-            # this process' environment it would be on the path of all that it starts.
-            ray.init(**options)
+            # A worker finds a user's task module by itself, see `trainable.task_import`.
+            ray.init(**options, job_config=_job())
         except Exception as error:  # of no narrower kind, on a machine too busy for its patience
             raise NoRay(
                 f"Ray could not be started: {error}; its processes must come up within 30 s, for "
                 "which the machine is short of memory or of time; free some, then resume"
             ) from error
     return True
+
+
+def _job() -> Any:
+    """A Ray job whose workers get no directory of the driver's on their path: Ray puts them first,
+    where a user's `queue.py` is imported in the place of Python's.
+    """
+    from ray.job_config import JobConfig
+
+    kind: Any = JobConfig
+
+    class Job(kind):  # type: ignore[misc]
+        def _serialize(self) -> Any:
+            self._py_driver_sys_path.clear()
+            return super()._serialize()
+
+    return Job()
 
 
 @contextmanager
