@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.integration.commandline import CommandLine
 
 CASES = Path(__file__).parents[1] / "cases"
