@@ -117,3 +117,42 @@ def test_a_task_that_ends_its_process_is_refused_alike(cli: CommandLine, place: 
     told = {_refused(cli(command, "s.yaml")) for command in COMMANDS[:2]}
     assert len(told) == 1
     assert "ended its process (SystemExit: 7)" in told.pop()
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("step.yaml", None),
+        ("lists.yaml", None),
+        ("logstep.yaml", None),
+        ("cond.yaml", None),
+        ("sci.yaml", None),
+        ("boolint.yaml", "0 equals option 2; options differ; remove one of them"),
+        ("floats.yaml", "0.1 equals option 3; options differ; remove one of them"),
+        ("nulls.yaml", "false equals option 3; options differ; remove one of them"),
+        ("opt.yaml", "did you mean 'sgd'?"),
+        ("qbatch.yaml", "write {int: [32, 256], step: 8}"),
+        ("qwidth.yaml", "fc_layer_size is 16.0: a whole number is written without a point, and "
+                        "searched with {int: [low, high], step: n}"),
+    ],
+)  # fmt: skip
+def test_08_a_space_is_valid_or_says_what_can_be_written(
+    cli: CommandLine, file: str, told: str | None
+) -> None:
+    _take(cli, "08-wandb-space")
+    if told is None:
+        cli.ok("check", file)
+    else:
+        assert _refused(cli("check", file)).endswith(told)
+
+
+def test_08_lists_and_steps_are_trained_with_and_shown(cli: CommandLine) -> None:
+    _take(cli, "08-wandb-space")
+    text = (cli.directory / "lists.yaml").read_text()
+    text = text.replace("random}", "grid}").replace("[64, 32], [128], null", "[64, 32], [128]")
+    step = "  task.fc_layer_size: {int: [16, 32], step: 16}\n"
+    cli.write("lists.yaml", text.replace("space:\n", "space:\n" + step))
+    cli.ok("run", "lists.yaml")
+    found = [cli.json("show", "lists", str(number))["params"] for number in range(4)]
+    points = [[one["task.fc_layer_size"], one["task.layers"]] for one in found]
+    assert sorted(points) == [[16, [64, 32]], [16, [128]], [32, [64, 32]], [32, [128]]]

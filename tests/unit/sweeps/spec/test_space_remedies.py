@@ -121,7 +121,8 @@ def test_the_remedy_of_a_range_can_be_followed(wrong: str) -> None:
     with pytest.raises(Refused) as refused:
         parse_distribution(data)
     remedy = str(refused.value).rpartition("; ")[2]
-    assert (found := _followed(remedy, data)) is not None, remedy
+    found = _followed(remedy, data)
+    assert found is not None, remedy
     parse_distribution(found)
 
 
