@@ -26,6 +26,7 @@ from sweeps.engine.orphans import (
     scratch_directory,
 )
 from sweeps.engine.resources import Machine
+from sweeps.engine.system_limits import shortages
 
 _OBJECT_STORE_BYTES = (
     100 * 2**20
@@ -117,7 +118,12 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
 
     if ray.is_initialized():
         return False
-    _alive[token] = claim_scratch(token)
+    try:
+        _alive[token] = claim_scratch(token)
+    except OSError as error:
+        if found := shortages():
+            raise NoRay(f"Ray could not be started: {'; '.join(found)}") from error
+        raise
     withheld = {name: "" for name in withhold if name in os.environ}
     options: dict[str, Any] = {
         "address": "local",  # whatever RAY_ADDRESS says
@@ -138,6 +144,8 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
             # A worker finds a user's task module by itself, see `trainable.task_import`.
             ray.init(**options, job_config=_job())
         except Exception as error:  # of no narrower kind, on a machine too busy for its patience
+            if found := shortages():
+                raise NoRay(f"Ray could not be started: {'; '.join(found)}") from error
             raise NoRay(
                 f"Ray could not be started: {error}; its processes must come up within 30 s, for "
                 "which the machine is short of memory or of time; free some, then resume"

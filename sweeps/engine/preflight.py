@@ -22,6 +22,7 @@ from typing import Any
 
 import trainable
 from sweeps.engine.resources import Plan, StepMemory
+from sweeps.engine.system_limits import shortages
 from sweeps.formats import format_bytes
 from sweeps.spec.problems import Fault, Refused, key_path
 from sweeps.spec.space import Distribution
@@ -151,7 +152,8 @@ class Inspection:
                 self._spec,
                 "task",
                 f"'{self._spec.task.name}' ended the process that loaded it ({last}); a task is "
-                "built once before anything is created; correct it, or its arguments",
+                "built once before anything is created; "
+                + ("; ".join(shortages()) or "correct it, or its arguments"),
             ) from None
         if "refused" in answer:
             raise TaskRefused(self._spec, answer["key"], answer["refused"])

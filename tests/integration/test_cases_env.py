@@ -83,7 +83,7 @@ def test_a_neighbour_with_pythons_name_is_nobodys_trouble_but_who_imports_it(
     """The same `sys.argv`, `sys.path` and directory everywhere, and no file beside the task in the
     place of Python's.
     """
-    for name in ("logging", "queue", "types", "torch", "sweeps", "random"):
+    for name in ("logging", "queue", "types", "numpy", "sweeps", "random"):
         cli.write(f"{name}.py", "raise RuntimeError('this is no module of Python')")
     seen = "import json, os, sys\nprint(json.dumps([sys.argv, sys.path, os.getcwd()]), "
     seen += f"file=open({str(cli.directory / 'seen')!r}, 'a'))\n"
