@@ -29,6 +29,7 @@ from trainable.seeding import set_determinism, set_seed
 from trainable.state import TrainState
 from trainable.step import Step, known_errors
 from trainable.task import Data, Task, check_data, load_loop, load_task
+from trainable.task_import import no_exit
 
 
 def open_trainer(
@@ -171,6 +172,7 @@ class Parts:
     cautions: list[str]
 
 
+@no_exit("the task, while it was built,", "task")
 def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None = None) -> Parts:
     """Build what a run is made of, up to the optimizer, and seed every generator.
 

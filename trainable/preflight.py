@@ -15,10 +15,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from trainable.config import TrialConfig
+from trainable.config import TaskConfig, TrialConfig
 from trainable.errors import ConfigError, TrainingError
 from trainable.masking import mask
 from trainable.startup import without_collection
+from trainable.task_import import prepare_process
 
 if TYPE_CHECKING:
     from trainable.data import Plan
@@ -97,6 +98,7 @@ def _main() -> None:
         os.dup2(2, 1)
         with without_collection():
             import trainable.build  # noqa: F401  torch comes with it
+        prepare_process()
         first, far, *others = sys.stdin
         answer = _answer(first, far)
         # at once: whatever happens in a rehearsal, this much is known
@@ -120,10 +122,25 @@ def _answer(first: str, second: str) -> dict[str, Any]:
             "refused": mask(
                 f"'{wanted.task.name}' could not be built ({type(error).__name__}: {error}); its "
                 "model and its data are built once before anything is created; correct the task "
-                "or its arguments"
+                f"or its arguments{_fractions(wanted.task)}"
             ),
             "key": "task",
         }
+
+
+def _fractions(task: TaskConfig) -> str:
+    """Name the arguments that are whole numbers written as fractions, as `quniform` draws them."""
+    found = [
+        f"{key} is {value}"
+        for key, value in task.arguments.items()
+        if isinstance(value, float) and value.is_integer()
+    ]
+    if not found:
+        return ""
+    return (
+        f"; {', '.join(found)}: a whole number is written without a point, and searched with "
+        "{int: [low, high], step: n}"
+    )
 
 
 def _rehearse(config: str) -> dict[str, int | str]:

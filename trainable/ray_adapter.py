@@ -31,6 +31,7 @@ from trainable.files import make_directory
 from trainable.masking import MaskedLog, mask
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 from trainable.startup import load_training, without_collection
+from trainable.task_import import prepare_process
 
 with without_collection():
     import ray
@@ -95,6 +96,7 @@ class TuneTrial(tune.Trainable):
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
             load_training()
+            prepare_process()
             import torch
 
             from trainable.switches import Switches

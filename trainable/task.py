@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from trainable.errors import ConfigError, TaskError
 from trainable.losses import Weight, cross_entropy
 from trainable.naming import nearest, parts_of
+from trainable.task_import import no_exit
 
 Batch = Any
 Samples = Dataset[Any] | tuple[Tensor, ...]
@@ -297,8 +298,12 @@ def load_loop(name: str) -> Callable[..., Any] | None:
 def _locate(name: str) -> tuple[Any, list[str]]:
     """Import what a name stands for; return it and the names of the tasks beside it."""
     module_name, class_name = parts_of(name)
+    imported = f"{name!r}: the module {module_name!r}, while it was imported,"
     try:
-        module = importlib.import_module(module_name)
+        with no_exit(imported, "task.name"):
+            module = importlib.import_module(module_name)
+    except ConfigError:
+        raise
     except Exception as problem:  # a user's module may fail in any way while it is imported
         raise ConfigError(
             f"{name!r}: the module {module_name!r} could not be imported "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
 import shutil
 import socket
 import sqlite3
@@ -26,6 +27,7 @@ import psutil
 
 from sweeps.engine.orphans import clean_up_after_the_dead
 from sweeps.engine.resources import Machine
+from sweeps.engine.system_limits import shortages
 from sweeps.layout import LedgerError, SweepPaths, list_sweeps, tracking_place
 from sweeps.ledger.place import place_of
 from sweeps.ledger.view import LedgerView
@@ -90,6 +92,8 @@ def examine(root: Path, extra: Sequence[Finding] = ()) -> list[Finding]:
         *_storage(root),
         _shared_memory(Path("/dev/shm")),
         _loopback(),
+        _account(),
+        *_limits(),
         *_tracking(root),
         *extra,
     ]
@@ -350,6 +354,28 @@ def _shared_memory(path: Path) -> Finding:
             "start the container with --shm-size=4g, or remove what fills it",
         )
     return Finding("ok", "shared memory", detail)
+
+
+def _account() -> Finding:
+    user = os.getuid()
+    try:
+        name = pwd.getpwuid(user).pw_name
+    except KeyError:
+        home = os.environ.get("HOME", "")
+        detail = f"user ID {user} has no entry in the password database; HOME is {home or 'unset'}"
+        if home:
+            return Finding("ok", "account", detail)
+        return Finding("fail", "account", detail, "set HOME to a directory that it may write to")
+    return Finding("ok", "account", name)
+
+
+def _limits() -> Iterator[Finding]:
+    found = shortages()
+    if not found:
+        yield Finding("ok", "limits", "temporary space, inodes and ulimits suffice")
+    for one in found:
+        detail, _, remedy = one.rpartition("; ")
+        yield Finding("fail", "limits", detail, remedy)
 
 
 def _loopback() -> Finding:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sweeps.engine.preflight import Facts
+from sweeps.engine.preflight import Facts, check_names
 from sweeps.formats import format_number
 from sweeps.layout import TRIAL_CONFIG
 from sweeps.recording.configuration import read_config
@@ -25,9 +24,11 @@ from sweeps.results import messages
 from sweeps.spec.problems import Fault, Refused, key_path
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec, trial_yaml
+from tracking.address import credentials
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
+from trainable.task_import import prepared
 
 if TYPE_CHECKING:
     from trainable.loop import Trainer
@@ -67,10 +68,11 @@ def train_once(
     Raises:
         OtherRun: Another run has saved its state in `directory`, or it is somebody else's.
     """
-    sys.path.insert(0, os.getcwd())  # a user's task module lies where the command was typed
+    check_names(spec)
     from trainable.build import open_trainer
 
     with ExitStack() as stack:
+        stack.enter_context(_as_a_trial(spec))
         if directory is None:
             directory = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
@@ -123,6 +125,19 @@ def train_once(
             for path in draw_run(config, trainer, directory, figures):
                 console.print(f"wrote {path}", soft_wrap=True)
     return metrics
+
+
+@contextmanager
+def _as_a_trial(spec: SweepSpec) -> Iterator[None]:
+    """What a task sees of its process, as in a trial of a sweep."""
+    withheld = credentials(spec.tracking.uri, spec.storage.ledger) & os.environ.keys()
+    kept = {name: os.environ[name] for name in withheld}
+    with prepared():
+        os.environ.update(dict.fromkeys(withheld, ""))
+        try:
+            yield
+        finally:
+            os.environ.update(kept)
 
 
 def _check_same_run(directory: Path, config: TrialConfig) -> None:

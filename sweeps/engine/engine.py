@@ -26,6 +26,7 @@ from sweeps.engine.orphans import (
     scratch_directory,
 )
 from sweeps.engine.resources import Machine
+from sweeps.engine.system_limits import shortages
 
 _OBJECT_STORE_BYTES = (
     100 * 2**20
@@ -117,7 +118,12 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
 
     if ray.is_initialized():
         return False
-    _alive[token] = claim_scratch(token)
+    try:
+        _alive[token] = claim_scratch(token)
+    except OSError as error:
+        if found := shortages():
+            raise NoRay(f"Ray could not be started: {'; '.join(found)}") from error
+        raise
     withheld = {name: "" for name in withhold if name in os.environ}
     options: dict[str, Any] = {
         "address": "local",  # whatever RAY_ADDRESS says
@@ -135,15 +141,32 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
     with warnings.catch_warnings(), own_signals(), _bare_node():
         warnings.simplefilter("ignore", FutureWarning)
         try:
-            # Workers find a user's task module: Ray puts the present directory on their path. In
-            # this process' environment it would be on the path of all that it starts.
-            ray.init(**options)
+            # A worker finds a user's task module by itself, see `trainable.task_import`.
+            ray.init(**options, job_config=_job())
         except Exception as error:  # of no narrower kind, on a machine too busy for its patience
+            if found := shortages():
+                raise NoRay(f"Ray could not be started: {'; '.join(found)}") from error
             raise NoRay(
                 f"Ray could not be started: {error}; its processes must come up within 30 s, for "
                 "which the machine is short of memory or of time; free some, then resume"
             ) from error
     return True
+
+
+def _job() -> Any:
+    """A Ray job whose workers get no directory of the driver's on their path: Ray puts them first,
+    where a user's `queue.py` is imported in the place of Python's.
+    """
+    from ray.job_config import JobConfig
+
+    kind: Any = JobConfig
+
+    class Job(kind):  # type: ignore[misc]
+        def _serialize(self) -> Any:
+            self._py_driver_sys_path.clear()
+            return super()._serialize()
+
+    return Job()
 
 
 @contextmanager

@@ -8,7 +8,6 @@ torch (spec, resources).
 from __future__ import annotations
 
 import contextlib
-import filecmp
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ from typing import Any
 
 import trainable
 from sweeps.engine.resources import Plan, StepMemory
+from sweeps.engine.system_limits import shortages
 from sweeps.formats import format_bytes
 from sweeps.spec.problems import Fault, Refused, key_path
 from sweeps.spec.space import Distribution
@@ -30,6 +30,7 @@ from sweeps.spec.spec import SpecError, SweepSpec
 from tracking.address import credentials
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
+from trainable.module_names import hidden_by, hidden_imports
 from trainable.naming import parts_of
 
 _SECONDS_TO_END = 5.0
@@ -109,20 +110,19 @@ class Inspection:
 
     def __init__(self, spec: SweepSpec, plan: Plan) -> None:
         self._spec = spec
-        _check_name(spec)
-        path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+        check_names(spec)
         # As its trials see it: their GPUs, and nothing that opens the tracking store.
         environment = dict.fromkeys(credentials(spec.tracking.uri, spec.storage.ledger), "")
         if not plan.gpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "trainable.preflight"],
+            [sys.executable, "-P", "-m", "trainable.preflight"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,  # no pipe: what a task has started may keep it open
             text=True,
-            env={**os.environ, **environment, "PYTHONPATH": path},
+            env={**os.environ, **environment},
             process_group=0,
         )
         configs = [spec.trial_config(0, spec.example_params()), longest_warmup(spec)]
@@ -152,7 +152,8 @@ class Inspection:
                 self._spec,
                 "task",
                 f"'{self._spec.task.name}' ended the process that loaded it ({last}); a task is "
-                "built once before anything is created; correct it, or its arguments",
+                "built once before anything is created; "
+                + ("; ".join(shortages()) or "correct it, or its arguments"),
             ) from None
         if "refused" in answer:
             raise TaskRefused(self._spec, answer["key"], answer["refused"])
@@ -228,30 +229,57 @@ def _weight(key: str, value: object) -> float:
     return -value if key in ("train.accumulation", "train.activation_checkpointing") else value
 
 
-def _check_name(spec: SweepSpec) -> None:
-    """Refuse what needs no import: a child takes seconds for its own."""
-    name = spec.task.name
+def check_names(spec: SweepSpec) -> None:
+    """Refuse what needs no import: a task's module that is not there, or whose name, or that of a
+    module beside it that it imports, something else has already.
+
+    Raises:
+        TaskRefused: That is so.
+    """
+    name, here = spec.task.name, os.getcwd()
     try:
-        package = parts_of(name)[0].partition(".")[0]
+        module = parts_of(name)[0]
     except ConfigError as error:
         raise TaskRefused(spec, error.key, error.message) from None
-    # the second one asks every finder: a package that was installed to be edited lies on no path
-    if not package or not (PathFinder.find_spec(package, [os.getcwd()]) or find_spec(package)):
+    package = module.partition(".")[0]
+    # On a cluster Ray has the working directory before all that is installed there.
+    if ours := hidden_by(trainable.__name__, here):
         raise TaskRefused(
             spec,
             "task.name",
-            f"'{name}': there is no module '{package}' in {os.getcwd()} or among the installed "
-            "packages; the part before the colon must be importable from where you start; change "
-            "the directory, install the package, or correct the name",
-        )
-    # Of what lies there before all that is installed, this name alone is a worker's own. Another
-    # copy of it, such as the checkout that it was installed from, does no harm.
-    ours, stranger = trainable.__file__, PathFinder.find_spec(trainable.__name__, [os.getcwd()])
-    if stranger and stranger.origin and not filecmp.cmp(stranger.origin, ours, shallow=False):
-        raise TaskRefused(
-            spec,
-            "task.name",
-            f"'{stranger.origin}' stands where every trial looks for the package "
+            f"'{ours[0]}' stands where every trial looks for the package "
             f"'{trainable.__name__}', which trains it; where a sweep is started nothing else may "
             "have that name; give the file another one, or start from another directory",
         )
+    if hidden := hidden_by(package, here):
+        raise TaskRefused(spec, "task.name", f"'{name}': {_taken(package, *hidden)}")
+    # the second one asks every finder: a package that was installed to be edited lies on no path
+    if not package or not (PathFinder.find_spec(package, [here]) or _is_installed(package)):
+        raise TaskRefused(
+            spec,
+            "task.name",
+            f"'{name}': there is no module '{package}' in {here} or among the installed "
+            "packages; the part before the colon must be importable from where you start; change "
+            "the directory, install the package, or correct the name",
+        )
+    for file, imported, *taken in hidden_imports(module, here):
+        raise TaskRefused(
+            spec,
+            "task.name",
+            f"'{name}': {file} imports '{imported}': {_taken(imported, *taken)}",
+        )
+
+
+def _taken(name: str, own: str, other: str) -> str:
+    return (
+        f"the name '{name}' is the trouble: {other} has it, and {own} is not what is imported "
+        "under it; a module of yours has a name that neither Python nor an installed package has; "
+        "rename the file, and what imports it"
+    )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # it is loaded, from no file
+        return False

@@ -6,7 +6,6 @@ What must not live here: what they are made of (`trainable.export`, `register`, 
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -129,19 +128,16 @@ def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool =
         NoVersion: It could not be done; the message says why.
     """
     form = "pickle" if pickled else "pt2"
-    # A child process, for the same reason as in `export_trial`; it finds the task's module as the
-    # trials did.
-    path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # A child process, for the same reason as in `export_trial`.
     child = subprocess.run(
         [
-            *(sys.executable, "-m", "sweeps.publishing.register"),
+            *(sys.executable, "-P", "-m", "sweeps.publishing.register"),
             *(str(paths.root), paths.name, str(number), model, form),
         ],
         capture_output=True,
         text=True,
         errors="replace",  # what a task prints need not be text
         check=False,
-        env={**os.environ, "PYTHONPATH": path},
     )
     if child.returncode:
         raise NoVersion(_reason(child))

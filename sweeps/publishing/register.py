@@ -20,6 +20,7 @@ from tracking.registry import NotRegistered, register_model
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
 from trainable.export import load_model
+from trainable.task_import import prepare_process
 
 _OURS = ("sweeps", "trainable", "tracking")
 """Who loads a model need not have them."""
@@ -77,6 +78,7 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
 def main(arguments: list[str]) -> None:
     """Register as the module's docstring says."""
     root, name, number, model, form = arguments
+    prepare_process()
     try:
         view = SweepView(SweepPaths(Path(root), name))
         version = register_best(view, int(number), model, pickled=form == "pickle")

@@ -14,6 +14,7 @@ from sweeps.ledger.view import TrialSummary
 from sweeps.spec.checks import set_path
 from sweeps.spec.problems import key_path
 from sweeps.spec.source import parse
+from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
 from trainable.config import TrialConfig
 
@@ -26,7 +27,7 @@ def trained_with(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> di
         found = read_config(paths.trial(record.number) / TRIAL_CONFIG).model_dump(mode="json")
     except (OSError, ValueError):
         found = spec.model_dump(mode="json", include=set(TrialConfig.model_fields))
-    for key, value in record.best_params.items():
+    for key, value in configured(spec.space, record.best_params).items():
         set_path(found, key_path(key), value)
     return found
 

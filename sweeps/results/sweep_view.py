@@ -25,6 +25,7 @@ from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import Correction, Stranger, reconcile
 from sweeps.spec.origin import FIXED
 from sweeps.spec.revisions import read_spec
+from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import trial_files, trial_store
 from tracking.outbox_status import Delivered, read_outbox
@@ -200,7 +201,11 @@ class SweepView:
         if self.stop is None:
             counts["waiting"] += max(0, self.spec.trials - len(self.records))
         best = [
-            {"number": one.number, "value": one.result, "params": one.best_params}
+            {
+                "number": one.number,
+                "value": one.result,
+                "params": configured(self.spec.space, one.best_params),
+            }
             for one in self.ledger.front()
         ]
         return {
@@ -290,7 +295,7 @@ class SweepView:
         return {
             "number": record.number,
             "state": self.trial_state(record),
-            "params": record.best_params,
+            "params": configured(self.spec.space, record.best_params),
             "value": record.result,
             "step": record.step,
             "epoch": record.epoch,

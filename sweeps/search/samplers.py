@@ -31,6 +31,7 @@ from sweeps.spec.search_space import Place
 from sweeps.spec.sections import SearchConfig
 from sweeps.spec.space import Choice
 from sweeps.spec.spec import SweepSpec
+from trainable.module_names import hidden_by
 from trainable.seeding import derive_seed
 
 _SEEDS = 2**32  # NumPy's legacy generator takes 32 bits
@@ -275,8 +276,15 @@ class _GridPoint(BaseSampler):
 
 def _load(name: str) -> type[BaseSampler]:
     module_name, _, class_name = name.partition(":")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)  # as for a task's module
+    here, package = os.getcwd(), module_name.partition(".")[0]
+    if hidden := hidden_by(package, here):
+        raise SamplerRefused(
+            f"'{name}': the name '{package}' is the trouble: {hidden[1]} has it, and {hidden[0]} "
+            "is not what is imported under it; a module of yours has a name that neither Python "
+            "nor an installed package has; rename the file"
+        )
+    if here not in sys.path:
+        sys.path.append(here)  # last, as for a task's module
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -32,7 +32,7 @@ from sweeps.spec.scalars import shown, write_flow
 from sweeps.spec.search_checks import search_faults, sound_constraints
 from sweeps.spec.search_space import UNFIT, SearchSpace, mutable
 from sweeps.spec.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
-from sweeps.spec.space import Choice, Distribution, Scalar, is_number
+from sweeps.spec.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
 from trainable.config import BudgetConfig, TrainConfig
 from trainable.masking import is_secret
 
@@ -363,6 +363,7 @@ def _space_faults(
     for index, value in distribution.probes():
         at = (*path, distribution.name) if index is None else (*path, distribution.name, index)
         tried = copy.deepcopy(train)
+        value = distribution.configured(value)
         if not set_path(tried, parts, value):
             return
         errors = _train_errors(tried)
@@ -377,7 +378,7 @@ def _space_faults(
             text = shown(value) if index is None else show(at, value)
             yield Fault(at, describe(error, info, key, text))
             continue
-        point = {**known, key: value}
+        point = {**known, key: as_option(value)}
         open_ones = space.keys() - point.keys()  # which decide whether a trial may have the value
         if not sound.allows(point) or any(
             key in one.keys and open_ones & set(one.keys) for one in sound.constraints
@@ -428,7 +429,13 @@ def _train_errors(train: dict[str, Any]) -> list[tuple[tuple[str | int, ...], An
 def _wrong_kind(distribution: Distribution, key: str, error: Any, info: Any) -> str:
     takes = expectation(error["type"], info, error.get("ctx", {}))
     whole = takes.startswith("a whole number")
-    fix = "use int or logint" if whole else "use choice: [...]"
+    fix = "use choice: [...]"
+    if whole:
+        fix = "use int or logint"
+        if isinstance(distribution, QUniform):
+            low, high, step = map(int, distribution.arguments())
+            exact = [low, high, step] == distribution.arguments()
+            fix = f"write {{int: [{low}, {high}], step: {step}}}" if exact else fix
     return f"{distribution.name} draws {distribution.draws}; {key} takes {takes}; {fix}"
 
 

@@ -4,8 +4,10 @@
     {loguniform: [low, high]}        a number, every order of magnitude as likely
     {quniform: [low, high, step]}    low, low + step, ..., high
     {int: [low, high]}               a whole number, both ends included
+    {int: [low, high], step: n}      low, low + n, ..., high
     {logint: [low, high]}            a whole number, every order of magnitude as likely
-    {choice: [a, b, ...]}            one of the listed values
+    {powers: [low, high, factor]}    low, low * factor, low * factor ** 2, ..., high
+    {choice: [a, b, ...]}            one of the listed values, which may be lists and mappings
 
 What must not live here: reading the short form (`space_form`), all parameters together
 (`search_space`), which fields a space may name (`checks`), and how values are drawn (the sampler).
@@ -13,6 +15,7 @@ What must not live here: reading the short form (`space_form`), all parameters t
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +31,8 @@ Scalar = None | bool | int | float | str
 
 WHEN = "when"
 """The key beside a distribution that says under which other values the parameter exists."""
+STEP = "step"
+"""The key beside `int` that says how far apart its values are."""
 _MOST_VALUES = 100  # whole numbers inside a range that are tried when a spec is checked
 
 
@@ -82,6 +87,10 @@ class Distribution:
     def own(self, value: Any) -> Any:
         """Return a value that it contains as it would have drawn it: 1 as 1.0, for example, and a
         rounding error beside a step as that step."""
+        return value
+
+    def configured(self, value: Any) -> Any:
+        """Return a drawn value as a trial's configuration has it."""
         return value
 
     def nearest(self, value: float) -> Any:
@@ -196,10 +205,11 @@ class QUniform(_Range):
 
 @dataclass(frozen=True)
 class Int(Distribution):
-    """A whole number from `low` to `high`, both included."""
+    """A whole number from `low` to `high`, both included, `step` apart."""
 
     low: int
     high: int
+    step: int = 1
 
     name: ClassVar[str] = "int"
     form: ClassVar[str] = "[low, high]"
@@ -208,30 +218,36 @@ class Int(Distribution):
     def arguments(self) -> list[Any]:
         return [self.low, self.high]
 
+    def to_data(self) -> dict[str, Any]:
+        data = super().to_data()
+        return data if self.step == 1 else {self.name: data.pop(self.name), STEP: self.step} | data
+
     def probes(self) -> list[tuple[int | None, Any]]:
         # Neighbours, so that a rule which only some whole numbers keep is met.
-        inner = range(self.low + 1, min(self.high, self.low + 1 + _MOST_VALUES))
+        inner = range(self.low + self.step, self.high, self.step)[:_MOST_VALUES]
         return [(0, self.low), (1, self.high), *((None, value) for value in inner)]
 
     def to_optuna(self) -> BaseDistribution:
         from optuna.distributions import IntDistribution
 
-        return IntDistribution(self.low, self.high)
+        return IntDistribution(self.low, self.high, step=self.step)
 
     def at(self, share: float) -> Any:
-        return self.low + int(share * (self.high - self.low + 1))
+        return self.low + int(share * ((self.high - self.low) // self.step + 1)) * self.step
 
     def values(self) -> Iterable[Any] | None:
-        return range(self.low, self.high + 1)
+        return range(self.low, self.high + 1, self.step)
 
     def contains(self, value: object) -> bool:
-        return is_number(value) and self.low <= value <= self.high and value == int(value)
+        within = is_number(value) and self.low <= value <= self.high and value == int(value)
+        return within and (int(value) - self.low) % self.step == 0  # type: ignore[call-overload]
 
     def own(self, value: Any) -> Any:
         return int(value)
 
     def nearest(self, value: float) -> Any:
-        return min(max(round(value), self.low), self.high)
+        found = min(max(value, self.low), self.high)
+        return self.low + round((round(found) - self.low) / self.step) * self.step
 
 
 @dataclass(frozen=True)
@@ -255,15 +271,21 @@ class LogInt(Int):
 
 @dataclass(frozen=True)
 class Choice(Distribution):
-    """One of the listed values."""
+    """One of the listed values.
+
+    An option that is a list or a mapping is drawn and recorded as its JSON text, because a study
+    takes single values only; `configured` gives it back.
+    """
 
     options: tuple[Scalar, ...]
+    texts: frozenset[str] = field(default=frozenset(), kw_only=True)
+    """Those options that stand for a list or a mapping."""
 
     name: ClassVar[str] = "choice"
     form: ClassVar[str] = "[first, second, ...]"
 
     def arguments(self) -> list[Any]:
-        return list(self.options)
+        return [*map(self.configured, self.options)]
 
     def probes(self) -> list[tuple[int | None, Any]]:
         return list(enumerate(self.options))
@@ -280,14 +302,45 @@ class Choice(Distribution):
         return self.options
 
     def contains(self, value: object) -> bool:
-        return value in self.options
+        return as_option(value) in self.options
 
     def own(self, value: Any) -> Any:
-        return self.options[self.options.index(value)]
+        return self.options[self.options.index(as_option(value))]
+
+    def configured(self, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) and value in self.texts else value
+
+
+@dataclass(frozen=True)
+class Powers(Choice):
+    """One of `low`, `low * factor`, `low * factor ** 2`, ..., `high`."""
+
+    name: ClassVar[str] = "powers"
+    form: ClassVar[str] = "[low, high, factor]"
+    draws: ClassVar[str] = "numbers"
+
+    def arguments(self) -> list[Any]:
+        low, second, *_ = values = [x for x in self.options if is_number(x)]
+        factor = Decimal(str(second)) / Decimal(str(low))
+        return [low, values[-1], int(factor) if factor == int(factor) else float(factor)]
+
+    def probes(self) -> list[tuple[int | None, Any]]:
+        first, *inner, last = self.options
+        return [(0, first), (1, last), *((None, value) for value in inner)]
+
+
+def configured(space: Mapping[str, Distribution], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return drawn values as a trial's configuration has them."""
+    return {k: space[k].configured(v) if k in space else v for k, v in params.items()}
+
+
+def as_option(value: Any) -> Any:
+    """Return what stands for a value among the options of a choice."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
 
 
 KINDS: dict[str, type[Distribution]] = {
-    kind.name: kind for kind in (Uniform, LogUniform, QUniform, Int, LogInt, Choice)
+    kind.name: kind for kind in (Uniform, LogUniform, QUniform, Int, LogInt, Powers, Choice)
 }
 
 

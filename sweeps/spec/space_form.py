@@ -3,6 +3,7 @@ where the parameter exists only under values of others:
 
     {uniform: [0.8, 0.99], when: {train.optimizer.name: sgd}}
     {int: [1, 8], when: {task.kind: [conv, mixed]}}
+    {int: [16, 256], step: 16}
 
 What must not live here: the distributions themselves (`space`), and whether a condition names
 other parameters of the space (`search_checks`).
@@ -18,9 +19,23 @@ from typing import Any
 
 from sweeps.spec.problems import Fault, Refused, nearest
 from sweeps.spec.scalars import shown, write_flow
-from sweeps.spec.space import KINDS, WHEN, Choice, Distribution, Int, QUniform, Scalar
+from sweeps.spec.space import (
+    KINDS,
+    STEP,
+    WHEN,
+    Choice,
+    Distribution,
+    Int,
+    LogInt,
+    LogUniform,
+    Powers,
+    QUniform,
+    Scalar,
+    as_option,
+)
 
 _FORMS = ", ".join(KINDS)
+_MOST_POWERS = 1_000
 _MOST_STEPS = 10**28
 """As far as Decimal counts."""
 
@@ -49,6 +64,8 @@ def parse_distribution(data: object) -> Distribution:
             parse_distribution({key: inner for key, inner in data.items() if key != WHEN}),
             when=_parse_conditions(data[WHEN]),
         )
+    if STEP in data and len(data) == 2:
+        return _parse_stepped(data)
     if len(data) != 1:
         raise Refused(
             f"{len(data)} distributions stand here; a parameter has exactly one; "
@@ -62,12 +79,80 @@ def parse_distribution(data: object) -> Distribution:
         raise Refused(
             [Fault((str(name),), f"unknown distribution '{name}'; valid: {_FORMS}{fix}", True)]
         )
-    size = {"[low, high]": 2, "[low, high, step]": 3}.get(kind.form)
+    size = {"[low, high]": 2, "[low, high, step]": 3, "[low, high, factor]": 3}.get(kind.form)
+    if kind is Int and isinstance(arguments, list) and len(arguments) == 3:
+        return _parse_stepped({kind.name: arguments[:2], STEP: arguments[2]})
     if not isinstance(arguments, list) or (size is not None and len(arguments) != size):
         raise _refuse(kind, _wrong_shape(kind, arguments))
+    if kind is Powers:
+        return _parse_powers(arguments)
     if kind is Choice:
         return _parse_choice(arguments)
     return _parse_range(kind, arguments)
+
+
+def _parse_stepped(data: Mapping[str, Any]) -> Distribution:
+    (name,) = data.keys() - {STEP}
+    if name != Int.name:
+        kind = KINDS.get(str(name))
+        if kind in (LogInt, LogUniform):
+            fix = f"write {Powers.name}: [low, high, factor], such as powers: [16, 256, 2]"
+        elif kind is Choice:
+            fix = "leave the step out"
+        else:
+            fix = f"write {QUniform.name}: [low, high, step]"
+        raise Refused(
+            [Fault((STEP,), f"{name} takes no step; only int has one beside it; {fix}", True)]
+        )
+    step = data[STEP]
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        message = f"{_kind_of(step)} is no step of whole numbers; a step is a whole number from 1 "
+        raise Refused([Fault((STEP,), message + "on; write 16, or use quniform")])
+    whole = parse_distribution({name: data[name]})
+    assert isinstance(whole, Int)
+    left = (whole.high - whole.low) % step
+    if left:
+        fit = whole.high - left
+        fix = f"write [{whole.low}, {fit}], step: {step}"
+        if fit == whole.low:
+            fix = f"write a step of {whole.high - whole.low} or less"
+        raise _refuse(
+            Int,
+            f"high - low = {whole.high - whole.low} is not a whole number of steps of {step}; "
+            f"high lies on a step; {fix}",
+        )
+    return Int(whole.low, whole.high, step)
+
+
+def _parse_powers(arguments: Sequence[Any]) -> Distribution:
+    for index, value in enumerate(arguments):
+        word, least = (("low", 0), ("high", 0), ("factor", 1))[index]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            message = f"{_kind_of(value)} is not a number; {word} is one; write one, such as 2"
+            raise _refuse(Powers, message, index)
+        if not math.isfinite(value) or value <= least:
+            message = f"{word} is {write_flow(value)}; it is above {least}; write 2"
+            raise _refuse(Powers, message, index)
+    whole = all(isinstance(value, int) for value in arguments)
+    low, high, factor = (Decimal(str(value)) for value in arguments)
+    found = [low]
+    while found[-1] < high and len(found) <= _MOST_POWERS:
+        found.append(found[-1] * factor)
+    if len(found) > _MOST_POWERS:
+        raise _refuse(
+            Powers,
+            f"there are more than {_MOST_POWERS} powers of {factor} from {low} to {high}; they "
+            "are listed; write a larger factor, or use loguniform",
+        )
+    values = [int(value) if whole else float(value) for value in found]
+    if found[-1] != high or len(found) < 2:
+        last = values[-2] if len(found) > 2 else values[0] * arguments[2]
+        raise _refuse(
+            Powers,
+            f"{arguments[1]} is not {arguments[0]} times a power of {arguments[2]}; high is one; "
+            f"write [{arguments[0]}, {last}, {arguments[2]}]",
+        )
+    return Powers(tuple(values))
 
 
 def _parse_conditions(data: object) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:
@@ -99,7 +184,10 @@ def _wrong_shape(kind: type[Distribution], arguments: object) -> str:
     rule = f"{kind.name} takes {kind.form}"
     if isinstance(arguments, list) and len(arguments) == 3 and kind.name != "quniform":
         if kind.name.startswith("log"):
-            return f"got {got}; {rule}, and a logarithmic range has no step; leave the step out"
+            return (
+                f"got {got}; {rule}, and a logarithmic range has no step; leave the third out, or "
+                f"write {Powers.name}: [low, high, factor], such as powers: [16, 256, 2]"
+            )
         return f"got {got}; {rule}; leave the third out, or use quniform for steps"
     return f"got {got}; {rule}; write {kind.name}: {kind.form}"
 
@@ -185,10 +273,11 @@ def _parse_choice(options: Sequence[Any]) -> Choice:
     faults = []
     for index, option in enumerate(options):
         message = None
-        if isinstance(option, list | dict):
+        if isinstance(option, list | dict) and not _is_plain(option):
             message = (
-                "a list or a mapping cannot be an option; options are texts, numbers, "
-                "true, false or null; write single values"
+                f"{shown(option)} holds what JSON has no word for; an option is made of texts, "
+                "finite numbers, true, false and null, and the keys of a mapping are texts; "
+                "write such values"
             )
         elif isinstance(option, float) and not math.isfinite(option):
             message = (
@@ -203,6 +292,25 @@ def _parse_choice(options: Sequence[Any]) -> Choice:
             )
         if message:
             faults.append(Fault(("choice", index), message))
+        elif (text := as_option(option)) is not option and text in options:
+            message = (
+                f"{write_flow(option)} is recorded as the text of option "
+                f"{list(options).index(text) + 1}; options differ; remove one of them"
+            )
+            faults.append(Fault(("choice", index), message))
     if faults:
         raise Refused(faults)
-    return Choice(tuple(options))
+    drawn = tuple(map(as_option, options))
+    texts = frozenset(one for one, option in zip(drawn, options, strict=True) if one is not option)
+    return Choice(drawn, texts=texts)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON gives a value back as it was."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)

@@ -228,7 +228,8 @@ class SweepSpec(Section):
                     )
                 )
             else:
-                set_path(data, path, value)
+                known = self.space.get(key)
+                set_path(data, path, known.configured(value) if known else value)
         if not doc.problems:
             try:
                 return TrialConfig.model_validate(data)

@@ -41,7 +41,7 @@ def test_all_errors_of_a_spec_at_once(cli: CommandLine) -> None:
         "wrong.yaml:8:3: space.train.optimzer.lr: 'train.optimzer.lr' names no field of the "
         "spec; did you mean 'train.optimizer.lr'?\n"
         "wrong.yaml:9:24: space.train.optimizer.lr.logunifrm: unknown distribution "
-        "'logunifrm'; valid: uniform, loguniform, quniform, int, logint, choice; "
+        "'logunifrm'; valid: uniform, loguniform, quniform, int, logint, powers, choice; "
         "did you mean 'loguniform'?\n"
     )
     for command in ("check", "run", "train"):

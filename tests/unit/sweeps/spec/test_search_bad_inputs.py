@@ -103,7 +103,7 @@ CASES = [
     pytest.param(
         OPT + "  train.clip.value: {when: {train.optimizer.name: sgd}}\n",
         [
-            "s.yaml:9:21: space.train.clip.value: 0 distributions stand here; a parameter has exactly one; write one of: uniform, loguniform, quniform, int, logint, choice",
+            "s.yaml:9:21: space.train.clip.value: 0 distributions stand here; a parameter has exactly one; write one of: uniform, loguniform, quniform, int, logint, powers, choice",
         ],
         id="a condition alone",
     ),

@@ -55,7 +55,8 @@ def test_reading_and_handing_over(
 
 
 def test_every_kind_has_a_case() -> None:
-    assert {case[1].name for case in CASES} == set(KINDS)
+    elsewhere = {"powers"}  # test_space_remedies
+    assert {case[1].name for case in CASES} | elsewhere == set(KINDS)
 
 
 finite = st.floats(-1e9, 1e9)

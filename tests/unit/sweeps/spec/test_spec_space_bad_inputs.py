@@ -53,7 +53,7 @@ CASES = [
     pytest.param(
         HEAD + "space:\n  train.optimizer.lr: {loguniform: [0.1, 1, 0.1]}\n",
         [
-            "s.yaml:7:36: space.train.optimizer.lr.loguniform: got 3 values; loguniform takes [low, high], and a logarithmic range has no step; leave the step out",
+            "s.yaml:7:36: space.train.optimizer.lr.loguniform: got 3 values; loguniform takes [low, high], and a logarithmic range has no step; leave the third out, or write powers: [low, high, factor], such as powers: [16, 256, 2]",
         ],
         id="21 log with step",
     ),
@@ -102,7 +102,7 @@ CASES = [
     pytest.param(
         HEAD + "space:\n  train.optimizer.lr: {choice: [[1]]}\n",
         [
-            "s.yaml:7:33: space.train.optimizer.lr.choice[0]: a list or a mapping cannot be an option; options are texts, numbers, true, false or null; write single values",
+            "s.yaml:7:33: space.train.optimizer.lr.choice[0]: [1] has the wrong type; expected a number above 0; write for example 0.001",
         ],
         id="22 nested choices",
     ),
@@ -116,7 +116,7 @@ CASES = [
     pytest.param(
         HEAD + "space:\n  train.optimizer.lr: {normal: [0, 1]}\n",
         [
-            "s.yaml:7:24: space.train.optimizer.lr.normal: unknown distribution 'normal'; valid: uniform, loguniform, quniform, int, logint, choice; did you mean 'uniform'?",
+            "s.yaml:7:24: space.train.optimizer.lr.normal: unknown distribution 'normal'; valid: uniform, loguniform, quniform, int, logint, powers, choice; did you mean 'uniform'?",
         ],
         id="23 unknown distribution",
     ),
@@ -130,7 +130,7 @@ CASES = [
     pytest.param(
         HEAD + "space:\n  train.optimizer.lr: {uniform: [0.1, 1], int: [1, 2]}\n",
         [
-            "s.yaml:7:23: space.train.optimizer.lr: 2 distributions stand here; a parameter has exactly one; write one of: uniform, loguniform, quniform, int, logint, choice",
+            "s.yaml:7:23: space.train.optimizer.lr: 2 distributions stand here; a parameter has exactly one; write one of: uniform, loguniform, quniform, int, logint, powers, choice",
         ],
         id="23 two distributions",
     ),

@@ -1,0 +1,42 @@
+"""What a process has of the account that it runs under, where the system knows no such account.
+
+In a container a user ID often has no entry in the password database, and no HOME. Ray, torch,
+matplotlib and MLflow ask for both. What must not live here: anything that takes time to import.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import tempfile
+
+_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
+"""Where `getpass.getuser` looks before it asks the password database."""
+
+
+def complete_account() -> None:
+    """Set USER and HOME for this process and its children where they are missing and the password
+    database does not have them, either.
+    """
+    try:
+        pwd.getpwuid(os.getuid())
+        return
+    except KeyError:
+        pass
+    if not any(os.environ.get(name) for name in _NAMES):
+        os.environ["USER"] = f"uid{os.getuid()}"
+    if not os.environ.get("HOME") and (home := _temporary_home()):
+        os.environ["HOME"] = home
+
+
+def _temporary_home() -> str | None:
+    try:
+        home = os.path.join(tempfile.gettempdir(), f"gradsweep-home-{os.getuid()}")
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        found = os.lstat(home)
+    except OSError:  # nothing can be written; what needs it says so
+        return None
+    # Anybody may have made a directory or a link of that name.
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return home if ours and not found.st_mode & 0o022 else None

@@ -1,0 +1,99 @@
+"""What a process has too little of is named; and an account that the system does not know."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps.account import complete_account
+from sweeps.engine import system_limits
+from sweeps.engine.system_limits import shortages
+
+
+def _limited(limits: str) -> str:
+    """What a process says of itself that a shell with these limits starts."""
+    code = "from sweeps.engine.system_limits import shortages; print(*shortages(), sep='\\n')"
+    return subprocess.run(
+        ["sh", "-c", f'{limits}; exec "$0" -P -c "$1"', sys.executable, code],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ("ulimit -v 4194304", "ulimit -v is 4096 MiB"),
+        ("ulimit -f 2048", "ulimit -f is 1 MiB"),
+        ("ulimit -n 100", "ulimit -n is 100"),
+    ],
+)
+def test_a_limit_that_is_too_small_is_named(limits: str, told: str) -> None:
+    assert told in _limited(limits)
+
+
+def test_processes_are_counted_for_all_but_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    assert any(one.startswith("ulimit -u is 100;") for one in shortages())
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"f_favail": 0}, "has no free inodes"),
+        ({"f_bavail": 0}, "has 0 MiB free"),
+    ],
+)
+def test_temporary_space_is_named(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, int], told: str
+) -> None:
+    class Found:
+        f_files = f_favail = f_bavail = 10**6
+        f_frsize = 4096
+
+    def statvfs(_: Any) -> Any:
+        found = Found()
+        vars(found).update(changed)
+        return found
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert told in shortages()[0]
+    assert shortages()[0].startswith("/tmp ")
+
+
+def test_a_directory_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(system_limits, "TEMPORARY", tmp_path / "gone")
+    assert shortages()[0].startswith(f"{tmp_path}/gone cannot be used")
+
+
+def test_an_account_that_the_system_does_not_know_gets_a_name_and_a_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown(_: int) -> Any:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    for name in ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "")
+    complete_account()
+    assert os.environ["USER"] == f"uid{os.getuid()}"
+    home = Path(os.environ["HOME"])
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert home.parent == tmp_path
+    monkeypatch.setenv("HOME", "")
+    home.rmdir()
+    home.symlink_to(tmp_path)  # somebody else's work
+    complete_account()
+    assert os.environ["HOME"] == ""

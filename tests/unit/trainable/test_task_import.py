@@ -1,0 +1,154 @@
+"""What a process does before it imports a task, and what of a task cannot end it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainable import Data, Task
+from trainable.errors import ConfigError
+from trainable.module_names import hidden_by, hidden_imports
+from trainable.task_import import no_exit, prepared
+
+
+def test_the_working_directory_stands_last_and_no_argument_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "bin" / "sweep"
+    before = ["", str(program.parent), str(tmp_path), *sys.path]
+    monkeypatch.setattr(sys, "path", list(before))
+    monkeypatch.setattr(sys, "argv", [str(program), "run", "s.yaml"])
+    with prepared():
+        assert sys.argv == ["sweep"]
+        assert sys.path[-1] == str(tmp_path)
+        assert sys.path.count(str(tmp_path)) == 1
+        assert not {"", str(program.parent)} & set(sys.path)
+    assert sys.argv == [str(program), "run", "s.yaml"]
+    assert sys.path == before
+
+
+def test_a_directory_that_pythonpath_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/opt/code")
+    monkeypatch.setattr(sys, "path", ["/opt/code", *sys.path])
+    monkeypatch.setattr(sys, "argv", ["/opt/code/start.py"])
+    with prepared():
+        assert sys.path[0] == "/opt/code"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_what_would_end_the_process_is_the_tasks_error(error: BaseException) -> None:
+    with pytest.raises(ConfigError) as refused, no_exit("'a:B': its module", "task"):
+        raise error
+    assert f"'a:B': its module ended its process ({type(error).__name__}" in str(refused.value)
+    assert refused.value.key == "task"
+
+
+def test_an_error_of_the_tasks_own_stays_what_it_is() -> None:
+    with pytest.raises(ZeroDivisionError), no_exit("it", "task"):
+        raise ZeroDivisionError
+
+
+def test_an_interruption_is_none_of_the_tasks() -> None:
+    with pytest.raises(KeyboardInterrupt), no_exit("it", "task"):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_argparse_says_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    refused = pytest.raises(ConfigError, match=r"required: --data.*if __name__")
+    with refused, no_exit("it", "task"):
+        parser.parse_args([])
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(SystemExit):
+        parser.parse_args([])  # as ever outside
+    assert "usage" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["logging", "test", "numpy", "sweeps", "pytest"])
+def test_a_name_that_is_taken_is_found(tmp_path: Path, name: str) -> None:
+    assert hidden_by(name, str(tmp_path)) is None
+    (tmp_path / f"{name}.py").write_text("")
+    hidden = hidden_by(name, str(tmp_path))
+    assert hidden is not None
+    assert hidden[0] == str(tmp_path / f"{name}.py")
+
+
+def test_a_free_name_and_a_directory_of_data_hide_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "numpy").mkdir()
+    assert hidden_by("mine", str(tmp_path)) is None
+    assert hidden_by("numpy", str(tmp_path)) is None
+
+
+def test_a_file_that_is_on_the_path_itself_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    monkeypatch.syspath_prepend(str(link))
+    assert hidden_by("mine", str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "files"),
+    [
+        ("net", {"net.py": "import logging"}),
+        ("net", {"net.py": "def f():\n  from logging import handlers"}),
+        ("net", {"net.py": "import parts", "parts.py": "import logging"}),
+        ("pack.net", {"pack/__init__.py": "", "pack/net.py": "from .parts import a",
+                      "pack/parts.py": "import logging"}),
+        ("pack.net", {"pack/__init__.py": "from . import parts", "pack/net.py": "",
+                      "pack/parts.py": "import logging"}),
+        ("pack.net", {"pack/net.py": "from pack import parts", "pack/parts.py": "import logging"}),
+    ],
+)  # fmt: skip
+def test_a_taken_name_that_is_imported_is_found(
+    tmp_path: Path, module: str, files: dict[str, str]
+) -> None:
+    for name, text in {**files, "logging.py": "", "queue.py": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert [found[1] for found in hidden_imports(module, str(tmp_path))] == ["logging"]
+
+
+def test_a_module_of_a_package_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack/__init__.py").write_text("from .logging import a\nfrom . import types")
+    (tmp_path / "pack/logging.py").write_text("import logging")
+    (tmp_path / "pack/types.py").write_text("")
+    assert not [*hidden_imports("pack", str(tmp_path))]
+
+
+class Exits(Task):
+    def __init__(self) -> None:
+        sys.exit("no data here")
+
+    def build_data(self) -> Data:
+        raise AssertionError
+
+
+def test_a_constructor_that_ends_its_process_is_refused() -> None:
+    import torch
+
+    from trainable.build import build_parts
+    from trainable.config import TrialConfig
+
+    config = TrialConfig.model_validate(
+        {
+            "task": {"name": f"{__name__}:Exits"},
+            "metric": "val/loss",
+            "mode": "min",
+            "seed": 1,
+            "budget": {"epochs": 1},
+        }
+    )
+    with pytest.raises(ConfigError, match=r"ended its process \(SystemExit: no data here\)"):
+        build_parts(config, device=torch.device("cpu"))
