@@ -30,6 +30,7 @@ from trainable.errors import OutOfMemory, StorageError, TrainingError
 from trainable.files import make_directory
 from trainable.masking import MaskedLog, mask
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
+from trainable.process_state import ProcessState
 from trainable.startup import load_training, without_collection
 
 with without_collection():
@@ -61,6 +62,8 @@ class TuneTrial(tune.Trainable):
 
     _switches: Any = None
     """How torch stood before this process' first trial; None where it was not loaded yet."""
+    _process: Any = None
+    """The same of the process itself."""
 
     def setup(self, config: dict[str, Any]) -> None:
         """Get ready; an error here is reported by the first `step`.
@@ -70,6 +73,8 @@ class TuneTrial(tune.Trainable):
         later may write.
         """
         _end_with_raylet()
+        self._process = self._process or ProcessState()
+        self._left: list[str] = []
         self._directory = Path(config["directory"])
         try:
             # Its parents are made where the sweep is: a node that lacks them does not see it.
@@ -170,6 +175,18 @@ class TuneTrial(tune.Trainable):
         a later one.
         """
 
+    def reset(self, new_config: dict[str, Any], storage: Any = None) -> bool:
+        """Reuse this process for another trial, or end it where something is left of the last one:
+        the other trial has not begun, and starts in another process.
+        """
+        try:
+            self.cleanup()  # first: Ray asks for the working directory, for one
+            if not self._left:
+                return bool(super().reset(new_config, storage))  # type: ignore[no-untyped-call]
+        except BaseException:  # whatever a task has broken must not meet the next one
+            traceback.print_exc()
+        os._exit(0)
+
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Reuse this process for another trial."""
         self.cleanup()
@@ -183,6 +200,13 @@ class TuneTrial(tune.Trainable):
         self._close_run()
         if self._switches is not None:
             self._switches.restore()
+        self._left += self._process.restore()
+        if self._left:
+            print(
+                "no other trial is trained in this process, which is not what it was: "
+                f"{', '.join(self._left)}",
+                file=self._log,
+            )
         self._log.close()
 
     def _close_run(self) -> None:
@@ -198,6 +222,7 @@ class TuneTrial(tune.Trainable):
                     traceback.print_exc()
                 finally:
                     self._trainer, self._events = None, iter(())
+        self._left += self._process.end_children()  # they may hold what others need, as of a GPU
         if self._failure is not None:
             release_memory()
 

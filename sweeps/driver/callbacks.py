@@ -11,6 +11,7 @@ not live here: writing (`bookkeeping`, `writing`), and deciding what to try or w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from sweeps.driver import control
 from sweeps.driver.bookkeeping import Books, Entry, Told
 from sweeps.driver.writing import Writer
 from sweeps.early_stopping.failures import (
+    MOST_LOST_STARTS,
     NOT_THE_TRIALS_DOING,
     Failure,
     Hopeless,
@@ -111,6 +113,8 @@ class Bookkeeper(Callback):
         self._last: dict[int, Told] = {}  # what is written with the end, which is about to come
         self._signals: dict[int, list[str]] = {}  # as they were noted last
         self._asked: dict[int, str | None] = {}
+        self._begun: set[int] = set()  # those whose worker has been told to train
+        self._lost_starts: Counter[int] = Counter()
         self._losses = Losses(spec.failures.max_retries)
         self._given_up: dict[int, Failure] = {}
         self._failures = SameFailures(spec.failures.same_failure_limit)
@@ -178,6 +182,8 @@ class Bookkeeper(Callback):
         del iteration, trials, info
         self._fence()
         number, params = trial.config["number"], trial.config["params"]
+        self._begun.add(number)
+        self._lost_starts.pop(number, None)
         directory = self._paths.trial(number)
         make_directory(directory)
         config = self._spec.trial_config(number, params)
@@ -241,6 +247,7 @@ class Bookkeeper(Callback):
                 self._end(number, partial(books.finished, number, self._last.pop(number, None)))
                 self._failures.passed()
             case "paused" if number not in self._asked:
+                self._begun.discard(number)
                 self._live.discard(number)
                 self._paused.add(number)
                 self._writer.put(partial(books.paused, number))
@@ -264,14 +271,22 @@ class Bookkeeper(Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
         """A worker was lost, and Tune starts another one. One that is lost again and again without
-        coming further only starts to be told that it is over; with its node any is lost.
+        coming further only starts to be told that it is over; with its node any is lost. One that
+        has not begun has lost nothing, and nothing is counted.
         """
         del iteration, trials, info
         self._fence()
         self._put_last(trial.config["number"])  # its end does not come yet
         if self._node_died(trial.get_pickled_error()):
+            self._begun.discard(trial.config["number"])
             return
         number = trial.config["number"]
+        if number not in self._begun:
+            self._lost_starts[number] += 1
+            if self._lost_starts[number] == MOST_LOST_STARTS and number not in self._given_up:
+                trial.max_failures = 0  # no worker starts here; the next loss ends the sweep
+            return
+        self._begun.discard(number)
         if not self._losses.lost(number, self._newest_generation(number)):
             self._given_up[number] = self._describe_loss(trial)
             control.order(self._paths, [number])
@@ -280,9 +295,15 @@ class Bookkeeper(Callback):
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """A worker was lost that had been given up."""
+        """A worker was lost that had been given up, or that no trial ever had."""
         del iteration, trials, info
-        self._fail(trial.config["number"], self._describe_loss(trial))
+        number = trial.config["number"]
+        if number in self._begun or number in self._given_up:
+            self._fail(number, self._given_up.get(number) or self._describe_loss(trial))
+            return
+        self._failures.stopped(number, self._describe_lost_starts(trial))
+        if number in self._live | self._paused:
+            self._interrupt(number)
 
     def interrupt_live(self) -> None:
         """Record that the trials which had not ended by now were interrupted."""
@@ -292,6 +313,7 @@ class Bookkeeper(Callback):
 
     def _interrupt(self, number: int) -> None:
         tags = {"stopped_by": "failures"} if self.hopeless else STOPPED_BY_INTERRUPT
+        self._begun.discard(number)
         self._live.discard(number)
         self._paused.discard(number)
         self._put_last(number)
@@ -303,6 +325,7 @@ class Bookkeeper(Callback):
 
     def _end(self, number: int, write: Callable[[], None]) -> None:
         self._signals.pop(number, None)
+        self._begun.discard(number)
         self._live.discard(number)
         self._paused.discard(number)
         self._put_last(number)
@@ -318,6 +341,11 @@ class Bookkeeper(Callback):
         times = self._losses.in_a_row(number)
         often = f"{times} times in a row" if times > 1 else "once"
         reason = f"lost: its process ended {often} without a new checkpoint"
+        return Failure("lost", reason, str(trial.get_pickled_error()))
+
+    def _describe_lost_starts(self, trial: Trial) -> Failure:
+        times = self._lost_starts[trial.config["number"]] + 1
+        reason = f"lost: {times} workers in a row ended before they had begun with the trial"
         return Failure("lost", reason, str(trial.get_pickled_error()))
 
     def _newest_generation(self, number: int) -> int:

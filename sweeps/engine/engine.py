@@ -199,12 +199,15 @@ def bare_tune() -> Iterator[None]:
     And what harms: to take an error of the driver, met while a trial's end is told, for the loss
     of that trial's worker; and to end a worker that is starting when its trial could have a warm
     one, so that where trials are shorter than a start few workers ever come up. The warm one goes
-    to the next trial.
+    to the next trial. And to take a worker that is lost while it is got ready for its next trial
+    for a failure of that trial, which has not begun: it is told of it twice, and only once makes
+    good for it.
     """
     from ray.air._internal import usage
     from ray.tune.error import _TuneStopTrialError
     from ray.tune.execution import experiment_state
     from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.experiment import Trial
     from ray.tune.schedulers import FIFOScheduler  # every scheduler of ours is one
 
     manager: Any = experiment_state._ExperimentCheckpointManager
@@ -214,6 +217,13 @@ def bare_tune() -> Iterator[None]:
     def end_with_it(controller: Any, trial: Any, exception: Any) -> None:
         if isinstance(exception, _TuneStopTrialError):
             raise  # the error itself, which is being handled; this one is only its text
+        if trial in controller._resetting_trials:
+            controller._resetting_trials.discard(trial)
+            if trial.status == Trial.PENDING:  # its worker is there, and could not do it
+                controller._set_trial_status(trial, Trial.RUNNING)
+                controller._unstage_trial_with_resources(trial)
+        elif trial.status == Trial.PENDING and trial not in controller._trial_to_actor:
+            return  # told for the second time
         count_failure(controller, trial, exception)
 
     def has_worker(controller: Any, trial: Any) -> bool:
