@@ -12,10 +12,12 @@ What must not live here: training, bookkeeping, or any knowledge of ledgers and 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -28,7 +30,7 @@ import psutil
 from trainable.config import TrialConfig
 from trainable.errors import OutOfMemory, StorageError, TrainingError
 from trainable.files import make_directory
-from trainable.masking import MaskedLog, mask
+from trainable.masking import TRIAL_LOG, MaskedLog, mask
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 from trainable.process_state import ProcessState
 from trainable.startup import load_training, without_collection
@@ -80,9 +82,10 @@ class TuneTrial(tune.Trainable):
             # Its parents are made where the sweep is: a node that lacks them does not see it.
             if self._directory.parent.is_dir():
                 make_directory(self._directory)
-            self._log = MaskedLog(self._directory / "trial.log")
+            self._log = MaskedLog(self._directory / TRIAL_LOG)
         except OSError:  # the run, which needs the directory, says why
             self._log = MaskedLog(os.devnull)
+        faulthandler.enable(self._log.fileno())  # of a fatal signal nothing else says where it was
         self._trainer: Any = None
         self._events: Iterator[Any] = iter(())
         self._checkpoint: Any = None
@@ -207,6 +210,8 @@ class TuneTrial(tune.Trainable):
                 f"{', '.join(self._left)}",
                 file=self._log,
             )
+        with contextlib.suppress(ValueError, OSError, RuntimeError):  # there may be none
+            faulthandler.enable(sys.__stderr__)  # type: ignore[arg-type]
         self._log.close()
 
     def _close_run(self) -> None:
@@ -215,7 +220,7 @@ class TuneTrial(tune.Trainable):
             with self._logged():
                 try:
                     self._trainer.close()
-                except (Exception, SystemExit):
+                except BaseException:
                     # Of a trial that was stopped: its end is told, its last save is not needed,
                     # and the next trial of this process must not die of it, nor of what the
                     # user's code raises when it is closed.
@@ -309,8 +314,8 @@ class TuneTrial(tune.Trainable):
         try:
             yield
         # Whatever the user's code raises is this trial's end, told by its next result; also when
-        # it means to end the process, which is not its own.
-        except (Exception, SystemExit) as error:
+        # it means to end the process, which is not its own (SystemExit, KeyboardInterrupt).
+        except BaseException as error:
             if isinstance(error, TrainingError):
                 kind = error.kind
             else:
@@ -319,7 +324,9 @@ class TuneTrial(tune.Trainable):
             self._failure = {
                 "kind": kind,
                 "reason": mask(
-                    f"{kind}: {error}" if kind != "error" else f"{type(error).__name__}: {error}"
+                    f"{kind}: {error}"
+                    if kind != "error"
+                    else f"{type(error).__name__}: {error}".removesuffix(": ")
                 ),
                 "traceback": mask(traceback.format_exc()),
                 "place": f"{where.filename}:{where.lineno}",
@@ -332,7 +339,11 @@ class TuneTrial(tune.Trainable):
             try:
                 yield
             finally:
-                self._log.flush()
+                try:
+                    self._log.flush()
+                except ValueError:  # the task has closed its standard output
+                    self._log = self._log.reopened()
+                    faulthandler.enable(self._log.fileno())
 
 
 @functools.cache

@@ -151,13 +151,18 @@ def own_signals() -> Iterator[None]:
     """Keep this process' answer to SIGTERM while Ray starts. Ray's own in Python raises SystemExit
     wherever the process just is, also where Python can only print and forget it; the one below, in
     its library, calls ours, and aborts the process three seconds later. What Ray starts does not
-    hear of a terminal's end, as it does not of Ctrl-C: a trial is to save first.
+    hear of a terminal's end, as it does not of Ctrl-C: a trial is to save first. And keep its
+    standard output: Ray prints there what a raylet says of lost workers, which a trial's reason
+    says for people.
     """
-    from ray._private import utils
+    from ray._private import utils, worker
 
     alarm = signal.getitimer(signal.ITIMER_REAL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # which children inherit
-    with _replaced(utils, "set_sigterm_handler", lambda _: None):
+    with (
+        _replaced(utils, "set_sigterm_handler", lambda _: None),
+        _replaced(worker, "listen_error_messages", lambda *_: None),
+    ):
         try:
             yield
         finally:
