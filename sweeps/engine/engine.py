@@ -206,8 +206,9 @@ def bare_tune() -> Iterator[None]:
     one, so that where trials are shorter than a start few workers ever come up. The warm one goes
     to the next trial. And to take a worker that is lost while it is got ready for its next trial
     for a failure of that trial, which has not begun: it is told of it twice, and only once makes
-    good for it.
+    good for it. And to look for a trial's error where it is copied to later.
     """
+    from ray import cloudpickle
     from ray.air._internal import usage
     from ray.tune.error import _TuneStopTrialError
     from ray.tune.execution import experiment_state
@@ -230,6 +231,13 @@ def bare_tune() -> Iterator[None]:
         elif trial.status == Trial.PENDING and trial not in controller._trial_to_actor:
             return  # told for the second time
         count_failure(controller, trial, exception)
+
+    def newest_error(trial: Any) -> Any:
+        path = trial.pickled_error_file
+        if path is None or not os.path.exists(path):
+            return None
+        with open(path, "rb") as file:
+            return cloudpickle.load(file)
 
     def has_worker(controller: Any, trial: Any) -> bool:
         worker = controller._trial_to_actor.get(trial)
@@ -261,6 +269,7 @@ def bare_tune() -> Iterator[None]:
         _replaced(TuneController, "_process_trial_failure", end_with_it),
         _replaced(TuneController, "_maybe_reuse_cached_actor", take),
         _replaced(FIFOScheduler, "choose_trial_to_run", choose),
+        _replaced(Trial, "get_pickled_error", newest_error),
     ):
         yield
 

@@ -90,6 +90,7 @@ def serving(threads: int, withhold: Iterable[str] = ()) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             server = _start(address, threads, withhold)
     if server is None:
+        _forget_ends()
         yield
         return
     os.environ[worker_start.VARIABLE] = address

@@ -224,7 +224,10 @@ ACTS: dict[str, Act] = {
     "starts": lambda keeper, trial: keeper.on_trial_start(0, [trial], trial),
     "reports": lambda keeper, trial: keeper.on_trial_result(0, [trial], trial, _result()),
     "is lost": lambda keeper, trial: [keeper.on_trial_recover(0, [], trial) for _ in range(3)],
-    "is lost for good": lambda keeper, trial: keeper.on_trial_error(0, [trial], trial),
+    "is lost for good": lambda keeper, trial: [
+        keeper._begun.add(trial.config["number"]),  # type: ignore[func-returns-value]
+        keeper.on_trial_error(0, [trial], trial),  # type: ignore[func-returns-value]
+    ],
     "is to stop": lambda keeper, _: keeper.stop(0, "enough", live=True),
     "is stopped": lambda keeper, _: keeper.stop(0, "enough", live=False),
     "is refused": lambda keeper, trial: keeper.refuse(trial.config["number"], SpecError([])),
