@@ -304,6 +304,7 @@ class Bookkeeper(Callback):
     ) -> None:
         """A worker was lost that had been given up, or that no trial ever had."""
         del iteration, trials, info
+        self._fence()
         number = trial.config["number"]
         if number in self._begun or number in self._given_up:
             end = self._note_worker_end(trial)

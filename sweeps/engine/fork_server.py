@@ -90,7 +90,6 @@ def serving(threads: int, withhold: Iterable[str] = ()) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             server = _start(address, threads, withhold)
     if server is None:
-        _forget_ends()
         yield
         return
     os.environ[worker_start.VARIABLE] = address
@@ -119,17 +118,18 @@ def _start(address: str, threads: int, withhold: Iterable[str]) -> subprocess.Po
     # What a process was started with stays to be read for as long as it lives.
     kept = {key: value for key, value in os.environ.items() if key not in set(withhold)}
     global _ends
-    heard, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    _ends = os.fdopen(heard, "rb")
     # It listens before there is anybody: who asks meanwhile waits, as for imports of its own.
     with (
-        os.fdopen(told, "wb"),
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        contextlib.ExitStack() as stack,
     ):
         listener.bind(worker_start.place(address))
         listener.listen(socket.SOMAXCONN)
+        heard, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        ends = stack.enter_context(os.fdopen(heard, "rb"))
+        stack.callback(os.close, told)
         numbers = [listener.fileno(), told]
-        return subprocess.Popen(
+        server = subprocess.Popen(
             [sys.executable, "-P", "-m", __spec__.name, *map(str, numbers), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -138,6 +138,10 @@ def _start(address: str, threads: int, withhold: Iterable[str]) -> subprocess.Po
             pass_fds=numbers,
             process_group=0,  # a terminal's signals are for its driver
         )
+        stack.pop_all()
+        os.close(told)
+        _ends = ends
+        return server
 
 
 class _Server:
