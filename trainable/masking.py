@@ -13,6 +13,13 @@ import re
 
 HIDDEN = "[hidden]"
 
+TRIAL_LOG = "trial.log"
+"""What a trial printed, in its directory."""
+MOST_LOG_BYTES = 10 << 20
+_HEAD, _TAIL = 2 << 20, 4 << 20
+_PIECE = 1 << 20
+_CUT = re.compile(rb"\n\[about (\d+) bytes were cut here")
+
 _SHORTEST = 6
 """Characters of a value that is looked for by itself: a shorter one would be found in words."""
 _NAME = r"(?:[\w.-]*[_-])?(?:password|secret)|[\w.-]*[_-](?:token|key)"
@@ -52,17 +59,24 @@ def mask(text: str) -> str:
 
 
 class MaskedLog(io.TextIOWrapper):
-    """A text file in UTF-8 to which nothing is written but what `mask` leaves.
+    """A text file in UTF-8 to which nothing is written but what `mask` leaves, and which keeps the
+    beginning and the end of what grows beyond `MOST_LOG_BYTES`.
 
     What a full disk refuses is missing from it: a log ends nobody's work.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
         super().__init__(open(path, "ab"), encoding="utf-8")  # noqa: SIM115  closed with it
+        self._size = os.fstat(self.fileno()).st_size
 
     def write(self, text: str) -> int:
+        masked = mask(text)
         with contextlib.suppress(OSError):
-            super().write(mask(text))
+            for start in range(0, len(masked), _PIECE):
+                self._size += super().write(masked[start : start + _PIECE])
+                if self._size > MOST_LOG_BYTES:
+                    self._cut()
         return len(text)
 
     def flush(self) -> None:
@@ -72,3 +86,23 @@ class MaskedLog(io.TextIOWrapper):
     def close(self) -> None:
         with contextlib.suppress(OSError):
             super().close()
+
+    def reopened(self) -> MaskedLog:
+        """Return the same log, where this one was closed."""
+        return MaskedLog(self._path)
+
+    def _cut(self) -> None:
+        super().flush()
+        number = self.fileno()
+        size = os.fstat(number).st_size
+        if size > MOST_LOG_BYTES:  # characters were counted
+            with open(self._path, "rb") as file:
+                file.seek(_HEAD)
+                mark = _CUT.match(file.read(200))
+                file.seek(size - _TAIL)
+                end = file.read()
+            cut = size - _HEAD - _TAIL + (int(mark[1]) if mark else 0)
+            os.ftruncate(number, _HEAD)
+            said = f"a trial's log keeps its first {_HEAD >> 20} and its last {_TAIL >> 20} MiB"
+            os.write(number, f"\n[about {cut} bytes were cut here: {said}]\n".encode() + end)
+        self._size = os.fstat(number).st_size

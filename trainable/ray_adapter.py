@@ -12,10 +12,12 @@ What must not live here: training, bookkeeping, or any knowledge of ledgers and 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -28,8 +30,9 @@ import psutil
 from trainable.config import TrialConfig
 from trainable.errors import OutOfMemory, StorageError, TrainingError
 from trainable.files import make_directory
-from trainable.masking import MaskedLog, mask
+from trainable.masking import TRIAL_LOG, MaskedLog, mask
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
+from trainable.process_state import ProcessState
 from trainable.startup import load_training, without_collection
 from trainable.task_import import prepare_process
 
@@ -63,6 +66,8 @@ class TuneTrial(tune.Trainable):
 
     _switches: Any = None
     """How torch stood before this process' first trial; None where it was not loaded yet."""
+    _process: Any = None
+    """The same of the process itself."""
 
     def setup(self, config: dict[str, Any]) -> None:
         """Get ready; an error here is reported by the first `step`.
@@ -72,14 +77,17 @@ class TuneTrial(tune.Trainable):
         later may write.
         """
         _end_with_raylet()
+        self._process = self._process or ProcessState()
+        self._left: list[str] = []
         self._directory = Path(config["directory"])
         try:
             # Its parents are made where the sweep is: a node that lacks them does not see it.
             if self._directory.parent.is_dir():
                 make_directory(self._directory)
-            self._log = MaskedLog(self._directory / "trial.log")
+            self._log = MaskedLog(self._directory / TRIAL_LOG)
         except OSError:  # the run, which needs the directory, says why
             self._log = MaskedLog(os.devnull)
+        faulthandler.enable(self._log.fileno())  # of a fatal signal nothing else says where it was
         self._trainer: Any = None
         self._events: Iterator[Any] = iter(())
         self._checkpoint: Any = None
@@ -183,6 +191,18 @@ class TuneTrial(tune.Trainable):
         a later one.
         """
 
+    def reset(self, new_config: dict[str, Any], storage: Any = None) -> bool:
+        """Reuse this process for another trial, or end it where something is left of the last one:
+        the other trial has not begun, and starts in another process.
+        """
+        try:
+            self.cleanup()  # first: Ray asks for the working directory, for one
+            if not self._left:
+                return bool(super().reset(new_config, storage))  # type: ignore[no-untyped-call]
+        except BaseException:  # whatever a task has broken must not meet the next one
+            traceback.print_exc()
+        os._exit(0)
+
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Reuse this process for another trial."""
         self.cleanup()
@@ -196,6 +216,15 @@ class TuneTrial(tune.Trainable):
         self._close_run()
         if self._switches is not None:
             self._switches.restore()
+        self._left += self._process.restore()
+        if self._left:
+            print(
+                "no other trial is trained in this process, which is not what it was: "
+                f"{', '.join(self._left)}",
+                file=self._log,
+            )
+        with contextlib.suppress(ValueError, OSError, RuntimeError):  # there may be none
+            faulthandler.enable(sys.__stderr__)  # type: ignore[arg-type]
         self._log.close()
 
     def _close_run(self) -> None:
@@ -208,13 +237,14 @@ class TuneTrial(tune.Trainable):
             with self._logged():
                 try:
                     self._trainer.close()
-                except (Exception, SystemExit):
+                except BaseException:
                     # Of a trial that was stopped: its end is told, its last save is not needed,
                     # and the next trial of this process must not die of it, nor of what the
                     # user's code raises when it is closed.
                     traceback.print_exc()
                 finally:
                     self._trainer, self._events = None, iter(())
+        self._left += self._process.end_children()  # they may hold what others need, as of a GPU
         if self._failure is not None:
             release_memory()
 
@@ -304,8 +334,8 @@ class TuneTrial(tune.Trainable):
         try:
             yield
         # Whatever the user's code raises is this trial's end, told by its next result; also when
-        # it means to end the process, which is not its own.
-        except (Exception, SystemExit) as error:
+        # it means to end the process, which is not its own (SystemExit, KeyboardInterrupt).
+        except BaseException as error:
             if isinstance(error, TrainingError):
                 kind = error.kind
             else:
@@ -314,7 +344,9 @@ class TuneTrial(tune.Trainable):
             self._failure = {
                 "kind": kind,
                 "reason": mask(
-                    f"{kind}: {error}" if kind != "error" else f"{type(error).__name__}: {error}"
+                    f"{kind}: {error}"
+                    if kind != "error"
+                    else f"{type(error).__name__}: {error}".removesuffix(": ")
                 ),
                 "traceback": mask(traceback.format_exc()),
                 "place": f"{where.filename}:{where.lineno}",
@@ -327,7 +359,11 @@ class TuneTrial(tune.Trainable):
             try:
                 yield
             finally:
-                self._log.flush()
+                try:
+                    self._log.flush()
+                except ValueError:  # the task has closed its standard output
+                    self._log = self._log.reopened()
+                    faulthandler.enable(self._log.fileno())
 
 
 @functools.cache

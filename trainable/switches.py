@@ -1,18 +1,20 @@
-"""What a task can change for its whole process, and putting it back for the next one.
+"""What a task can change of torch for its whole process, and putting it back for the next one.
 
 A warm process runs one trial after the other; a default type, a mode or a hook that one of them
 left behind would change what the next one computes. What must not live here: what a run itself
-sets each time it is opened (seeds, determinism, threads: `build.py`, `seeding.py`).
+sets each time it is opened (seeds, determinism, threads: `build.py`, `seeding.py`), and what is
+not torch's (`process_state`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
+import torch.multiprocessing
 from torch.nn.modules import module
 from torch.optim import optimizer
 
@@ -20,7 +22,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 class Switches:
-    """torch's process-wide state, and the working directory, as they are now."""
+    """torch's process-wide state, and how numpy answers errors, as they are now."""
 
     def __init__(self) -> None:
         self._put_back: list[Callable[[], object]] = []
@@ -33,13 +35,11 @@ class Switches:
             for name, hooks in vars(owner).items():
                 if name.startswith("_global_") and isinstance(hooks, dict):
                     self._put_back.append(_hooks_as_they_are(hooks))
-        self._directory = os.getcwd()
 
     def restore(self) -> None:
         """Put everything back."""
         for put_back in self._put_back:
             put_back()
-        os.chdir(self._directory)
 
     def _keep(self, value: Any, get: Callable[[], Any], set_: Callable[[Any], object]) -> None:
         def put_back() -> None:
@@ -71,6 +71,8 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
 
 _BACKENDS: Any = torch.backends  # whose parts are told to no type checker
 _SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+    (numpy.geterr, lambda errors: numpy.seterr(**errors)),
+    (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_default_device, torch.set_default_device),
     (torch.is_grad_enabled, torch.set_grad_enabled),

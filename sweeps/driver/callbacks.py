@@ -11,6 +11,8 @@ not live here: writing (`bookkeeping`, `writing`), and deciding what to try or w
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,12 +24,14 @@ from sweeps.driver import control
 from sweeps.driver.bookkeeping import Books, Entry, Told
 from sweeps.driver.writing import Writer
 from sweeps.early_stopping.failures import (
+    MOST_LOST_STARTS,
     NOT_THE_TRIALS_DOING,
     Failure,
     Hopeless,
     Losses,
     SameFailures,
 )
+from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger, TrialRecord
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT
@@ -37,6 +41,7 @@ from sweeps.spec.spec import SpecError, SweepSpec, trial_yaml
 from sweeps.stores import trial_store
 from tracking.recorder import Recorder
 from trainable.files import make_directory
+from trainable.masking import TRIAL_LOG
 
 _NOT_KEPT = (
     "earlier",
@@ -84,6 +89,7 @@ class Bookkeeper(Callback):
         on_step: Called once per turn of Tune's loop; the sweep's owner acts on signals there.
         on_end: Called with the record of each trial that has its end, in the thread that writes.
         node_died: Whether an actor was lost with the whole node that it ran on.
+        end_of_worker: How the process of a lost actor ended.
     """
 
     def __init__(
@@ -98,12 +104,14 @@ class Bookkeeper(Callback):
         on_step: Callable[[], None],
         on_end: Callable[[TrialRecord], None],
         node_died: Callable[[Exception | None], bool] = lambda _: False,
+        end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
     ) -> None:
         self._spec = spec
         self._paths = paths
         self._fence = fence
         self._on_step = on_step
         self._node_died = node_died
+        self._end_of_worker = end_of_worker
         self._books = Books(spec, paths, ledger, recorder, view, fence=fence, on_end=on_end)
         self._writer: Writer[Entry] = Writer(self._books.write)
         self._num_before = len(ledger.frozen_trials())
@@ -112,6 +120,8 @@ class Bookkeeper(Callback):
         self._last: dict[int, Told] = {}  # what is written with the end, which is about to come
         self._signals: dict[int, list[str]] = {}  # as they were noted last
         self._asked: dict[int, str | None] = {}
+        self._begun: set[int] = set()  # those whose worker has been told to train
+        self._lost_starts: Counter[int] = Counter()
         self._losses = Losses(spec.failures.max_retries)
         self._given_up: dict[int, Failure] = {}
         self._failures = SameFailures(spec.failures.same_failure_limit)
@@ -179,6 +189,8 @@ class Bookkeeper(Callback):
         del iteration, trials, info
         self._fence()
         number, params = trial.config["number"], trial.config["params"]
+        self._begun.add(number)
+        self._lost_starts.pop(number, None)
         directory = self._paths.trial(number)
         make_directory(directory)
         config = self._spec.trial_config(number, params)
@@ -242,6 +254,7 @@ class Bookkeeper(Callback):
                 self._end(number, partial(books.finished, number, self._last.pop(number, None)))
                 self._failures.passed()
             case "paused" if number not in self._asked:
+                self._begun.discard(number)
                 self._live.discard(number)
                 self._paused.add(number)
                 self._writer.put(partial(books.paused, number))
@@ -265,25 +278,42 @@ class Bookkeeper(Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
         """A worker was lost, and Tune starts another one. One that is lost again and again without
-        coming further only starts to be told that it is over; with its node any is lost.
+        coming further only starts to be told that it is over; with its node any is lost. One that
+        has not begun has lost nothing, and nothing is counted.
         """
         del iteration, trials, info
         self._fence()
         self._put_last(trial.config["number"])  # its end does not come yet
         if self._node_died(trial.get_pickled_error()):
+            self._begun.discard(trial.config["number"])
             return
         number = trial.config["number"]
+        if number not in self._begun:
+            self._lost_starts[number] += 1
+            if self._lost_starts[number] == MOST_LOST_STARTS and number not in self._given_up:
+                trial.max_failures = 0  # no worker starts here; the next loss ends the sweep
+            return
+        self._begun.discard(number)
+        end = self._note_worker_end(trial)
         if not self._losses.lost(number, self._newest_generation(number)):
-            self._given_up[number] = self._describe_loss(trial)
+            self._given_up[number] = self._describe_loss(trial, end)
             control.order(self._paths, [number])
             trial.max_failures = 0  # if it does not even live to hear it
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """A worker was lost that had been given up."""
+        """A worker was lost that had been given up, or that no trial ever had."""
         del iteration, trials, info
-        self._fail(trial.config["number"], self._describe_loss(trial))
+        self._fence()
+        number = trial.config["number"]
+        if number in self._begun or number in self._given_up:
+            end = self._note_worker_end(trial)
+            self._fail(number, self._given_up.get(number) or self._describe_loss(trial, end))
+            return
+        self._failures.stopped(number, self._describe_lost_starts(trial))
+        if number in self._live | self._paused:
+            self._interrupt(number)
 
     def interrupt_live(self) -> None:
         """Record that the trials which had not ended by now were interrupted."""
@@ -293,6 +323,7 @@ class Bookkeeper(Callback):
 
     def _interrupt(self, number: int) -> None:
         tags = {"stopped_by": "failures"} if self.hopeless else STOPPED_BY_INTERRUPT
+        self._begun.discard(number)
         self._live.discard(number)
         self._paused.discard(number)
         self._put_last(number)
@@ -304,6 +335,7 @@ class Bookkeeper(Callback):
 
     def _end(self, number: int, write: Callable[[], None]) -> None:
         self._signals.pop(number, None)
+        self._begun.discard(number)
         self._live.discard(number)
         self._paused.discard(number)
         self._put_last(number)
@@ -314,12 +346,29 @@ class Bookkeeper(Callback):
         if (last := self._last.pop(number, None)) is not None:
             self._writer.put(last)
 
-    def _describe_loss(self, trial: Trial) -> Failure:
+    def _note_worker_end(self, trial: Trial) -> WorkerEnd:
+        """Write into a trial's log how its process ended, which could not do so itself."""
+        end = self._end_of_worker(trial.get_pickled_error())
+        log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
+        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+            said = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
+            file.write(f"the trial's process ended{end.how and ' '}{end.how}{said}\n")
+        return end
+
+    def _describe_loss(self, trial: Trial, end: WorkerEnd) -> Failure:
         number = trial.config["number"]
         times = self._losses.in_a_row(number)
         often = f"{times} times in a row" if times > 1 else "once"
-        reason = f"lost: its process ended {often} without a new checkpoint"
-        return Failure("lost", reason, str(trial.get_pickled_error()))
+        how = f"; it ended {end.how}" if end.how else ""
+        reason = f"lost: its process ended {often} without a new checkpoint{how}"
+        return Failure("lost", reason, f"{trial.get_pickled_error()}\n{end.last_lines}".strip())
+
+    def _describe_lost_starts(self, trial: Trial) -> Failure:
+        times = self._lost_starts[trial.config["number"]] + 1
+        end = self._end_of_worker(trial.get_pickled_error())
+        how = f"; the last one ended {end.how}" if end.how else ""
+        reason = f"lost: {times} workers in a row ended before they had begun with the trial{how}"
+        return Failure("lost", reason, f"{trial.get_pickled_error()}\n{end.last_lines}".strip())
 
     def _newest_generation(self, number: int) -> int:
         saved = trial_store(self._paths, self._spec, number).generations()

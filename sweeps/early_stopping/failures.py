@@ -17,6 +17,10 @@ UNCOUNTED_LOSSES = 2
 """Losses of a process in a row, without progress, that are put down to the machine and counted
 against nobody: whoever dies at the same place once more does so by its own doing."""
 
+MOST_LOST_STARTS = 5
+"""Workers in a row that may end before a trial has begun with any of them. That is no trial's
+doing: where another one ends, the sweep stops and can be resumed."""
+
 _KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost"}
 
 

@@ -174,13 +174,18 @@ def own_signals() -> Iterator[None]:
     """Keep this process' answer to SIGTERM while Ray starts. Ray's own in Python raises SystemExit
     wherever the process just is, also where Python can only print and forget it; the one below, in
     its library, calls ours, and aborts the process three seconds later. What Ray starts does not
-    hear of a terminal's end, as it does not of Ctrl-C: a trial is to save first.
+    hear of a terminal's end, as it does not of Ctrl-C: a trial is to save first. And keep its
+    standard output: Ray prints there what a raylet says of lost workers, which a trial's reason
+    says for people.
     """
-    from ray._private import utils
+    from ray._private import utils, worker
 
     alarm = signal.getitimer(signal.ITIMER_REAL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # which children inherit
-    with _replaced(utils, "set_sigterm_handler", lambda _: None):
+    with (
+        _replaced(utils, "set_sigterm_handler", lambda _: None),
+        _replaced(worker, "listen_error_messages", lambda *_: None),
+    ):
         try:
             yield
         finally:
@@ -222,12 +227,16 @@ def bare_tune() -> Iterator[None]:
     And what harms: to take an error of the driver, met while a trial's end is told, for the loss
     of that trial's worker; and to end a worker that is starting when its trial could have a warm
     one, so that where trials are shorter than a start few workers ever come up. The warm one goes
-    to the next trial.
+    to the next trial. And to take a worker that is lost while it is got ready for its next trial
+    for a failure of that trial, which has not begun: it is told of it twice, and only once makes
+    good for it. And to look for a trial's error where it is copied to later.
     """
+    from ray import cloudpickle
     from ray.air._internal import usage
     from ray.tune.error import _TuneStopTrialError
     from ray.tune.execution import experiment_state
     from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.experiment import Trial
     from ray.tune.schedulers import FIFOScheduler  # every scheduler of ours is one
 
     manager: Any = experiment_state._ExperimentCheckpointManager
@@ -237,7 +246,21 @@ def bare_tune() -> Iterator[None]:
     def end_with_it(controller: Any, trial: Any, exception: Any) -> None:
         if isinstance(exception, _TuneStopTrialError):
             raise  # the error itself, which is being handled; this one is only its text
+        if trial in controller._resetting_trials:
+            controller._resetting_trials.discard(trial)
+            if trial.status == Trial.PENDING:  # its worker is there, and could not do it
+                controller._set_trial_status(trial, Trial.RUNNING)
+                controller._unstage_trial_with_resources(trial)
+        elif trial.status == Trial.PENDING and trial not in controller._trial_to_actor:
+            return  # told for the second time
         count_failure(controller, trial, exception)
+
+    def newest_error(trial: Any) -> Any:
+        path = trial.pickled_error_file
+        if path is None or not os.path.exists(path):
+            return None
+        with open(path, "rb") as file:
+            return cloudpickle.load(file)
 
     def has_worker(controller: Any, trial: Any) -> bool:
         worker = controller._trial_to_actor.get(trial)
@@ -269,6 +292,7 @@ def bare_tune() -> Iterator[None]:
         _replaced(TuneController, "_process_trial_failure", end_with_it),
         _replaced(TuneController, "_maybe_reuse_cached_actor", take),
         _replaced(FIFOScheduler, "choose_trial_to_run", choose),
+        _replaced(Trial, "get_pickled_error", newest_error),
     ):
         yield
 

@@ -9,7 +9,8 @@ process imports it once, beside the driver that still loads, and every worker is
 
 The server imports nothing of Ray, whose settings a process reads once, and of a task. It has one
 thread of Python, as a fork asks for, and never touches a GPU. It ends with the driver, whatever
-ends that, and its forks end with it, and what these have started. Where there is none, as on the
+ends that, and its forks end with it, and what these have started. What a fork had started ends
+with it, too, and the driver is told how it ended. Where there is none, as on the
 nodes of a cluster or in a sandbox that forbids it, a worker starts as Ray starts it. What must not
 live here: what a worker does.
 """
@@ -32,7 +33,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
+
+import psutil
 
 from sweeps.engine import worker_start
 from trainable.startup import load_training
@@ -41,12 +44,35 @@ WORKER_START = Path(worker_start.__file__)
 """The program that Ray is to start instead of its own."""
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 _OVER = signal.SIGUSR1
 """Tells the server that its driver has ended, or needs it no more."""
 _THREADS = "OMP_NUM_THREADS"
 """Ray sets it for each worker, before that imports anything, unless somebody else has."""
 _SECONDS_TO_ASK = 5.0
 _SECONDS_TO_END = 5.0
+
+_ends: BinaryIO | None = None
+"""Where this process' server writes how each of its workers ended: one `PID EXIT_CODE` a line."""
+_exit_codes: dict[int, int] = {}
+
+
+def exit_code(pid: int, patience: float) -> int | None:
+    """Return how a worker ended, negative for a signal; None where that is not known.
+
+    Args:
+        patience: Seconds to wait for it: Ray may hear of the end before its parent does.
+    """
+    if _ends is None:
+        return None
+    deadline = time.monotonic() + patience
+    while True:
+        while line := _ends.readline():
+            ended, code = map(int, line.split())
+            _exit_codes[ended] = code
+        if pid in _exit_codes or time.monotonic() > deadline:
+            return _exit_codes.get(pid)
+        time.sleep(0.02)
 
 
 @contextmanager
@@ -70,6 +96,7 @@ def serving(threads: int, withhold: Iterable[str] = ()) -> Iterator[None]:
     try:
         yield
     finally:
+        _forget_ends()
         del os.environ[worker_start.VARIABLE]
         server.send_signal(_OVER)
         try:
@@ -79,23 +106,42 @@ def serving(threads: int, withhold: Iterable[str] = ()) -> Iterator[None]:
             server.wait()
 
 
+def _forget_ends() -> None:
+    global _ends
+    if _ends is not None:
+        _ends.close()
+    _ends = None
+    _exit_codes.clear()
+
+
 def _start(address: str, threads: int, withhold: Iterable[str]) -> subprocess.Popen[bytes]:
     # What a process was started with stays to be read for as long as it lives.
     kept = {key: value for key, value in os.environ.items() if key not in set(withhold)}
+    global _ends
     # It listens before there is anybody: who asks meanwhile waits, as for imports of its own.
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        contextlib.ExitStack() as stack,
+    ):
         listener.bind(worker_start.place(address))
         listener.listen(socket.SOMAXCONN)
-        number = listener.fileno()
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", __spec__.name, str(number), str(os.getpid())],
+        heard, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        ends = stack.enter_context(os.fdopen(heard, "rb"))
+        stack.callback(os.close, told)
+        numbers = [listener.fileno(), told]
+        server = subprocess.Popen(
+            [sys.executable, "-P", "-m", __spec__.name, *map(str, numbers), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # what torch says when it is imported, workers would hide
             env={_THREADS: str(threads), **kept, worker_start.VARIABLE: address},
-            pass_fds=[number],
+            pass_fds=numbers,
             process_group=0,  # a terminal's signals are for its driver
         )
+        stack.pop_all()
+        os.close(told)
+        _ends = ends
+        return server
 
 
 class _Server:
@@ -103,9 +149,11 @@ class _Server:
 
     Args:
         address: What who asks must know.
+        told: The file that the driver reads how each worker ended from.
     """
 
-    def __init__(self, listener: socket.socket, address: str) -> None:
+    def __init__(self, listener: socket.socket, address: str, told: int) -> None:
+        self._told = told
         self._listener = listener
         self._address = address
         self._pid = os.getpid()
@@ -178,24 +226,50 @@ class _Server:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._ended, 512):
                 pass
-        while self._workers:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
-                return
-            connection = self._workers.pop(ended.si_pid)  # before its number may be another's
-            _, status = os.waitpid(ended.si_pid, 0)
-            with contextlib.suppress(KeyError):  # heard already
-                selector.unregister(connection)
-            with connection, contextlib.suppress(OSError):  # it is gone as well
-                code = os.waitstatus_to_exitcode(status) & 0xFF
-                connection.sendall(worker_start.ENDED + bytes([code]))
+        adopted = False
+        with contextlib.suppress(ChildProcessError):  # there are none any more
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                # Before its number may be another's. What it has started holds its connections,
+                # by which Ray would take it for alive.
+                connection = self._workers.pop(ended.si_pid, None)
+                if connection is not None:
+                    self._hear(ended.si_pid)
+                _, status = os.waitpid(ended.si_pid, 0)
+                if connection is not None:
+                    self._tell(selector, connection, ended.si_pid, status)
+                adopted = True
+        if adopted:
+            self._end_adopted()
+
+    def _tell(
+        self, selector: selectors.BaseSelector, connection: socket.socket, pid: int, status: int
+    ) -> None:
+        """Say how a worker ended, to who asked for it and to the driver."""
+        code = os.waitstatus_to_exitcode(status)
+        with contextlib.suppress(OSError):  # nobody reads, or it is full
+            os.write(self._told, f"{pid} {code}\n".encode())
+        with contextlib.suppress(KeyError):  # heard already
+            selector.unregister(connection)
+        with connection, contextlib.suppress(OSError):  # it is gone as well
+            connection.sendall(worker_start.ENDED + bytes([code & 0xFF]))
+
+    def _end_adopted(self) -> None:
+        """End what workers that have ended had started, in whatever group: it is this process'
+        now. What that has started comes here in turn.
+        """
+        for child in psutil.Process().children():
+            if child.pid not in self._workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
 
     def _become(
         self, wish: Mapping[str, Any], streams: list[int], asker: socket.socket
     ) -> NoReturn:
         """Be the worker from here on, and tell who asked for it once that is so."""
         _end_with(self._pid, signal.SIGKILL)
+        _adopt_orphans()  # else they would be the server's, which takes them for left behind
         self._listener.close()
+        os.close(self._told)
         for connection in self._workers.values():
             connection.close()
         signal.set_wakeup_fd(-1)
@@ -245,15 +319,23 @@ def _end_with(parent: int, sent: signal.Signals) -> None:
         os._exit(1)  # it would outlive it, or has already
 
 
-def _main(listener: int, driver: int) -> None:
+def _adopt_orphans() -> None:
+    """Be the parent of whatever processes below this one lose theirs."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_ADOPT, 1)
+
+
+def _main(listener: int, told: int, driver: int) -> None:
     signal.signal(_OVER, signal.SIG_DFL)  # whatever the driver's was
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [_OVER])
     _end_with(driver, _OVER)
+    _adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the driver's to answer
     load_training()
     address = os.environ.pop(worker_start.VARIABLE)
-    _Server(socket.socket(fileno=listener), address).serve()
+    _Server(socket.socket(fileno=listener), address, told).serve()
 
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ os.setuid(int(user))
 listener.bind(worker_start.place(address))
 listener.listen()
 print("ready", flush=True)
-fork_server._Server(listener, address).serve()
+fork_server._Server(listener, address, os.open(os.devnull, os.O_WRONLY)).serve()
 """
 
 
@@ -290,6 +290,37 @@ def test_where_there_can_be_no_server_workers_start_as_ray_starts_them(
     monkeypatch.delenv(worker_start.VARIABLE, raising=False)
     with fork_server.serving(1):
         assert worker_start.VARIABLE not in os.environ
+
+
+LEAVING = """
+import os, signal, subprocess, sys, time
+if os.fork() == 0:  # a child that keeps what it inherited, as of connections
+    if sys.argv[1] == "elsewhere":
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("where", ["in its group", "elsewhere"])
+def test_what_a_worker_had_started_ends_with_it_and_its_end_is_told(
+    server: None, program: Path, where: str
+) -> None:
+    del server
+    program.write_text(LEAVING)
+    with subprocess.Popen(_command(program, where), stdout=subprocess.PIPE, text=True) as asked:
+        assert asked.stdout is not None
+        pids = [int(asked.stdout.readline()) for _ in range(2)]
+        [worker] = [pid for pid in pids if os.getpgid(pid) == pid and os.getsid(pid) != pid]
+        [child] = set(pids) - {worker}
+        os.kill(worker, signal.SIGSEGV)
+        assert fork_server.exit_code(worker, 10) == -signal.SIGSEGV
+        _wait_until_gone(child)
+        asked.wait(10)
 
 
 @pytest.mark.parametrize("why", ["nobody serves", "the server has ended"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from trainable.masking import MaskedLog, is_secret, mask
+from trainable.masking import MOST_LOG_BYTES, MaskedLog, is_secret, mask
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,18 @@ def test_what_is_no_text_is_told_as_escapes(tmp_path: Path) -> None:
         print(FileNotFoundError("caf\udce9.bin"), file=log)
     assert path.read_text() == "caf\\udce9.bin\n"
     assert mask("caf\udce9.bin \ud83d") == "caf\\udce9.bin \\ud83d"
+
+
+def test_a_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "trial.log"
+    for start in (0, 20):  # also where it was opened again
+        with MaskedLog(path) as log:
+            for number in range(start, start + 20):
+                print(number, "x" * (1 << 20), number, file=log)
+    text = path.read_text()
+    assert len(text) <= MOST_LOG_BYTES
+    assert text.startswith("0 xxx")
+    assert text.endswith("xxx 39\n")
+    [told] = re.findall(r"\n\[about (\d+) bytes were cut here: .*\]\n", text)
+    printed = 40 * (2**20 + 6) - 2 * 10
+    assert int(told) + len(text) == pytest.approx(printed, abs=1000)

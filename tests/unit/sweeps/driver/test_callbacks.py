@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sweeps.driver.callbacks import Bookkeeper
+from sweeps.early_stopping.failures import MOST_LOST_STARTS
 from sweeps.lock import LockLost, SweepLock
 from sweeps.recording.fenced import FencedRecorder
 from sweeps.results.running import Progress
@@ -129,8 +130,8 @@ def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> 
     sweep = MadeSweep(tmp_path)
     number = sweep.add(None)
     with_the_node, alone = RuntimeError("its node died"), RuntimeError("it died")
-    trial: Any = SimpleNamespace(config={"number": number})
-    view: Any = None
+    trial: Any = SimpleNamespace(config={"number": number, "params": {}})
+    view: Any = SimpleNamespace(started=lambda *_: None)
     keeper = Bookkeeper(
         sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
         fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
@@ -139,9 +140,37 @@ def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> 
     given_up = []
     for error in [*[with_the_node] * 5, *[alone] * 3]:
         trial.get_pickled_error = lambda error=error: error
+        keeper.on_trial_start(0, [trial], trial)
         keeper.on_trial_recover(0, [trial], trial)
         given_up.append(sweep.paths.stop(number).exists())
     assert given_up == [False] * 7 + [True]
+
+
+def test_a_trial_that_has_not_begun_has_lost_nothing(tmp_path: Path) -> None:
+    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
+    number = sweep.add(None)
+    trial: Any = SimpleNamespace(config={"number": number, "params": {}}, max_failures=-1)
+    trial.get_pickled_error = lambda: RuntimeError("its worker died")
+    view: Any = SimpleNamespace(started=lambda *_: None, ended=lambda *_: None)
+    keeper = Bookkeeper(
+        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
+        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+    )  # fmt: skip
+    for _ in range(2):  # and what is lost before a start is forgotten with it
+        for _ in range(MOST_LOST_STARTS - 1):
+            keeper.on_trial_recover(0, [trial], trial)
+        keeper.on_trial_start(0, [trial], trial)
+        keeper.on_trial_recover(0, [trial], trial)
+    assert (trial.max_failures, sweep.paths.stop(number).exists()) == (-1, False)
+    for _ in range(MOST_LOST_STARTS):
+        keeper.on_trial_recover(0, [trial], trial)
+    assert trial.max_failures == 0
+    assert keeper.hopeless is None
+    keeper.on_trial_error(0, [trial], trial)
+    keeper.settle()
+    assert keeper.hopeless is not None
+    assert keeper.hopeless.failure.reason.startswith("lost: 6 workers in a row ended before")
+    assert not sweep.ledger.trial(number).finished, "it goes on when the sweep does"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +224,10 @@ ACTS: dict[str, Act] = {
     "starts": lambda keeper, trial: keeper.on_trial_start(0, [trial], trial),
     "reports": lambda keeper, trial: keeper.on_trial_result(0, [trial], trial, _result()),
     "is lost": lambda keeper, trial: [keeper.on_trial_recover(0, [], trial) for _ in range(3)],
-    "is lost for good": lambda keeper, trial: keeper.on_trial_error(0, [trial], trial),
+    "is lost for good": lambda keeper, trial: [
+        keeper._begun.add(trial.config["number"]),  # type: ignore[func-returns-value]
+        keeper.on_trial_error(0, [trial], trial),  # type: ignore[func-returns-value]
+    ],
     "is to stop": lambda keeper, _: keeper.stop(0, "enough", live=True),
     "is stopped": lambda keeper, _: keeper.stop(0, "enough", live=False),
     "is refused": lambda keeper, trial: keeper.refuse(trial.config["number"], SpecError([])),

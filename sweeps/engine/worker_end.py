@@ -1,0 +1,78 @@
+"""How a worker's process ended: its exit code or signal, and what it said last.
+
+What must not live here: what that means for a trial (`driver`).
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+from sweeps.engine import fork_server
+from trainable.masking import mask
+
+_PATIENCE = 1.0
+"""Seconds in which the process that waits for a worker hears of its end after Ray has."""
+_PID = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
+_DETAIL = re.compile(r"Worker exit detail: (.*?)(?:\. |\.?$)", re.MULTILINE)
+_LAST_BYTES, _LAST_LINES = 16 << 10, 20
+
+
+class WorkerEnd(NamedTuple):
+    """How a worker's process ended.
+
+    Attributes:
+        how: In words that follow "it ended"; empty when nobody knows.
+        last_lines: What it wrote last to its standard error, without secrets.
+    """
+
+    how: str
+    last_lines: str
+
+
+def end_of_worker(error: BaseException | None) -> WorkerEnd:
+    """Return how the worker ended that Ray tells of as lost.
+
+    Args:
+        error: What Ray says of it.
+    """
+    text = str(error)
+    if (found := _PID.search(text)) is None:
+        return WorkerEnd("", "")
+    pid = int(found[1])
+    code = fork_server.exit_code(pid, _PATIENCE)
+    if code is not None:
+        return WorkerEnd(in_words(code), _last_lines(pid))
+    detail = _DETAIL.search(text)
+    return WorkerEnd(f"({detail[1]})" if detail else "", _last_lines(pid))
+
+
+def in_words(code: int) -> str:
+    """Return an exit code in words; a negative one is a signal."""
+    if code >= 0:
+        return f"with exit status {code}"
+    try:
+        return f"by signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:  # a real-time signal
+        return f"by signal {-code}"
+
+
+def _last_lines(pid: int) -> str:
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is None:
+        return ""
+    pattern = f"{glob.escape(node.get_logs_dir_path())}/worker-*-{pid}.err"
+    for path in map(Path, glob.glob(pattern)):
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _LAST_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:  # what it said is a help, and no more
+            continue
+        return mask("\n".join(lines[-_LAST_LINES:]))
+    return ""

@@ -1,0 +1,57 @@
+"""Tasks that leave their process in disorder, or end it: what a stranger tried, as it stands."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from tests.integration.commandline import CommandLine
+
+CASE = Path(__file__).parents[1] / "cases" / "21-rogue-tasks"
+
+
+def test_the_next_trial_does_not_pay_for_a_directory_that_is_gone(cli: CommandLine) -> None:
+    shutil.copytree(CASE, cli.directory, dirs_exist_ok=True)
+    cli.ok("run", "g.yaml")
+    trials = cli.json("trials", "g")
+    assert [(one["state"], one["attempts"]) for one in trials] == [("complete", 1)] * 4
+
+
+def _with_modes(cli: CommandLine, *modes: str) -> None:
+    shutil.copytree(CASE, cli.directory, dirs_exist_ok=True)
+    spec = (CASE / "g.yaml").read_text()
+    spec = re.sub(r"choice: \[.*\]", f"choice: [{', '.join(modes)}]", spec)
+    cli.write("g.yaml", spec.replace("trials: 4", f"trials: {len(modes)}"))
+
+
+def test_what_a_task_leaves_behind_is_not_the_next_trials(cli: CommandLine) -> None:
+    _with_modes(cli, "umask", "ok", "close1", "ok2", "threads", "ok3", "fork", "stdoutgone", "sig")
+    cli.ok("run", "g.yaml")
+    trials = cli.json("trials", "g")
+    assert [(one["state"], one["attempts"]) for one in trials] == [("complete", 1)] * 9
+    for number, told in ((2, "its standard streams"), (4, "50 threads"), (6, "4 child processes")):
+        assert told in (cli.root / f"g/trials/{number:04d}/trial.log").read_text()
+
+
+def test_a_death_has_its_reason(cli: CommandLine) -> None:
+    _with_modes(cli, "kbd", "base", "exit0", "segv", "print", "ok")
+    done = cli("run", "g.yaml", "-s", "task.at=3")
+    assert done.returncode == 0
+    assert "raylet" not in done.stdout + done.stderr
+    trials = cli.json("trials", "g")
+    logs = [(cli.root / f"g/trials/{number:04d}/trial.log").read_text() for number in range(6)]
+    reasons = [one["reason"] for one in trials]
+    lost = "lost: its process ended 3 times in a row without a new checkpoint; it ended"
+    assert reasons[:4] == [
+        "KeyboardInterrupt",
+        "BaseException: base",
+        f"{lost} with exit status 0",
+        f"{lost} by signal 11 (SIGSEGV)",
+    ]
+    assert [one["state"] for one in trials[4:]] == ["complete"] * 2
+    assert 'in misbehave\n    if m == "kbd"' in logs[0]
+    assert "the trial's process ended with exit status 0" in logs[2]
+    assert 'rogue.py", line 40 in misbehave' in logs[3], "faulthandler's stack"
+    assert "bytes were cut here" in logs[4]
+    assert len(logs[4]) <= 10 << 20
