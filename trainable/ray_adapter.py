@@ -81,7 +81,7 @@ class TuneTrial(tune.Trainable):
         self._trainer: Any = None
         self._events: Iterator[Any] = iter(())
         self._checkpoint: Any = None
-        self._failure: dict[str, str] | None = None
+        self._failure: dict[str, Any] | None = None
         self._drain, self._stop = config["drain"], config["stop"]
         self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
@@ -109,7 +109,8 @@ class TuneTrial(tune.Trainable):
         Returns:
             `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of the report, and the
             same of each one before it in `earlier`; at the end also `ending`, and for a failed one
-            `failure`: `kind`, `reason`, `traceback`, `place`; `saved`: whether a checkpoint has
+            `failure`: `kind`, `reason`, `traceback`, `place`, and of a storage that refused also
+            `errno`, `system` (what the system said) and `host`; `saved`: whether a checkpoint has
             all that was trained.
             `accumulation`, once it is no longer what the trial was given.
             In the first result after the run was opened, `resolved`: its device and precision; and
@@ -299,6 +300,8 @@ class TuneTrial(tune.Trainable):
                 "traceback": mask(traceback.format_exc()),
                 "place": f"{where.filename}:{where.lineno}",
             }
+            if isinstance(error, StorageError) and isinstance(error.__cause__, OSError):
+                self._failure |= _said_by_the_system(error.__cause__)
             print(self._failure["traceback"], file=self._log, flush=True)
 
     @contextlib.contextmanager
@@ -308,6 +311,12 @@ class TuneTrial(tune.Trainable):
                 yield
             finally:
                 self._log.flush()
+
+
+def _said_by_the_system(problem: OSError) -> dict[str, Any]:
+    """What tells a limit of this process from a storage that fails everybody."""
+    number, host = problem.errno, socket.gethostname()
+    return {"errno": number, "system": mask(str(problem)), "host": host}
 
 
 @functools.cache

@@ -11,6 +11,7 @@ not live here: writing (`bookkeeping`, `writing`), and deciding what to try or w
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,7 +35,7 @@ from sweeps.recording.tags import STOPPED_BY_INTERRUPT
 from sweeps.results.running import View
 from sweeps.spec.parameters import trial_parameters
 from sweeps.spec.spec import SpecError, SweepSpec, trial_yaml
-from sweeps.stores import trial_store
+from sweeps.stores import takes_checkpoints, trial_store
 from tracking.recorder import Recorder
 from trainable.files import make_directory
 
@@ -245,11 +246,8 @@ class Bookkeeper(Callback):
                 self._paused.add(number)
                 self._writer.put(partial(books.paused, number))
                 self._failures.passed()
-            case "failed" if last["failure"]["kind"] in NOT_THE_TRIALS_DOING:
-                self._failures.stopped(number, Failure(**last["failure"]))
-                self._interrupt(number)
             case "failed":
-                self._fail(number, Failure(**last["failure"]))
+                self._failed(number, Failure(**last["failure"]))
             case "interrupted":
                 self._interrupt(number)
             case "stopped" if number in self._given_up:
@@ -296,6 +294,18 @@ class Bookkeeper(Callback):
         self._paused.discard(number)
         self._put_last(number)
         self._writer.put(partial(self._books.interrupted, number, tags))
+
+    def _failed(self, number: int, failure: Failure) -> None:
+        """A trial failed: by its own doing, or because its storage takes nothing from anybody."""
+        if failure.may_be_the_trials_own(socket.gethostname()) and takes_checkpoints(
+            self._paths, self._spec, number
+        ):
+            failure = failure.as_the_trials_own()
+        if failure.kind in NOT_THE_TRIALS_DOING:
+            self._failures.stopped(number, failure)
+            self._interrupt(number)
+        else:
+            self._fail(number, failure)
 
     def _fail(self, number: int, failure: Failure) -> None:
         self._end(number, partial(self._books.failed, number, failure))
