@@ -138,6 +138,10 @@ class SweepPaths:
         """While this file exists, that trial checkpoints at its next step and is over."""
         return self.control / f"stop-{number:04d}"
 
+    def heartbeat(self, number: int) -> Path:
+        """While a worker has that trial, what says when it last made progress."""
+        return self.control / f"heartbeat-{number:04d}"
+
     @property
     def outbox(self) -> Path:
         return self.directory / "outbox"

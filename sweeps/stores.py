@@ -46,7 +46,11 @@ def takes_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return False  # its workers have it from this process: every trial meets it
     try:
-        for place in (paths.trial(0).parent, paths.trial(number), paths.trial(number) / "checkpoints"):
+        for place in (
+            paths.trial(0).parent,
+            paths.trial(number),
+            paths.trial(number) / "checkpoints",
+        ):
             if place.is_dir():
                 probe_directory(place)
         probe_store(paths, spec, new=False)

@@ -22,6 +22,7 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
+from trainable import heartbeat
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
 from trainable.files import STATE, Files, files_of, remedy
@@ -221,6 +222,7 @@ class CheckpointStore:
             self.wait()  # an error is raised at the first step after it
         if not (final or new_best or self._is_due(step, epoch, boundary)):
             return False
+        heartbeat.beat("save")
         self.wait()
         if self._snapshots is None:
             from trainable.snapshot import Snapshots  # imports torch, which readers do not need

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import psutil
 
+from trainable import heartbeat
 from trainable.config import TrialConfig
 from trainable.errors import OutOfMemory, StorageError, TrainingError
 from trainable.files import make_directory
@@ -56,7 +57,8 @@ class TuneTrial(tune.Trainable):
     to use; `drain` and `stop`, files whose existence asks the trial to checkpoint and end at its
     next step, to be continued or for good; `halve_batch`, whether it goes on with smaller
     micro-batches when the memory does not suffice; `together`, for how many seconds reports are
-    gathered before they are told, 0 where somebody decides after each one.
+    gathered before they are told, 0 where somebody decides after each one; `heartbeat`, the file
+    to which the run's progress is written.
     """
 
     _switches: Any = None
@@ -78,6 +80,8 @@ class TuneTrial(tune.Trainable):
             self._log = MaskedLog(self._directory / "trial.log")
         except OSError:  # the run, which needs the directory, says why
             self._log = MaskedLog(os.devnull)
+        if "heartbeat" in config:
+            heartbeat.watch(config["heartbeat"], self._log)
         self._trainer: Any = None
         self._events: Iterator[Any] = iter(())
         self._checkpoint: Any = None
@@ -116,6 +120,10 @@ class TuneTrial(tune.Trainable):
             In the first result after the run was opened, `resolved`: its device and precision; and
             `set_aside`: what was found damaged, and what is used instead.
         """
+        with heartbeat.at_work():
+            return self._train_to_report()
+
+    def _train_to_report(self) -> dict[str, Any]:
         deadline = time.monotonic() + self._together
         *earlier, report = self._next_reports(deadline)
         while self._is_out_of_memory() and self._split_batch():
@@ -184,6 +192,7 @@ class TuneTrial(tune.Trainable):
         self._close_run()
         if self._switches is not None:
             self._switches.restore()
+        heartbeat.unwatch()
         self._log.close()
 
     def _close_run(self) -> None:
