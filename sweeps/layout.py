@@ -157,6 +157,13 @@ class SweepPaths:
         """Return a command on this sweep as a shell takes it. See `command_line`."""
         return command_line(self.root, command, self.name, *more, program=program)
 
+    def left_without_spec(self) -> list[str]:
+        """What is left of a sweep whose `sweep.yaml` is gone; empty where there never was one."""
+        if self.exists():
+            return []
+        places = (self.ledger, self.trial(0).parent)
+        return [place.name for place in places if place.exists()]
+
     def exists(self) -> bool:
         """Whether a sweep of this name was ever created here."""
         return self.spec.exists()
