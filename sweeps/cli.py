@@ -255,7 +255,9 @@ def stop(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a running sweep from another terminal: trials save their state and end."""
+    """Stop a running sweep from another terminal: trials save their state and end. With --trial
+    also one trial of a sweep that nobody runs."""
+    from sweeps.commands.stop_waiting import stop_waiting
     from sweeps.driver import control
     from sweeps.results import messages
     from sweeps.spec.durations import parse_duration
@@ -271,7 +273,10 @@ def stop(
             if trial is None:
                 stopped = control.stop_sweep(paths, now=now, seconds=seconds, say=spinner.update)
             else:
-                stopped = control.stop_trial(paths, trial, seconds=seconds, say=spinner.update)
+                try:
+                    stopped = control.stop_trial(paths, trial, seconds=seconds, say=spinner.update)
+                except control.NobodyRuns:
+                    stopped = stop_waiting(view_of(name, root), trial)
     show_found(stopped.as_dict(), as_json, lambda: messages.stopped(stopped, paths))
     if not stopped.done:
         raise typer.Exit(LATE)

@@ -138,6 +138,10 @@ class SweepPaths:
         """While this file exists, that trial checkpoints at its next step and is over."""
         return self.control / f"stop-{number:04d}"
 
+    def heartbeat(self, number: int) -> Path:
+        """While a worker has that trial, what says when it last made progress."""
+        return self.control / f"heartbeat-{number:04d}"
+
     @property
     def outbox(self) -> Path:
         return self.directory / "outbox"
@@ -152,6 +156,13 @@ class SweepPaths:
     def command(self, command: str, *more: str, program: str = "sweep") -> str:
         """Return a command on this sweep as a shell takes it. See `command_line`."""
         return command_line(self.root, command, self.name, *more, program=program)
+
+    def left_without_spec(self) -> list[str]:
+        """What is left of a sweep whose `sweep.yaml` is gone; empty where there never was one."""
+        if self.exists():
+            return []
+        places = (self.ledger, self.trial(0).parent)
+        return [place.name for place in places if place.exists()]
 
     def exists(self) -> bool:
         """Whether a sweep of this name was ever created here."""

@@ -6,11 +6,13 @@ generation is and how it is committed (`trainable`).
 
 from __future__ import annotations
 
+import resource
+
 from sweeps.layout import SweepPaths
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.spec import SweepSpec
 from trainable.checkpoint import CheckpointStore
-from trainable.files import RunFiles, files_of
+from trainable.files import RunFiles, files_of, probe_directory
 
 KEY = ("storage", "checkpoints")
 """Of a spec: where checkpoints lie."""
@@ -35,6 +37,26 @@ def trial_files(paths: SweepPaths, spec: SweepSpec, number: int) -> RunFiles:
 def trial_store(paths: SweepPaths, spec: SweepSpec, number: int) -> CheckpointStore:
     """Return a trial's generations, to be read."""
     return CheckpointStore(paths.trial(number), files=trial_files(paths, spec, number))
+
+
+def takes_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:
+    """Whether this process can keep a file where a trial's checkpoints and curve lie, and is under
+    no limit of its own on how large one is.
+    """
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        return False  # its workers have it from this process: every trial meets it
+    try:
+        for place in (
+            paths.trial(0).parent,
+            paths.trial(number),
+            paths.trial(number) / "checkpoints",
+        ):
+            if place.is_dir():
+                probe_directory(place)
+        probe_store(paths, spec, new=False)
+    except (OSError, Refused):
+        return False
+    return True
 
 
 def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:

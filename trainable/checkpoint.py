@@ -22,9 +22,10 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
+from trainable import heartbeat
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
-from trainable.files import STATE, Files, files_of
+from trainable.files import STATE, Files, files_of, remedy
 from trainable.manifest import (
     Generation,
     Pointer,
@@ -86,7 +87,7 @@ class CheckpointStore:
             except OSError as problem:
                 raise StorageError(
                     f"no checkpoints can be written to {self._files.address('')}: "
-                    f"{mask(str(problem))}; {self._files.remedy}"
+                    f"{mask(str(problem))}; {remedy(problem, self._files.remedy)}"
                 ) from problem
             self._kept = self.generations()
 
@@ -221,6 +222,7 @@ class CheckpointStore:
             self.wait()  # an error is raised at the first step after it
         if not (final or new_best or self._is_due(step, epoch, boundary)):
             return False
+        heartbeat.beat("save")
         self.wait()
         if self._snapshots is None:
             from trainable.snapshot import Snapshots  # imports torch, which readers do not need
@@ -323,7 +325,7 @@ class CheckpointStore:
             raise StorageError(
                 f"the checkpoint of step {step} ({num_bytes(state)} bytes) could not be written "
                 f"to {self._files.address(name)}: {mask(str(problem))}; earlier checkpoints are "
-                f"untouched; {self._files.remedy}, then resume"
+                f"untouched; {remedy(problem, self._files.remedy)}, then resume"
             ) from problem
         except Exception as problem:  # what cannot be pickled decides itself what it raises
             raise CheckpointError(

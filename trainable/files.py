@@ -38,6 +38,15 @@ _NEW, _GONE, _DAMAGED = "new-", "gone-", "damaged-"
 _MISSING = (FileNotFoundError, NotADirectoryError)
 _NO_LINKS = {errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV}
 
+_LIMITS = {
+    errno.EFBIG: "raise the limit on the size of a file (`ulimit -f`, RLIMIT_FSIZE), or see where "
+    "the task sets it",
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`, RLIMIT_NOFILE), or close what the "
+    "task leaves open",
+    errno.ENOMEM: "raise the limit on memory (`ulimit -v`, RLIMIT_AS), or see what takes it",
+}
+"""What to do where a process has met a limit of its own: no room on a disk helps."""
+
 _T = TypeVar("_T")
 Write = Callable[[BinaryIO], bytes]
 """Writes a state into an open file and returns the manifest that describes what it wrote."""
@@ -333,8 +342,17 @@ def reading(files: Files, what: str = "") -> Iterator[None]:
     except OSError as problem:
         raise StorageError(
             f"the checkpoints at {files.address(what)} cannot be read: {mask(str(problem))}; what "
-            f"was saved there is untouched; {files.remedy}, then resume"
+            f"was saved there is untouched; {remedy(problem, files.remedy)}, then resume"
         ) from problem
+
+
+def remedy(problem: OSError, otherwise: str) -> str:
+    """Return what to do about what the system said.
+
+    Args:
+        otherwise: Where it is about the storage and not about a limit of this process.
+    """
+    return _LIMITS.get(problem.errno or 0, otherwise)
 
 
 def make_directory(path: Path) -> None:
@@ -343,6 +361,17 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
         _sync(path.parent)
+
+
+def probe_directory(path: Path) -> None:
+    """Write, sync and remove a small file in a directory; raises OSError where that fails."""
+    probe = path / f".probe-{uuid.uuid4().hex[:12]}"
+    try:
+        with probe.open("xb") as file:
+            file.write(bytes(4096))
+            _sync_file(file)
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def sync_file(path: Path) -> None:

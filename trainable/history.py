@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from trainable.errors import StorageError
-from trainable.files import LocalFiles, RunFiles
+from trainable.files import LocalFiles, RunFiles, remedy
 from trainable.masking import mask
 
 FILE_NAME = "metrics.jsonl"
@@ -214,7 +214,7 @@ class History:
         except OSError as problem:
             raise StorageError(
                 f"the curve {self._path} could not be written: {mask(str(problem))}; earlier "
-                f"checkpoints are untouched; {LocalFiles.remedy}, then resume"
+                f"checkpoints are untouched; {remedy(problem, LocalFiles.remedy)}, then resume"
             ) from problem
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from trainable import heartbeat
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
 from trainable.data import Plan, Source
@@ -169,6 +170,7 @@ class Trainer(Run):
         while progress.epoch < self._epochs and not interrupted:
             with known_errors(self._step.device), self._curve_kept():
                 self._throughput.start()
+                heartbeat.beat("step")
                 for window in self._train.windows(progress.epoch, progress.window):
                     self._take_step(window)
                     if progress.window < self._train.plan.windows:  # else saved when evaluated
@@ -258,6 +260,7 @@ class Trainer(Run):
             window = list(window)  # fetched before: loading is not the device's time
             with self._device_time.measure():
                 outcome = self._step(window, number)
+        heartbeat.beat("step")
         size = self._train.plan.size(progress.window)
         progress.window += 1
         progress.samples += size
@@ -359,7 +362,8 @@ class Trainer(Run):
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on the validation data; the modes of all modules are put back as they were."""
         modes = [(module, module.training) for module in self._step.model.modules()]
-        batches = (batch for window in self._val.windows(0) for batch in window)
+        heartbeat.beat("evaluation")
+        batches = _with_heartbeat(batch for window in self._val.windows(0) for batch in window)
         self._step.model.eval()
         self._log.prefix = "val/"
         try:
@@ -436,6 +440,12 @@ class Trainer(Run):
         return self._report(
             progress.step, progress.epoch, progress.metrics, rows, finished=finished
         )
+
+
+def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:
+    for batch in batches:
+        yield batch
+        heartbeat.beat("evaluation")
 
 
 def _values(pending: list[_Pending]) -> list[tuple[float, ...]]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from trainable import heartbeat
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.config_reads import recorded
@@ -237,6 +238,7 @@ class OwnLoop(Run):
         if progress.epoch >= epochs:
             yield self._news([], finished=True)
         while progress.epoch < epochs and not interrupted:
+            heartbeat.beat("report")
             with known_errors(self._device):
                 yielded = next(self._generator, _OVER)
             if yielded is _OVER:

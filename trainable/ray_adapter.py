@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import psutil
 
+from trainable import heartbeat
 from trainable.config import TrialConfig
 from trainable.errors import OutOfMemory, StorageError, TrainingError
 from trainable.files import make_directory
@@ -61,7 +62,7 @@ class TuneTrial(tune.Trainable):
     the trial to checkpoint and end at its next step, to be continued or for good; `halve_batch`,
     whether it goes on with smaller micro-batches when the memory does not suffice; `together`,
     for how many seconds reports are gathered before they are told, 0 where somebody decides after
-    each one.
+    each one; `heartbeat`, the file to which the run's progress is written.
     """
 
     _switches: Any = None
@@ -77,6 +78,7 @@ class TuneTrial(tune.Trainable):
         later may write.
         """
         _end_with_raylet()
+        prepare_process()
         self._process = self._process or ProcessState()
         self._left: list[str] = []
         self._directory = Path(config["directory"])
@@ -88,10 +90,12 @@ class TuneTrial(tune.Trainable):
         except OSError:  # the run, which needs the directory, says why
             self._log = MaskedLog(os.devnull)
         faulthandler.enable(self._log.fileno())  # of a fatal signal nothing else says where it was
+        if "heartbeat" in config:
+            heartbeat.watch(config["heartbeat"], self._log)
         self._trainer: Any = None
         self._events: Iterator[Any] = iter(())
         self._checkpoint: Any = None
-        self._failure: dict[str, str] | None = None
+        self._failure: dict[str, Any] | None = None
         self._drain, self._stop = config["drain"], config["stop"]
         self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
@@ -104,7 +108,6 @@ class TuneTrial(tune.Trainable):
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
             load_training()
-            prepare_process()
             import torch
 
             from trainable.switches import Switches
@@ -121,13 +124,18 @@ class TuneTrial(tune.Trainable):
         Returns:
             `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of the report, and the
             same of each one before it in `earlier`; at the end also `ending`, and for a failed one
-            `failure`: `kind`, `reason`, `traceback`, `place`; `saved`: whether a checkpoint has
+            `failure`: `kind`, `reason`, `traceback`, `place`, and of a storage that refused also
+            `errno`, `system` (what the system said) and `host`; `saved`: whether a checkpoint has
             all that was trained.
             `accumulation`, once it is no longer what the trial was given.
             In the first result after the run was opened, `resolved`: its device and precision; and
             `set_aside`: what was found damaged, and what is used instead. `noted`: `params` and
             `tags` that the user's code logged since.
         """
+        with heartbeat.at_work():
+            return self._train_to_report()
+
+    def _train_to_report(self) -> dict[str, Any]:
         deadline = time.monotonic() + self._together
         *earlier, report = self._next_reports(deadline)
         while self._is_out_of_memory() and self._split_batch():
@@ -216,6 +224,7 @@ class TuneTrial(tune.Trainable):
         self._close_run()
         if self._switches is not None:
             self._switches.restore()
+        heartbeat.unwatch()
         self._left += self._process.restore()
         if self._left:
             print(
@@ -351,6 +360,8 @@ class TuneTrial(tune.Trainable):
                 "traceback": mask(traceback.format_exc()),
                 "place": f"{where.filename}:{where.lineno}",
             }
+            if isinstance(error, StorageError) and isinstance(error.__cause__, OSError):
+                self._failure |= _said_by_the_system(error.__cause__)
             print(self._failure["traceback"], file=self._log, flush=True)
 
     @contextlib.contextmanager
@@ -364,6 +375,12 @@ class TuneTrial(tune.Trainable):
                 except ValueError:  # the task has closed its standard output
                     self._log = self._log.reopened()
                     faulthandler.enable(self._log.fileno())
+
+
+def _said_by_the_system(problem: OSError) -> dict[str, Any]:
+    """What tells a limit of this process from a storage that fails everybody."""
+    number, host = problem.errno, socket.gethostname()
+    return {"errno": number, "system": mask(str(problem)), "host": host}
 
 
 @functools.cache

@@ -12,6 +12,9 @@ not live here: writing (`bookkeeping`, `writing`), and deciding what to try or w
 from __future__ import annotations
 
 import contextlib
+import math
+import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +25,7 @@ from ray.tune.experiment import Trial
 
 from sweeps.driver import control
 from sweeps.driver.bookkeeping import Books, Entry, Told
+from sweeps.driver.progress import Hang, ProgressWatch
 from sweeps.driver.writing import Writer
 from sweeps.early_stopping.failures import (
     MOST_LOST_STARTS,
@@ -34,11 +38,11 @@ from sweeps.early_stopping.failures import (
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger, TrialRecord
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT
+from sweeps.recording.tags import BY_THE_USER, STOPPED_BY_INTERRUPT
 from sweeps.results.running import View
 from sweeps.spec.parameters import trial_parameters
 from sweeps.spec.spec import SpecError, SweepSpec, trial_yaml
-from sweeps.stores import trial_store
+from sweeps.stores import takes_checkpoints, trial_store
 from tracking.recorder import Recorder
 from trainable.files import make_directory
 from trainable.masking import TRIAL_LOG
@@ -90,6 +94,7 @@ class Bookkeeper(Callback):
         on_end: Called with the record of each trial that has its end, in the thread that writes.
         node_died: Whether an actor was lost with the whole node that it ran on.
         end_of_worker: How the process of a lost actor ended.
+        grace: Seconds after which a trial that the user stops has to have ended.
     """
 
     def __init__(
@@ -105,7 +110,11 @@ class Bookkeeper(Callback):
         on_end: Callable[[TrialRecord], None],
         node_died: Callable[[Exception | None], bool] = lambda _: False,
         end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
+        grace: float = math.inf,
     ) -> None:
+        self._view = view
+        self._progress = ProgressWatch(paths, spec.failures.step_timeout)
+        self._grace = grace
         self._spec = spec
         self._paths = paths
         self._fence = fence
@@ -124,6 +133,9 @@ class Bookkeeper(Callback):
         self._lost_starts: Counter[int] = Counter()
         self._losses = Losses(spec.failures.max_retries)
         self._given_up: dict[int, Failure] = {}
+        self._hangs: Counter[int] = Counter()
+        self._ended: dict[int, Hang | None] = {}  # whose workers this driver ended; None: as asked
+        self._deadlines: dict[int, float] = {}  # of trials that the user stops
         self._failures = SameFailures(spec.failures.same_failure_limit)
         self.num_ends = 0
         """How many trials came to their end; whether that is written shows `settle`."""
@@ -157,6 +169,8 @@ class Bookkeeper(Callback):
         self._fence()
         if live:
             self._asked[number] = reason
+            if reason == BY_THE_USER:
+                self._deadlines[number] = time.monotonic() + self._grace
             control.order(self._paths, [number])
             return
         self._end(number, partial(self._books.stopped_waiting, number, reason))
@@ -179,6 +193,7 @@ class Bookkeeper(Callback):
         del iteration, trials, info
         self._writer.check()
         self._on_step()
+        self._end_workers_that_do_not_answer()
 
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -193,6 +208,7 @@ class Bookkeeper(Callback):
         self._lost_starts.pop(number, None)
         directory = self._paths.trial(number)
         make_directory(directory)
+        self._progress.forget(number)
         config = self._spec.trial_config(number, params)
         (directory / TRIAL_CONFIG).write_text(trial_yaml(config), encoding="utf-8")
         # Of halved micro-batches a tag tells: they are no change of what the trial was asked for.
@@ -259,11 +275,8 @@ class Bookkeeper(Callback):
                 self._paused.add(number)
                 self._writer.put(partial(books.paused, number))
                 self._failures.passed()
-            case "failed" if last["failure"]["kind"] in NOT_THE_TRIALS_DOING:
-                self._failures.stopped(number, Failure(**last["failure"]))
-                self._interrupt(number)
             case "failed":
-                self._fail(number, Failure(**last["failure"]))
+                self._failed(number, Failure(**last["failure"]))
             case "interrupted":
                 self._interrupt(number)
             case "stopped" if number in self._given_up:
@@ -284,6 +297,10 @@ class Bookkeeper(Callback):
         del iteration, trials, info
         self._fence()
         self._put_last(trial.config["number"])  # its end does not come yet
+        if trial.config["number"] in self._ended:
+            self._begun.discard(trial.config["number"])
+            self._go_on_after_hang(trial)
+            return
         if self._node_died(trial.get_pickled_error()):
             self._begun.discard(trial.config["number"])
             return
@@ -299,6 +316,41 @@ class Bookkeeper(Callback):
             self._given_up[number] = self._describe_loss(trial, end)
             control.order(self._paths, [number])
             trial.max_failures = 0  # if it does not even live to hear it
+
+    def _end_workers_that_do_not_answer(self) -> None:
+        """End the workers of trials that make no progress, and of those that the user stops and
+        that come to no step.
+        """
+        now = time.monotonic()
+        for hang in self._progress.look(self._live - self._ended.keys()):
+            self._fence()
+            if self._progress.end(hang.number):
+                self._ended[hang.number] = hang
+                self._view.warned(hang.number, hang.reason)
+        for number in [one for one, deadline in self._deadlines.items() if deadline < now]:
+            del self._deadlines[number]
+            if number in self._live - self._ended.keys():
+                self._fence()
+                if self._progress.end(number):
+                    self._ended[number] = None
+                    self._view.warned(
+                        number,
+                        f"came to no step within {self._grace:g} s after it was to stop; its "
+                        "process was ended, and the stacks of its threads are in trial.log",
+                    )
+
+    def _go_on_after_hang(self, trial: Trial) -> None:
+        """A worker was lost because this driver ended it: the trial starts again, to go on or to
+        be told that it is over.
+        """
+        number = trial.config["number"]
+        hang = self._ended.pop(number)
+        if hang is None:
+            return  # its stop file is there
+        self._hangs[number] += 1
+        if self._hangs[number] > self._spec.failures.max_retries:
+            self._given_up[number] = Failure("hang", hang.reason, "")
+            control.order(self._paths, [number])
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -329,6 +381,18 @@ class Bookkeeper(Callback):
         self._put_last(number)
         self._writer.put(partial(self._books.interrupted, number, tags))
 
+    def _failed(self, number: int, failure: Failure) -> None:
+        """A trial failed: by its own doing, or because its storage takes nothing from anybody."""
+        if failure.may_be_the_trials_own(socket.gethostname()) and takes_checkpoints(
+            self._paths, self._spec, number
+        ):
+            failure = failure.as_the_trials_own()
+        if failure.kind in NOT_THE_TRIALS_DOING:
+            self._failures.stopped(number, failure)
+            self._interrupt(number)
+        else:
+            self._fail(number, failure)
+
     def _fail(self, number: int, failure: Failure) -> None:
         self._end(number, partial(self._books.failed, number, failure))
         self._failures.failed(number, failure)
@@ -336,6 +400,7 @@ class Bookkeeper(Callback):
     def _end(self, number: int, write: Callable[[], None]) -> None:
         self._signals.pop(number, None)
         self._begun.discard(number)
+        self._deadlines.pop(number, None)
         self._live.discard(number)
         self._paused.discard(number)
         self._put_last(number)

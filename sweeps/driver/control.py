@@ -34,6 +34,10 @@ class NothingToStop(ValueError):
     """What shall be stopped is not running."""
 
 
+class NobodyRuns(NothingToStop):
+    """What shall be stopped is of a sweep that no driver runs."""
+
+
 class Wishes:
     """The driver's side: what is asked of it.
 
@@ -139,7 +143,8 @@ def stop_trial(
         say: Told what is waited for.
 
     Raises:
-        NothingToStop: No driver runs, or the trial has ended already.
+        NobodyRuns: No driver runs the sweep.
+        NothingToStop: The trial has ended already, or another host runs the sweep.
         UnknownTrial: There is no such trial.
     """
     view = SweepView(paths)
@@ -176,7 +181,8 @@ def stop_trial(
         )
     else:
         message = (
-            f"trial {number} has not ended after {seconds:g} s; it will at its next step; "
+            f"trial {number} has not ended after {seconds:g} s; it will at its next step, "
+            "or when the driver's grace period is over; "
             f"look with: {paths.command('show', str(number))}"
         )
     return Stopped(paths.name, number, record.finished, record.state, message)
@@ -194,7 +200,7 @@ def _holder(paths: SweepPaths) -> Holder:
             )
         state = view.state
         after = f"; continue it with: {paths.command('resume')}" * (state == "interrupted")
-        raise NothingToStop(
+        raise NobodyRuns(
             f"sweep '{paths.name}' is {state} and nobody is running it; only a running sweep can "
             f"be stopped{after}"
         )

@@ -7,7 +7,7 @@ that is put right (`reconcile`, `corrections`), and running it (`run`).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ray.tune.schedulers import TrialScheduler
@@ -43,6 +43,7 @@ from tracking.mlflow_recorder import MlflowRecorder, aim, tell_again
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from tracking.store_reader import StoreUnreadable
+from trainable.history import FILE_NAME
 
 _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
 """The sections of a spec that say what is trained, and how."""
@@ -119,6 +120,8 @@ class OpenSweep:
         if not ledger.trials() and (told := ledger.warm_start.told):
             warn(told)
 
+        for sentence in self._lost_files():
+            warn(sentence)
         stop = self.stopped
         facts = gather(
             paths,
@@ -136,6 +139,30 @@ class OpenSweep:
             self.recorder,
             warn=warn,
         )
+
+    def _lost_files(self) -> Iterator[str]:
+        """Say which files of trials that were trained are gone, and what that means."""
+        for trial in self.ledger.trials():
+            directory = self.paths.trial(trial.number)
+            is_gone = not directory.is_dir()
+            local = self.spec.storage.checkpoints is None
+            if trial.finished:
+                if trial.reports and is_gone:
+                    lost = "curve and checkpoints" if local else "curve"
+                    yield (
+                        f"trial {trial.number} keeps its end, and its {lost} are gone: there is "
+                        f"no {directory}"
+                    )
+            elif trial.reports:
+                if is_gone and local:
+                    yield f"trial {trial.number} begins again: its directory is gone ({directory})"
+                elif local and not (directory / "checkpoints").is_dir():
+                    yield f"trial {trial.number} begins again: its checkpoints are gone"
+                elif not (directory / FILE_NAME).exists():
+                    yield (
+                        f"trial {trial.number} goes on, and the curve before that is gone: there "
+                        f"is no {directory / FILE_NAME}"
+                    )
 
     def close_stores(self) -> None:
         """Close what workers left open that were killed; none of them may live any more."""

@@ -117,6 +117,7 @@ def tune_trials(
         on_step=look_around,
         on_end=on_end,
         node_died=node_died,
+        grace=interruption.grace,
     )
     # Tune hands these to its workers in what Ray logs and in command lines; they inherit them.
     ENV_VARS_TO_PROPAGATE.difference_update(

@@ -5,7 +5,8 @@ Decides from what it is told. What must not live here: Ray, files, or writing an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import errno
+from dataclasses import dataclass, replace
 
 # Whether a loss diverges or the memory suffices depends on the parameters: that some trials fail
 # so is a result of the search and no reason to end it.
@@ -21,7 +22,17 @@ MOST_LOST_STARTS = 5
 """Workers in a row that may end before a trial has begun with any of them. That is no trial's
 doing: where another one ends, the sweep stops and can be resumed."""
 
-_KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost"}
+_KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost", "limit", "hang"}
+
+# What these say is true of the storage for every process.
+_OF_THE_STORAGE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENFILE, errno.ENODEV,
+    errno.ENXIO, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENETDOWN, errno.ENETUNREACH,
+    errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+    errno.EBUSY, errno.EAGAIN,
+}  # fmt: skip
+# What these say is about the process that was told so, on whatever host it runs.
+_OF_THE_PROCESS = {errno.EFBIG, errno.EMFILE, errno.ENOMEM, errno.EBADF}
 
 
 def kind_of(reason: str) -> str:
@@ -40,12 +51,38 @@ class Failure:
         reason: In one line, for people.
         traceback: Where it was raised.
         place: File and line where it was raised; empty when nothing was.
+        errno: Of what the system said, where a storage refused; None: it said nothing.
+        system: What it said.
+        host: The host on which the trial ran then.
     """
 
     kind: str
     reason: str
     traceback: str
     place: str = ""
+    errno: int | None = None
+    system: str = ""
+    host: str = ""
+
+    def may_be_the_trials_own(self, host: str) -> bool:
+        """Whether a storage that refused the trial may well take the same from other processes.
+
+        Args:
+            host: Where the others were asked: a directory that one host lacks another one has.
+        """
+        if self.kind != "storage" or self.errno is None or self.errno in _OF_THE_STORAGE:
+            return False
+        return self.errno in _OF_THE_PROCESS or self.host == host
+
+    def as_the_trials_own(self) -> Failure:
+        """Return it as the failure of a trial whose storage takes the same from others."""
+        return replace(
+            self,
+            kind="limit",
+            reason=f"limit: {self.system}; the sweep can write there, so this trial's process "
+            "alone is refused; look for what its task changes for the whole process, such as "
+            "limits (resource.setrlimit), files left open, or permissions",
+        )
 
     @property
     def way(self) -> tuple[str, str]:

@@ -120,6 +120,11 @@ class Interruption:
         return 128 + self._signal if self._signal is not None else 0
 
     @property
+    def grace(self) -> float:
+        """Seconds from the first signal until everything is to be over."""
+        return self._grace
+
+    @property
     def left(self) -> float:
         """Seconds until everything is to be over; infinite before the first signal."""
         return self._since + self._grace - time.monotonic() if self.requested else float("inf")

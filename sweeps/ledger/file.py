@@ -46,7 +46,12 @@ class LedgerFile:
             LedgerError: There is no such file, or it is not sound.
         """
         if not self.path.exists():
-            raise LedgerError(f"there is no ledger at {self.path}")
+            num_left = len(list(self.path.parent.glob("trials/[0-9]*")))
+            raise LedgerError(
+                f"there is no ledger at {self.path}; it is the record of all trials, and none is "
+                f"made beside the {num_left} trial directories that are left there; restore it "
+                "from a backup, or begin anew with: sweep run FILE --name NAME"
+            )
         try:
             # "rw" never creates a file, and rolls back what a driver that died had not committed,
             # which a connection that may only read could not. Statements cannot write

@@ -87,6 +87,13 @@ class UnknownSweep(ValueError):
             if near
             else f"{there}; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT"
         )
+        if left := SweepPaths(root, name).left_without_spec():
+            super().__init__(
+                f"sweep '{name}' below {root} has lost its sweep.yaml, without which nobody knows "
+                f"what it is; {' and '.join(left)} are left there and stay untouched; restore "
+                "sweep.yaml from a backup, or from the artifacts of the sweep's own MLflow run"
+            )
+            return
         super().__init__(f"there is no sweep '{name}' below {root}; {hint}")
 
 

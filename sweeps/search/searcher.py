@@ -131,6 +131,7 @@ class LedgerSearcher(Searcher):
                 "checkpoints": address_of(self._paths, self._spec, trial.number),
                 "drain": str(self._paths.drain),
                 "stop": str(self._paths.stop(trial.number)),
+                "heartbeat": str(self._paths.heartbeat(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
                 "together": 0.0 if self._spec.early_stopping.hears_reports else _TOGETHER_SECONDS,

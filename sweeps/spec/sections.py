@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from sweeps.spec.durations import WrongDuration, parse_duration
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.scalars import shown
 from sweeps.spec.search_values import check_constraints, check_points, check_sampler, sweep_names
@@ -373,19 +374,52 @@ class StorageConfig(Section):
         return uri
 
 
+_STEP_TIMEOUT = "30m"
+
+
+def _check_step_timeout(value: object) -> object:
+    """Return seconds, `off` or None."""
+    if value is None or value == "off":
+        return value
+    rule = "the longest time without progress is a duration above 0, off, or null for automatic"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        text = shown(value) if not isinstance(value, list | dict) else "a list or a mapping"
+        raise Refused(f"{text} is no duration; {rule}; write for example {_STEP_TIMEOUT}")
+    try:
+        seconds = parse_duration(
+            format(value, "f") if isinstance(value, float) else str(value), ""
+        )
+    except WrongDuration:
+        raise Refused(
+            f"{shown(value)} is no duration, or longer than a year; {rule}; write for example "
+            f"{_STEP_TIMEOUT}"
+        ) from None
+    if seconds <= 0:
+        raise Refused(f"{shown(value)} is no time; {rule}; write {_STEP_TIMEOUT}, or off")
+    return seconds
+
+
 class FailuresConfig(Section):
     """What happens when a trial dies of something that is not its parameters' fault."""
 
     max_retries: int = Field(default=0, ge=0, examples=[2])
-    """How often more a trial is tried again that has lost its process three times in a row without
-    having committed a checkpoint. Other losses are never counted: it goes on from its newest
-    one."""
+    """How often a trial is tried again that made no progress for `step_timeout`, and how often
+    more one that has lost its process three times in a row without having committed a checkpoint.
+    Other losses are never counted: it goes on from its newest one."""
     same_failure_limit: int = Field(default=3, ge=0)
     """The sweep stops when this many trials fail in the same way with none getting through in
     between; 0: never. Non-finite losses and memory depend on parameters and do not count."""
     out_of_memory: Literal["fail", "halve_batch"] = "fail"
     """What a trial does when the memory does not suffice: fail, or take the same steps in twice as
     many micro-batches of half the size, from its newest checkpoint."""
+    step_timeout: Annotated[
+        float | Literal["off"] | None, BeforeValidator(_check_step_timeout)
+    ] = Field(default=None, examples=["30m"])
+    """For how long a trial may make no progress, such as 30m: take no step, evaluate no batch,
+    finish no save, and in a loop of your own yield nothing. Then its worker writes the stacks of
+    its threads to trial.log and is ended, and the trial fails. null: 20 times the slowest so far
+    of what it is doing, at least 10 minutes, and 6 hours for the first of each; off: for ever.
+    Opening the run may take 10 minutes in any case. Workers on other hosts are not watched."""
 
 
 Space = dict[

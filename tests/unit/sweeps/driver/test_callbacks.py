@@ -5,7 +5,9 @@ once another driver may run the sweep.
 from __future__ import annotations
 
 import copy
+import errno
 import math
+import socket
 from collections.abc import Callable
 from numbers import Number
 from pathlib import Path
@@ -275,3 +277,61 @@ def _everything(sweep: MadeSweep, recorder: MemoryRecorder) -> tuple[Any, ...]:
     files = [path for path in sorted(sweep.paths.directory.rglob("*")) if path.is_file()]
     contents = {path: path.read_bytes() for path in files}
     return sweep.ledger.trials(), contents, copy.deepcopy(recorder.runs)
+
+
+@pytest.mark.parametrize(
+    ("number", "elsewhere", "writable", "own"),
+    [
+        pytest.param(errno.EFBIG, False, True, True, id="a limit on file sizes"),
+        pytest.param(errno.EMFILE, True, True, True, id="a limit on files, on another host"),
+        pytest.param(errno.EACCES, False, True, True, id="permissions the process gave up"),
+        pytest.param(errno.EACCES, True, True, False, id="permissions of another host"),
+        pytest.param(errno.EFBIG, False, False, False, id="the sweep is refused, too"),
+        pytest.param(errno.ENOSPC, False, True, False, id="a disk that had no room"),
+        pytest.param(None, False, True, False, id="a store that said nothing"),
+    ],
+)
+def test_what_only_the_trials_process_is_refused_is_that_trials_failure(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int | None,
+    elsewhere: bool,
+    writable: bool,
+    own: bool,
+) -> None:
+    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
+    trial_number = sweep.add(None)
+    if not writable:
+
+        def refuse(path: Path) -> None:
+            raise OSError(errno.EIO, "refused", str(path))
+
+        monkeypatch.setattr("sweeps.stores.probe_directory", refuse)
+        sweep.paths.trial(trial_number).mkdir(parents=True, exist_ok=True)
+    view: Any = SimpleNamespace(ended=lambda *_: None)
+    keeper = Bookkeeper(
+        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
+        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+    )  # fmt: skip
+    recorder.start(trial_number, {}, {})
+    said = "[Errno 27] File too large: 'state.pt'"
+    failure = {
+        "kind": "storage",
+        "reason": f"storage: the checkpoint could not be written: {said}; free space",
+        "traceback": "",
+        "place": "checkpoint.py:1",
+        "errno": number,
+        "system": said,
+        "host": "elsewhere" if elsewhere else socket.gethostname(),
+    }
+    last = {"ending": "failed", "failure": failure}
+    trial: Any = SimpleNamespace(config={"number": trial_number}, last_result=last)
+    keeper.on_trial_complete(0, [trial], trial)
+    keeper.settle()
+    record = sweep.ledger.trial(trial_number)
+    assert (keeper.hopeless is None) == own
+    assert (record.state == "failed") == own
+    if own:
+        assert record.reason is not None
+        assert record.reason.startswith(f"limit: {said}")
+        assert "free space" not in record.reason

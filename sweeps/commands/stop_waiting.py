@@ -1,0 +1,58 @@
+"""Stopping a trial of a sweep that nobody runs: it has its end and never resumes.
+
+What must not live here: stopping what a driver runs (`driver.control`).
+"""
+
+from __future__ import annotations
+
+from sweeps.commands.sync import tell_who_is_interrupted
+from sweeps.driver.control import Stopped
+from sweeps.early_stopping.exploit import without_unbegun
+from sweeps.engine.orphans import end_orphans
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.place import check_kept
+from sweeps.lock import SweepLock
+from sweeps.reconciliation.corrections import close_stores
+from sweeps.reconciliation.facts import trial_facts
+from sweeps.reconciliation.reconcile import Reported, missed
+from sweeps.recording.tags import BY_THE_USER
+from sweeps.results.sweep_view import SweepView
+from sweeps.stores import trial_files
+from tracking.outbox_status import read_outbox
+
+
+def stop_waiting(view: SweepView, number: int) -> Stopped:
+    """End a trial on which nobody works, for good: in the ledger first, then in the outbox.
+
+    What its last worker stored and could not report counts.
+
+    Raises:
+        StorageMoved: It is a copy of a sweep, or one that was renamed.
+        SweepHeld: A driver runs the sweep.
+        LedgerError: The ledger cannot be used.
+        CurveDamaged: The trial's curve cannot be read.
+    """
+    paths, spec = view.paths, view.spec
+    check_kept(paths, spec, spec)
+    lock = SweepLock(paths.lock, view.place.lock())
+    lock.acquire()
+    try:
+        if lock.previous is not None:
+            end_orphans(lock.previous.token)
+        ledger = Ledger.open(view.place)
+        record = ledger.trial(number)
+        facts = trial_facts(paths, spec, record, read_outbox(paths.outbox))
+        for wrong in missed(facts):
+            if isinstance(wrong, Reported):
+                ledger.report(number, **wrong.report._asdict())
+        lineage = without_unbegun(record, paths).lineage
+        record = ledger.finish(number, "pruned", reason=BY_THE_USER, lineage=lineage)
+        tell_who_is_interrupted(paths, spec)
+        close_stores([trial_files(paths, spec, number)])
+    finally:
+        lock.release()
+    message = (
+        f"trial {number} is {record.state} and does not resume; the sweep's other trials do with: "
+        f"{paths.command('resume')}"
+    )
+    return Stopped(paths.name, number, record.finished, record.state, message)

@@ -1,0 +1,57 @@
+"""Tasks that hang, or that limit their own process: one trial's failure, and nobody else's."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.integration.commandline import CommandLine, wait_until
+from trainable.history import read_rows
+
+ROGUE = Path(__file__).parents[1] / "cases/21-rogue-tasks"
+
+
+def _rogue(cli: CommandLine, *modes: str, more: str = "") -> None:
+    """Put the case beside the command line, with these modes, all trained at once."""
+    shutil.copytree(ROGUE, cli.directory, dirs_exist_ok=True)
+    text = (ROGUE / "g.yaml").read_text()
+    text = text.replace("[chdir_gone, ok, ok2, ok3]", f"[{', '.join(modes)}]")
+    text = text.replace("trials: 4", f"trials: {len(modes)}")
+    text = text.replace("concurrency: 1", f"concurrency: {len(modes)}")
+    cli.write("g.yaml", text + more)
+
+
+def test_a_limit_that_a_trial_sets_on_itself_is_that_trials_failure(cli: CommandLine) -> None:
+    _rogue(cli, "rlimit", "ok")
+    done = cli("run", "g.yaml")
+    assert done.returncode == 0, done.stderr
+    by_mode = {one["params"]["task.mode"]: one for one in cli.json("trials", "g")}
+    assert by_mode["ok"]["state"] == "complete"
+    assert by_mode["rlimit"]["state"] == "failed"
+    assert "File too large" in by_mode["rlimit"]["reason"]
+    assert "free space" not in by_mode["rlimit"]["reason"]
+
+
+def test_a_trial_that_hangs_is_noticed_and_its_worker_ended(cli: CommandLine) -> None:
+    _rogue(cli, "hang", "ok", more="failures: {step_timeout: 5s}\n")
+    done = cli("run", "g.yaml")
+    assert done.returncode == 0, done.stderr
+    by_mode = {one["params"]["task.mode"]: one for one in cli.json("trials", "g")}
+    assert by_mode["ok"]["state"] == "complete"
+    hung = by_mode["hang"]
+    assert hung["state"] == "failed"
+    assert hung["reason"].startswith("hang: no progress for")
+    log = cli.root / f"g/trials/{hung['number']:04d}/trial.log"
+    assert "in misbehave" in log.read_text()
+
+
+def test_stopping_a_trial_that_hangs_ends_its_process(cli: CommandLine) -> None:
+    _rogue(cli, "hang", more="failures: {step_timeout: off}\n")
+    driver = cli.start("run", "g.yaml", "--grace", "3s")
+    # five epochs of eight steps: it hangs within the third
+    wait_until(lambda: len(read_rows(cli.root / "g/trials/0000")) >= 16 or driver.poll())
+    done = cli("stop", "g", "--trial", "0", "--json")
+    assert done.returncode == 0, done.stderr
+    driver.wait(120)
+    (stopped,) = cli.json("trials", "g")
+    assert (stopped["state"], stopped["reason"]) == ("pruned", "stopped by the user")

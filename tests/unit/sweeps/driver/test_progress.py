@@ -1,0 +1,171 @@
+"""Which trials make no progress, by what their workers write and by which clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sweeps.driver.progress import ProgressWatch
+from sweeps.layout import SweepPaths
+from sweeps.spec.spec import SpecError, parse_spec
+from tests.integration.commandline import TINY
+from trainable import heartbeat
+from trainable.heartbeat import Heartbeat
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> SweepPaths:
+    paths = SweepPaths(tmp_path, "small")
+    paths.control.mkdir(parents=True)
+    return paths
+
+
+def _wait(watch: ProgressWatch, clock: _Clock, seconds: float) -> list[str]:
+    """Look every second; return what hangs at the end."""
+    found = []
+    for _ in range(round(seconds)):
+        clock.now += 1.0
+        found = [hang.what for hang in watch.look([3])]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("timeout", "slowest", "sound", "hung"),
+    [
+        pytest.param(30.0, 1.0, 29, 3, id="as the spec says"),
+        pytest.param(None, 1.0, 598, 4, id="at least ten minutes"),
+        pytest.param(None, 60.0, 1198, 4, id="twenty times the slowest step"),
+    ],
+)
+def test_a_trial_hangs_once_it_makes_no_progress_for_so_long(
+    paths: SweepPaths, timeout: float | None, slowest: float, sound: int, hung: int
+) -> None:
+    clock = _Clock()
+    pulse, watch = Heartbeat(paths.heartbeat(3), clock), ProgressWatch(paths, timeout, clock)
+    with pulse.at_work():
+        pulse.beat("step")
+        clock.now += slowest
+        pulse.beat("step")
+        assert _wait(watch, clock, sound) == []
+        assert _wait(watch, clock, hung) == ["step"]
+        pulse.beat("step")
+        assert _wait(watch, clock, 2) == []
+    assert _wait(watch, clock, 5000) == []  # it waits to be told what to do next
+
+
+@pytest.mark.parametrize("what", ["opening", "step", "evaluation", "save", "report"])
+def test_what_a_trial_does_for_the_first_time_may_take_hours(paths: SweepPaths, what: str) -> None:
+    clock = _Clock()
+    pulse, watch = Heartbeat(paths.heartbeat(3), clock), ProgressWatch(paths, None, clock)
+    with pulse.at_work():
+        if what != "opening":
+            pulse.beat(what)
+        assert _wait(watch, clock, 5 * 3600) == []
+        assert _wait(watch, clock, 3700) == [what]
+
+
+def test_never_where_the_spec_says_off(paths: SweepPaths) -> None:
+    clock = _Clock()
+    pulse, watch = Heartbeat(paths.heartbeat(3), clock), ProgressWatch(paths, "off", clock)
+    with pulse.at_work():
+        pulse.beat("step")
+        assert _wait(watch, clock, 30_000) == []
+
+
+def test_a_driver_that_was_away_does_not_take_its_absence_for_a_hang(paths: SweepPaths) -> None:
+    clock = _Clock()
+    pulse, watch = Heartbeat(paths.heartbeat(3), clock), ProgressWatch(paths, 30.0, clock)
+    with pulse.at_work():
+        pulse.beat("step")
+        assert _wait(watch, clock, 2) == []
+        clock.now += 3600
+        assert watch.look([3]) == []
+
+
+def test_a_stopped_process_does_not_hang_and_one_that_holds_pythons_lock_does(
+    paths: SweepPaths,
+) -> None:
+    code = (
+        "import re, sys\nfrom trainable import heartbeat\n"
+        "heartbeat.watch(sys.argv[1], open(sys.argv[2], 'w'))\n"
+        "with heartbeat.at_work():\n    heartbeat.beat('step')\n    heartbeat.beat('step')\n"
+        "    re.match('(a+)+$', 60 * 'a' + 'b')\n"
+    )
+    log = paths.control / "trial.log"
+    worker = subprocess.Popen([sys.executable, "-c", code, paths.heartbeat(3), log])
+    try:
+        _until(lambda: getattr(heartbeat.read(paths.heartbeat(3)), "beats", 0) == 2)
+        clock = _Clock()
+        watch = ProgressWatch(paths, 30.0, clock)
+        worker.send_signal(signal.SIGSTOP)
+        _until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
+        assert _wait(watch, clock, 200) == []
+        worker.send_signal(signal.SIGCONT)
+        _until(lambda: psutil.Process(worker.pid).status() != psutil.STATUS_STOPPED)
+        assert _wait(watch, clock, 40) == ["step"]
+        assert watch.end(3)
+        assert worker.wait(30) == -signal.SIGKILL
+        assert "most recent call first" in log.read_text()
+        assert not watch.end(3)
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_a_process_that_has_the_number_of_an_earlier_worker_is_not_ended(
+    paths: SweepPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    born = psutil.Process().create_time()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: born - 3600)
+    Heartbeat(paths.heartbeat(3)).beat("step")
+    monkeypatch.undo()
+    assert not ProgressWatch(paths, 1.0).end(3)  # it would have been this one
+    assert heartbeat.read(paths.heartbeat(3)).pid == os.getpid()  # type: ignore[union-attr]
+
+
+def test_a_worker_removes_its_own_heartbeat_alone(paths: SweepPaths) -> None:
+    first = Heartbeat(paths.heartbeat(3))
+    second = Heartbeat(paths.heartbeat(3))
+    second.beat("step")
+    first.close()
+    assert heartbeat.read(paths.heartbeat(3)) is not None
+    second.close()
+    assert heartbeat.read(paths.heartbeat(3)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30m", 1800.0), ("5", 5.0), ("1.5", 1.5), ("off", "off"), ("null", None)],
+)
+def test_the_longest_time_without_progress_is_a_duration(text: str, seconds: object) -> None:
+    spec = parse_spec(f"{TINY}\nfailures: {{step_timeout: {text}}}\n", "s.yaml")
+    assert spec.failures.step_timeout == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "true", "[1]", "9999999h"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="the longest time without progress is a duration"):
+        parse_spec(f"{TINY}\nfailures: {{step_timeout: {text}}}\n", "s.yaml")
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
