@@ -119,11 +119,11 @@ class Task:
         One that writes to trained parameters in a forward pass does so from the first pass on: a
         save copies what that pass left alone beside the next one.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define build_model()")
+        raise NotImplementedError(_undefined(self, "build_model"))
 
     def build_data(self) -> Data:
         """Return the samples; splits must not depend on the run's seed, or scores mean nothing."""
-        raise NotImplementedError(f"{type(self).__name__} must define build_data()")
+        raise NotImplementedError(_undefined(self, "build_data"))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Weight]:
         """Return the summed loss of a batch (a scalar) and its weight (targets counted).
@@ -194,6 +194,11 @@ class Task:
         group without weight decay.
         """
         return decay_groups(model)
+
+
+def _undefined(task: Task, name: str) -> str:
+    own = [key for key in dir(task) if not key.startswith("_") and not hasattr(Task, key)]
+    return f"{type(task).__name__} must define {name}(){nearest(name, own)}"
 
 
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -167,7 +167,7 @@ def test_objects_without_tensors_stay_as_they_are():
 
 
 def test_an_array_of_objects_may_hide_a_tensor():
-    with pytest.raises(TaskError, match="numpy.ndarray, and that holds tensors"):
+    with pytest.raises(TaskError, match=r"numpy.ndarray, and that holds tensors"):
         move(numpy.array([_t(), None], dtype=object), META)
 
 
