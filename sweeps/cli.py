@@ -96,7 +96,16 @@ def init(
 
 
 @app.command()
-def check(file: File, settings: Overrides = None) -> None:
+def check(
+    file: File,
+    settings: Overrides = None,
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough", help="Check the task's whole contract, which builds it several times."
+        ),
+    ] = False,
+) -> None:
     """Validate everything that can be known before running; start nothing."""
     from sweeps.commands.attempt import check_tracking
     from sweeps.engine.preflight import Inspection
@@ -112,7 +121,7 @@ def check(file: File, settings: Overrides = None) -> None:
         machine = Machine.probe()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
         with err.status("loading the task"):
-            facts = Inspection(spec, ways).facts()
+            facts = Inspection(spec, ways, thorough=thorough).facts()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
     out.print(f"{file} is valid", style="green")
     out.print(f"  {ways.describe()}")
@@ -385,13 +394,14 @@ def train(
     ] = None,
 ) -> None:
     """Train once in this process, without Ray: for a debugger."""
-    from sweeps.commands.single import train_once
+    from sweeps.commands.single import check_first, train_once
     from sweeps.places import check_place
 
     with _loaded(file, settings) as spec:
         for option, place in (("--dir", directory), ("--figures", figures)):
             if place is not None:
                 check_place(place, option)
+        check_first(spec, err)
         train_once(spec, directory, out, err, figures)
 
 

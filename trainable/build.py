@@ -275,11 +275,16 @@ def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str
             "are; return model.train(), with single modules in evaluation mode where they are "
             "meant to be"
         )
-    if data.collate is not None and isinstance(data.train, tuple):
-        yield (
-            "collate is never called for train, which is a tuple of tensors and is indexed as it "
-            "is; give torch.utils.data.TensorDataset(*tensors) if samples are to be collated"
-        )
+    for name, collate, split, samples in (
+        ("collate", data.collate, "train", data.train),
+        ("collate_val", data.collate_val, "val", data.val),
+    ):
+        if collate is not None and isinstance(samples, tuple):
+            yield (
+                f"{name} is never called for {split}, which is a tuple of tensors and is indexed "
+                "as it is; give torch.utils.data.TensorDataset(*tensors) if samples are to be "
+                "collated"
+            )
     batch_norms = [
         name
         for name, module in model.named_modules()
@@ -337,7 +342,7 @@ def _open_sources(
             split="train",
             device=device,
             loader=config.loader,
-            collate=data.collate,
+            collate=data.collate_of("train"),
         ),
         open_source(
             data.val,
@@ -345,6 +350,6 @@ def _open_sources(
             split="val",
             device=device,
             loader=config.loader,
-            collate=data.collate,
+            collate=data.collate_of("val"),
         ),
     )

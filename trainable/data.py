@@ -29,10 +29,13 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from trainable.batches import move as move
+from trainable.batches import pin
 from trainable.config import LoaderConfig
-from trainable.errors import ConfigError
+from trainable.errors import ConfigError, TaskError
 from trainable.seeding import HostRandomness, derive_seed, seed_host
 from trainable.task import Batch, Samples
+from trainable.task_code import task_code
 
 # Data in memory moves to the accelerator when it takes no more than this share of what is free
 # there for this process.
@@ -185,6 +188,7 @@ class LoaderSource:
     ) -> None:
         self.plan = plan
         self._device = device
+        self._split = split
         self._requests = _Requests(plan)
         workers = loader.num_workers
         pin = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
@@ -195,7 +199,7 @@ class LoaderSource:
             persistent_workers=loader.persistent_workers and workers > 0,
             prefetch_factor=loader.prefetch_factor if workers else None,
             pin_memory=pin and device.type == "cuda",
-            collate_fn=_as_it_is,
+            collate_fn=_as_window,
             # The loader draws a seed for its workers at each epoch; from a generator of its own,
             # so that it never moves the global one. The seed itself does not matter: each window
             # is seeded anew, and so are samples that draw.
@@ -208,8 +212,17 @@ class LoaderSource:
         """Yield the windows of an epoch from `start` on."""
         self._requests.epoch, self._requests.start = epoch, start
         self._windows = iter(self._loader)
+        came = start
         for window in self._windows:
-            yield map(self._move, window)
+            came += 1
+            # no `map`, which StopIteration out of a batch's own `to` would end in silence
+            yield (self._move(batch) for batch in window)
+        if came < self.plan.windows:
+            raise TaskError(
+                f"{self._split}: {came} of {self.plan.windows} windows of epoch {epoch + 1} came "
+                "and the data ended; an epoch has as many windows as the length of its data set "
+                "promises; give every sample below len(dataset)"
+            )
 
     def close(self) -> None:
         """End the worker processes."""
@@ -223,19 +236,6 @@ class LoaderSource:
 
     def _move(self, batch: Batch) -> Batch:
         return batch if self._device.type == "cpu" else move(batch, self._device)
-
-
-def move(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch with every tensor on the device; objects that are no tensors stay."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: move(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(move(value, device) for value in batch)
-    return batch
 
 
 class _Requests:
@@ -263,9 +263,17 @@ def _end_with_parent(_: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _as_it_is(window: list[Batch]) -> list[Batch]:
+class _Window(list[Batch]):
+    """The micro-batches of a window; the loader pins them by this method, which keeps types."""
+
+    def pin_memory(self) -> _Window:
+        """Return the window with its tensors in pinned memory."""
+        return _Window(map(pin, self))
+
+
+def _as_window(window: list[Batch]) -> _Window:
     """What the loader would collate has been."""
-    return window
+    return _Window(window)
 
 
 class _SeededWindows(Dataset[Any]):
@@ -285,7 +293,7 @@ class _SeededWindows(Dataset[Any]):
         collate: Callable[[list[Any]], Batch],
     ) -> None:
         self._dataset = dataset
-        self._seed, self._size = plan.seed, plan.micro_batch_size
+        self._seed, self._size, self._count = plan.seed, plan.micro_batch_size, plan.windows
         self._split = split
         self._collate = collate
         self._draws = self._samples_draw = False
@@ -293,6 +301,11 @@ class _SeededWindows(Dataset[Any]):
     def __getitems__(self, request: list[int]) -> list[Batch]:
         """Return the micro-batches of a window."""
         epoch, window, *indices = request
+        what = f"{self._split}: {window} of {self._count} windows of epoch {epoch + 1} came"
+        with task_code(what):
+            return self._fetch(epoch, window, indices)
+
+    def _fetch(self, epoch: int, window: int, indices: list[int]) -> list[Batch]:
         if get_worker_info() is not None:  # a data set may seed a generator of its own from this
             self._seed_host(epoch, "window", window)
         before = HostRandomness()

@@ -185,6 +185,7 @@ class Trainer(Run):
                         )
                         if interrupted:
                             return
+                self._check_whole_epoch()
                 boundary = self._boundary_metrics()
                 boundary |= self._evaluate() | memory_since_report(self._step.device)
                 value = self._value_of_metric(boundary)
@@ -248,6 +249,16 @@ class Trainer(Run):
         progress.batch_size = batch_size
 
     # The parts of an epoch
+
+    def _check_whole_epoch(self) -> None:
+        """Refuse an epoch that ended before its last window, whatever ended it."""
+        progress, promised = self.state.progress, self._train.plan.windows
+        if progress.window < promised:
+            raise TaskError(
+                f"train: {progress.window} of {promised} windows of epoch {progress.epoch + 1} "
+                "came; an epoch has as many as the length of its data set promises; give every "
+                "sample below len(dataset)"
+            )
 
     def _take_step(self, window: Iterable[Batch]) -> None:
         """Take one step, advance the counters, remember the values without waiting for them."""
@@ -381,6 +392,16 @@ class Trainer(Run):
                 f"{{'loss': 0.5}}"
             )
         whose = type(self._step.task).__name__
+        progress = self.state.progress
+        if missing := [key for key in progress.evaluated if key not in found]:
+            names = ", ".join(f"val/{name}" for name in missing)
+            raise TaskError(
+                f"{whose}.evaluate() gave {names} in report {progress.epoch} and not in report "
+                f"{progress.epoch + 1}; a metric is in every report or in none; return it each "
+                "time, whatever the batches (a collate that draws or mixes needs "
+                "Data(collate_val=...))"
+            )
+        progress.evaluated = sorted(found)
         metrics = {
             f"val/{name}": one_number(value, f"{whose}.evaluate() gives {name!r}")
             for name, value in _fetched(found, self._step.device).items()

@@ -1,6 +1,6 @@
 """What can only be known by building a run: answers in JSON, in a process of its own.
 
-    python -m trainable.preflight < configs.json
+    python -m trainable.preflight [--thorough] < configs.json
 
 reads trial configurations, one to a line. Of the first it prints a line `{"num_parameters": ...}`,
 or `{"refused": "why", "key": "train.precision"}` and no more; refused is also what the second, of
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from trainable.precision import Precision
 
 
-def examine(config: TrialConfig, far: TrialConfig | None = None) -> dict[str, Any]:
+def examine(
+    config: TrialConfig, far: TrialConfig | None = None, *, thorough: bool = False
+) -> dict[str, Any]:
     """Build the run that `config` describes, as a trial would, and say what it is in numbers.
 
     Args:
         config: Its configuration.
         far: Another one of the same task, whose steps are counted without building it.
+        thorough: Check the whole contract of the task, which builds it several times.
 
     Raises:
         TrainingError: One of them cannot be built; the message says why.
@@ -39,24 +42,33 @@ def examine(config: TrialConfig, far: TrialConfig | None = None) -> dict[str, An
     from trainable.build import build_parts, check_steps, find_device
     from trainable.fingerprint import code_digests
     from trainable.state import model_state
-    from trainable.task import load_loop
+    from trainable.task import load_loop, load_task
+    from trainable.task_checks import quick_check
 
     if load_loop(config.task.name) is not None:
         # only the loop knows, and asking it would train
         return {"own_loop": True, "code": code_digests(config.task.name)}
-    parts = build_parts(config, device=find_device(None))
+    # compiling takes minutes, and says nothing of what is asked here
+    plain = config.train.model_copy(update={"compile": False})
+    parts = build_parts(config.model_copy(update={"train": plain}), device=find_device(None))
     parts.train.close()
     parts.val.close()
     model_state(parts.model)  # else found when it is saved, and its training lost
     plans = parts.train.plan, parts.val.plan
     if far is not None:
         check_steps(far, plans[0].samples)
-    return {
+    answer = {
         "code": code_digests(config.task.name),
         "data": parts.task.fingerprint(parts.data),
         "cautions": parts.cautions,
         **measure(config, parts.groups, plans, parts.precision),
     }
+    answer["checked"] = [*map(mask, quick_check(parts))]  # last: it runs the model
+    if thorough:
+        from trainable.testing import check_task
+
+        check_task(load_task(config.task.name, config.task.arguments), seed=config.seed)
+    return answer
 
 
 def measure(
@@ -111,7 +123,7 @@ def _main() -> None:
 def _answer(first: str, second: str) -> dict[str, Any]:
     wanted, far = map(TrialConfig.model_validate_json, (first, second))
     try:
-        return examine(wanted, far)
+        return examine(wanted, far, thorough="--thorough" in sys.argv)
     except ConfigError as error:
         return {"refused": mask(error.message), "key": error.key or "task"}
     except TrainingError as error:
@@ -125,6 +137,7 @@ def _answer(first: str, second: str) -> dict[str, Any]:
                 f"or its arguments{_fractions(wanted.task)}"
             ),
             "key": "task",
+            "raised": True,
         }
 
 

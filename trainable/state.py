@@ -57,6 +57,8 @@ class Progress:
     """Best value of the metric so far."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the last report."""
+    evaluated: list[str] = field(default_factory=list)
+    """Names of those that `evaluate()` gave; none in states of earlier versions."""
 
 
 class TrainState:
@@ -124,7 +126,7 @@ class TrainState:
                 f"the state has format {state['format']}; this version reads {FORMAT}; use the "
                 "version that wrote it"
             )
-        progress = {"batch_size": 0, **state["progress"]}
+        progress = {"batch_size": 0, "evaluated": [], **state["progress"]}
         _check_keys("the progress", progress, set(asdict(Progress())))
         try:
             self._model.load_state_dict(state["model"], strict=True)

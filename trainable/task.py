@@ -49,11 +49,18 @@ class Data:
         collate: Turns a list of samples into a batch; torch's default when None. Tensors need
             none. What it draws from the generators of Python, NumPy and torch is the same in any
             process.
+        collate_val: The same for validation; `collate` when None. Give it where `collate`
+            augments: mixes samples, masks or crops at random.
     """
 
     train: Samples
     val: Samples
     collate: Callable[[list[Any]], Batch] | None = None
+    collate_val: Callable[[list[Any]], Batch] | None = None
+
+    def collate_of(self, split: str) -> Callable[[list[Any]], Batch] | None:
+        """Return what collates the samples of `train` or `val`; None for torch's default."""
+        return (split == "val" and self.collate_val) or self.collate
 
 
 class Task:
@@ -114,11 +121,11 @@ class Task:
         One that writes to trained parameters in a forward pass does so from the first pass on: a
         save copies what that pass left alone beside the next one.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define build_model()")
+        raise NotImplementedError(_undefined(self, "build_model"))
 
     def build_data(self) -> Data:
         """Return the samples; splits must not depend on the run's seed, or scores mean nothing."""
-        raise NotImplementedError(f"{type(self).__name__} must define build_data()")
+        raise NotImplementedError(_undefined(self, "build_data"))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Weight]:
         """Return the summed loss of a batch (a scalar) and its weight (targets counted).
@@ -154,6 +161,12 @@ class Task:
                 hits = _count_correct(output(), batch)
                 if hits is not None:
                     correct, counted = correct + hits[0], counted + hits[1]
+        if not weight:  # device synchronisation, once for each evaluation
+            raise TaskError(
+                "the validation batches have no targets that count (their weight is 0), so there "
+                "is no val/loss; every evaluation needs at least one target that is not ignored "
+                "(-100); correct the targets of val"
+            )
         metrics: dict[str, float | Tensor] = {"loss": loss / weight}
         if isinstance(counted, Tensor):
             metrics["accuracy"] = correct / counted
@@ -227,6 +240,11 @@ class Task:
         group without weight decay.
         """
         return decay_groups(model)
+
+
+def _undefined(task: Task, name: str) -> str:
+    own = [key for key in dir(task) if not key.startswith("_") and not hasattr(Task, key)]
+    return f"{type(task).__name__} must define {name}(){nearest(name, own)}"
 
 
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -418,6 +436,12 @@ def check_data(data: object, task: Task) -> Data:
     for split, samples in (("train", data.train), ("val", data.val)):
         for problem in _split_problems(samples):
             raise TaskError(f"{where}: {split} {problem}")
+    for name, collate in (("collate", data.collate), ("collate_val", data.collate_val)):
+        if collate is not None and not callable(collate):
+            raise TaskError(
+                f"{where}: {name} is {_describe(collate)}; it must be a function of a list of "
+                "samples that returns a batch; give one, or None"
+            )
     return data
 
 

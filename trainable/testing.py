@@ -6,29 +6,44 @@ live here: tests of the platform itself.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from trainable.data import sample_count
 from trainable.errors import TaskError
 from trainable.losses import cross_entropy
 from trainable.optim import Scalar, check_form
 from trainable.run import one_number
-from trainable.seeding import derive_seed, isolated_host_randomness, seed_host, set_seed
+from trainable.seeding import (
+    HostRandomness,
+    derive_seed,
+    isolated_host_randomness,
+    seed_host,
+    set_seed,
+)
 from trainable.task import (
     Batch,
     Data,
     Samples,
     Task,
     check_data,
+)
+from trainable.task_checks import (
+    MEAN,
+    batch_problem,
+    few,
+    is_mean,
+    no_targets,
+    output_problem,
+    result_problem,
+    uncalled_methods,
 )
 
 _SAMPLES = 8  # enough for two halves of a batch, few enough for a large model on a CPU
@@ -53,6 +68,7 @@ def check_task(task: Task, *, seed: int = 0) -> None:
 
 
 def _problems(task: Task, seed: int) -> Iterator[str]:
+    yield from uncalled_methods(task)
     try:
         data = check_data(task.build_data(), task)
     except TaskError as problem:
@@ -72,20 +88,31 @@ def _problems(task: Task, seed: int) -> Iterator[str]:
     yield from _initialisation_problems(task, model, seed)
     yield from _group_problems(task, model)
     yield from _data_problems(task, data, seed)
-    batch, halves = _batches(data, data.train)
+    set_seed(seed)
+    try:
+        # where collating draws, what it makes of the halves says nothing of the whole
+        batch, halves, _ = few(data, "train", _SAMPLES)
+    # a user's collate may fail in any way; what was found before is told all the same
+    except Exception as problem:
+        yield f"collating the first samples raised {type(problem).__name__}: {problem}"
+        return
     try:
         broken = list(_loss_problems(task, model, batch, halves))
-        broken += _target_problems(task, model, batch)
+        broken += list(_target_problems(task, model, batch)) or [
+            problem for problem in _form_problems(task, model, batch) if not broken
+        ]
     # a user's loss may fail in any way; what was found before is told all the same
     except Exception as problem:
-        broken = list(_target_problems(task, model, batch)) or [
-            f"loss() raised {type(problem).__name__}: {problem}"
-        ]
+        broken = (
+            list(_target_problems(task, model, batch))
+            or list(_form_problems(task, model, batch))
+            or [f"loss() raised {type(problem).__name__}: {problem}"]
+        )
     yield from broken
-    trained = copy.deepcopy(model).train()
+    trained = _copy(task, model).train()
     if not broken:  # whatever breaks the loss breaks the evaluation too: say it once
         yield from _training_problems(task, trained, batch)
-        yield from _evaluation_problems(task, model, _batches(data, data.val)[0])
+        yield from _evaluation_problems(task, model, few(data, "val", _SAMPLES)[0])
     yield from _state_problems(task, trained)
 
 
@@ -149,31 +176,37 @@ def _group_problems(task: Task, model: nn.Module) -> Iterator[str]:
 def _loss_problems(
     task: Task, model: nn.Module, batch: Batch, halves: list[Batch]
 ) -> Iterator[str]:
-    model = copy.deepcopy(model).eval()  # dropout off: two halves must add up to the whole
+    model = _copy(task, model).eval()  # dropout off: two halves must add up to the whole
     result = task.loss(model, batch)
-    if not isinstance(result, tuple) or len(result) != 2:
-        yield (
-            f"loss() returned {type(result).__name__}; return (sum of losses, weight), "
-            "as trainable.cross_entropy does"
-        )
+    if (problem := result_problem(result)) is not None:
+        yield problem
         return
     total, weight = result
-    if not isinstance(total, Tensor) or total.ndim or not total.requires_grad:
+    if not float(weight) > 0:
+        yield no_targets(sum(1 for _ in halves) * _SAMPLES // 2 or 1)
+        return
+    if total.ndim or not total.requires_grad:
         yield (
             "loss() must return a scalar tensor that depends on the model's parameters as its "
             "first part; sum over the batch and do not detach"
         )
         return
     total = total.detach()
-    if not math.isfinite(float(total)) or not float(weight) > 0:
+    if not math.isfinite(float(total)):
         yield (
-            f"loss() gave {float(total):g} with weight {float(weight):g}; the loss must be finite "
-            "and the weight above 0; check the scale of the inputs and the targets"
+            f"loss() gave {float(total):g} with weight {float(weight):g}; the loss must be "
+            "finite; check the scale of the inputs and the targets"
         )
         return
-    parts = [task.loss(model, half) for half in halves]
+    before = HostRandomness()
+    parts = [(part.detach(), share) for part, share in (task.loss(model, h) for h in halves)]
+    if not parts or before.moved():  # one that draws gives another loss each time
+        return
+    if is_mean((total, weight), parts):
+        yield MEAN.format(whole=float(total), first=float(parts[0][0]), rest=float(parts[1][0]))
+        return
     for name, whole, pieces in (
-        ("sum", total, [part.detach() for part, _ in parts]),
+        ("sum", total, [part for part, _ in parts]),
         ("weight", weight, [share for _, share in parts]),
     ):
         if not _close(whole, sum(float(piece) for piece in pieces)):
@@ -184,6 +217,17 @@ def _loss_problems(
             )
 
 
+def _form_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
+    """What keeps the default loss from taking this batch, or this model's output."""
+    if type(task).loss is not Task.loss:
+        return
+    problem = batch_problem(batch)
+    with torch.no_grad(), contextlib.suppress(Exception):  # the model's own: told by the caller
+        problem = problem or output_problem(model(batch[0]), batch[1])
+    if problem is not None:
+        yield problem
+
+
 def _target_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
     """Targets and outputs that cross entropy takes, or refuses with words that do not help."""
     if not isinstance(batch, (list, tuple)) or len(batch) != 2:
@@ -191,7 +235,7 @@ def _target_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str
     targets = batch[1]
     with torch.no_grad():
         try:
-            output = copy.deepcopy(model).eval()(batch[0])
+            output = _copy(task, model).eval()(batch[0])
         except (TypeError, ValueError, RuntimeError, AttributeError):
             return  # the task's own loss() knows how to call this model
         if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or output.ndim < 2:
@@ -226,7 +270,7 @@ def _is_cross_entropy(task: Task, model: nn.Module, batch: Batch, output: Tensor
     """Whether the task's loss is the cross entropy of this output, told by its value."""
     try:
         plain = cross_entropy(output, batch[1])[0]
-        return _close(task.loss(copy.deepcopy(model).eval(), batch)[0], float(plain))
+        return _close(task.loss(_copy(task, model).eval(), batch)[0], float(plain))
     except Exception:  # targets it does not take, a loss that fails in any way: told elsewhere
         return False
 
@@ -291,7 +335,7 @@ def _training_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[s
 
 
 def _evaluation_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
-    model = copy.deepcopy(model).eval()
+    model = _copy(task, model).eval()
     with torch.no_grad():
         metrics = task.evaluate(model, iter([batch]))
     if not isinstance(metrics, dict) or not metrics:
@@ -306,19 +350,13 @@ def _evaluation_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator
             yield str(problem)
 
 
-def _batches(data: Data, samples: Samples) -> tuple[Batch, list[Batch]]:
-    """A batch of the first samples, and the same samples as two batches."""
-    if isinstance(samples, tuple):
-        count = min(_SAMPLES, len(samples[0]))
-        take: Callable[[int, int], Any] = lambda a, b: tuple(t[a:b] for t in samples)  # noqa: E731
-    else:
-        count = min(_SAMPLES, len(samples))  # type: ignore[arg-type]
-        found = [samples[index] for index in range(count)]
-        collate = data.collate or default_collate
-        take = lambda a, b: collate(found[a:b])  # noqa: E731
-    middle = count // 2
-    halves = [take(0, middle), take(middle, count)] if middle else [take(0, count)]
-    return take(0, count), halves
+def _copy(task: Task, model: nn.Module) -> nn.Module:
+    """Return a new model with the weights of another: not every model can be deep-copied."""
+    new = task.build_model()
+    # a state_dict that a new model does not take is told by `_state_problems`
+    with contextlib.suppress(RuntimeError, KeyError, ValueError, TypeError):
+        new.load_state_dict(model.state_dict())
+    return new
 
 
 def _close(whole: Scalar, parts: float) -> bool:

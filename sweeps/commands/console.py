@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,6 +177,7 @@ def input_errors() -> Iterator[None]:
         NonFiniteLoss,
         NonFiniteMetric,
         OutOfMemory,
+        TaskError,
     )
 
     try:
@@ -185,6 +187,10 @@ def input_errors() -> Iterator[None]:
     except OSError as error:
         fail(_sentence(error), code=WRONG_INPUT)
     except (NonFiniteLoss, NonFiniteGradient, NonFiniteMetric, OutOfMemory) as error:
+        fail(str(error), code=NO_SUCCESS)
+    except TaskError as error:
+        if error.__cause__ is not None:  # of the task's own code, for its author
+            traceback.print_exception(error.__cause__)
         fail(str(error), code=NO_SUCCESS)
     except (ValueError, LedgerError, CheckpointError) as error:
         if type(error) is ValueError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sweeps.engine.preflight import Facts, check_names
+from sweeps.engine.preflight import Facts, Inspection, TaskRefused, check_names
 from sweeps.formats import format_number
 from sweeps.layout import TRIAL_CONFIG
 from sweeps.recording.configuration import read_config
@@ -45,6 +45,29 @@ _SHOWN_CHANGES = 3
 
 class OtherRun(ValueError):
     """What lies in a directory is not the run that was asked for."""
+
+
+def check_first(spec: SweepSpec, err: Console) -> None:
+    """Check the task in a child process, as a sweep does, and print what is probably not meant.
+
+    What the task itself raises there is left to the run in this process, where a debugger is.
+
+    Raises:
+        TaskRefused: It cannot be trained.
+    """
+    with ExitStack() as stack:
+        inspection = Inspection(spec, None)
+        stack.callback(inspection.give_up)
+        import trainable.build  # noqa: F401  imports torch while the child does
+
+        try:
+            facts = inspection.facts()
+        except TaskRefused as refused:
+            if not refused.raised:
+                raise
+            return
+    for caution in facts.checked:
+        messages.sentence(err, caution, style="yellow")
 
 
 def train_once(

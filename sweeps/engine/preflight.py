@@ -45,9 +45,12 @@ class TaskRefused(Refused):
         key: What of a trial's configuration it is about; where that is searched, its key in the
             space is meant.
         message: What is wrong; the rule; what to write instead.
+        raised: The task raised something of its own, or ended the process; its traceback says
+            more than the message.
     """
 
-    def __init__(self, spec: SweepSpec, key: str, message: str) -> None:
+    def __init__(self, spec: SweepSpec, key: str, message: str, *, raised: bool = False) -> None:
+        self.raised = raised
         path = ("space", key) if key in spec.space else key_path(key)
         super().__init__([Fault(path, message)])
 
@@ -72,6 +75,8 @@ class Facts:
     """What identifies the task's data; None where that cannot be known."""
     cautions: list[str] = field(default_factory=list)
     """What can be trained as it is, but is probably not meant, in sentences."""
+    checked: list[str] = field(default_factory=list)
+    """The same, found by running the task on a few samples."""
     step_memory: StepMemory | None = None
     """What of a GPU a trial takes; None where it was not measured."""
 
@@ -102,22 +107,31 @@ class Inspection:
 
     Args:
         spec: The sweep.
-        plan: What each trial gets if nothing is known of its memory.
+        plan: What each trial gets if nothing is known of its memory; None for a single run of the
+            spec as it stands, outside a sweep.
+        thorough: Check the whole contract of the task, too.
 
     Raises:
         TaskRefused: There is no such task; that much is known without a child.
     """
 
-    def __init__(self, spec: SweepSpec, plan: Plan) -> None:
+    def __init__(self, spec: SweepSpec, plan: Plan | None, *, thorough: bool = False) -> None:
         self._spec = spec
         check_names(spec)
         # As its trials see it: their GPUs, and nothing that opens the tracking store.
         environment = dict.fromkeys(credentials(spec.tracking.uri, spec.storage.ledger), "")
-        if not plan.gpu:
+        environment["PYTHONBREAKPOINT"] = "0"  # nobody could talk to a debugger there
+        if not (plan.gpu if plan else spec.resources.gpu):
             environment["CUDA_VISIBLE_DEVICES"] = ""
         self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainable.preflight"],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "trainable.preflight",
+                *(["--thorough"] if thorough else []),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,  # no pipe: what a task has started may keep it open
@@ -125,8 +139,11 @@ class Inspection:
             env={**os.environ, **environment},
             process_group=0,
         )
-        configs = [spec.trial_config(0, spec.example_params()), longest_warmup(spec)]
-        if spec.resources.gpu == "auto" and 0 < plan.gpu < 1:
+        if plan is None:
+            configs = [spec.trial_config(0, {})] * 2
+        else:
+            configs = [spec.trial_config(0, spec.example_params()), longest_warmup(spec)]
+        if plan is not None and spec.resources.gpu == "auto" and 0 < plan.gpu < 1:
             configs.append(largest_config(spec))
         self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
 
@@ -154,9 +171,11 @@ class Inspection:
                 f"'{self._spec.task.name}' ended the process that loaded it ({last}); a task is "
                 "built once before anything is created; "
                 + ("; ".join(shortages()) or "correct it, or its arguments"),
+                raised=True,
             ) from None
         if "refused" in answer:
-            raise TaskRefused(self._spec, answer["key"], answer["refused"])
+            raised = answer.get("raised", False)
+            raise TaskRefused(self._spec, answer["key"], answer["refused"], raised=raised)
         facts = Facts(**answer)
         if facts.own_loop or self._configs.count("\n") == 2:
             return facts

@@ -103,7 +103,7 @@ def task_facts(console: Console, facts: Facts) -> None:
     """What a run would be, in numbers, and what of it is probably not meant."""
     for fact in facts.lines():
         sentence(console, f"  {fact}", style="")
-    for caution in facts.cautions:
+    for caution in (*facts.cautions, *facts.checked):
         sentence(console, caution, style="yellow")
 
 

@@ -214,7 +214,7 @@ def test_metric_that_is_missing_after_an_epoch_keeps_the_curve_up_to_there(
     queue = iter([{"loss": 1.0, "f1": 0.5}, {"loss": 0.9}])
     task = _task(toy, evaluate=lambda self, model, batches: next(queue))
     trainer = opened(configure(metric="val/f1", mode="max"), tmp_path, task)
-    with pytest.raises(ConfigError, match="'val/f1' is not reported"):
+    with pytest.raises(TaskError, match="gave val/f1 in report 1 and not in report 2"):
         list(trainer.events())
     assert [row.step for row in read_rows(tmp_path)] == list(range(1, 9))
 
@@ -582,3 +582,58 @@ def test_events_reads_as_a_table_of_contents():
     from trainable.loop import Trainer
 
     assert len(inspect.getsource(Trainer.events).splitlines()) < 60  # its docstring included
+
+
+def test_a_metric_that_vanishes_between_reports_fails_the_run(tmp_path, opened, configure, toy):
+    queue = iter([{"loss": 1.0, "accuracy": 0.5}, {"loss": 1.0, "accuracy": 0.5}, {"loss": 0.9}])
+    trainer = opened(
+        configure(), tmp_path, _task(toy, evaluate=lambda self, model, batches: next(queue))
+    )
+    reports = []
+    with pytest.raises(TaskError, match="gave val/accuracy in report 2 and not in report 3"):
+        reports.extend(trainer.events())
+
+
+def test_a_metric_that_vanishes_after_a_resume_fails_the_run(tmp_path, opened, configure, toy):
+    queue = iter([{"loss": 1.0, "accuracy": 0.5}, {"loss": 0.9}])
+    task = _task(toy, evaluate=lambda self, model, batches: next(queue))
+    first = opened(configure(), tmp_path, task)
+    next(first.events())
+    first.close()
+    with pytest.raises(TaskError, match="gave val/accuracy in report 1 and not in report 2"):
+        list(opened(configure(), tmp_path, task).events())
+
+
+def test_a_metric_that_comes_later_is_no_fault(tmp_path, opened, configure, toy):
+    queue = iter([{"loss": 1.0}, {"loss": 1.0, "f1": 0.5}, {"loss": 0.9, "f1": 0.6}])
+    task = _task(toy, evaluate=lambda self, model, batches: next(queue))
+    assert len(list(opened(configure(), tmp_path, task).events())) == 3
+
+
+def test_validation_has_a_collate_of_its_own(tmp_path, opened, configure, toy):
+    seen = []
+
+    def mixed(samples):
+        seen.append("train")
+        return default_collate(samples)
+
+    def plain(samples):
+        seen.append("val")
+        return default_collate(samples)
+
+    def build_data(self):
+        data = toy(augmented=True).build_data()
+        return Data(data.train, data.train, collate=mixed, collate_val=plain)
+
+    list(opened(configure(epochs=1), tmp_path, _task(toy, build_data=build_data)).events())
+    assert seen[-4:] == ["val"] * 4
+    assert "val" not in seen[:4]
+
+
+def test_validation_without_targets_says_so(tmp_path, opened, configure, toy):
+    def build_data(self):
+        inputs, targets = toy().build_data().train
+        return Data(train=(inputs, targets), val=(inputs, torch.full_like(targets, -100)))
+
+    with pytest.raises(TaskError, match="the validation batches have no targets that count"):
+        list(opened(configure(), tmp_path, _task(toy, build_data=build_data)).events())

@@ -1,0 +1,77 @@
+"""Inputs by which strangers broke the product, as they stand: epochs, batches, tasks and checks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commandline import CommandLine
+
+CASES = Path(__file__).parents[1] / "cases"
+
+
+@pytest.fixture
+def case(cli: CommandLine, request: pytest.FixtureRequest) -> CommandLine:
+    """The command line in a copy of a case's directory."""
+    shutil.copytree(CASES / request.param, cli.directory, dirs_exist_ok=True)
+    return cli
+
+
+def _python(cli: CommandLine, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cli.directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("case", ["05-stopiteration"], indirect=True)
+def test_an_epoch_that_ends_early_fails(case: CommandLine) -> None:
+    done = case("train", "sweep.yaml", "--dir", "d1")
+    assert done.returncode == 3
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("train: 4 of 10 windows of epoch 1 came: StopIteration was raised at")
+    assert "stream.py:29 in __getitem__()" in last
+    assert "epoch 1 step" not in done.stdout
+
+
+@pytest.mark.parametrize("case", ["15-batch-types"], indirect=True)
+def test_batches_of_every_type_are_moved(case: CommandLine) -> None:
+    done = _python(case, "move_types.py")
+    rows = done.stdout.splitlines()
+    assert len(rows) == 8, done.stderr
+    assert all("meta" in row for row in rows), done.stdout
+    assert "'OrderedDict'" in done.stdout
+
+
+@pytest.mark.parametrize("case", ["17-samplers"], indirect=True)
+def test_what_fails_in_the_first_step_is_refused_before(case: CommandLine) -> None:
+    for name, said in (
+        ("Outputs", "the model returns a dict of 'logits'"),
+        ("Regression", "the targets are torch.float32 numbers"),
+        ("Binary", "the model gives one output for each target"),
+    ):
+        for command in ("check", "train", "run"):
+            done = case(command, f"{name}.yaml")
+            assert done.returncode == 2, (name, command, done.stdout + done.stderr)
+            assert f"{name}.yaml:2:7: task: {said}" in done.stderr
+            assert "Traceback" not in done.stderr
+    assert not case.root.exists()
+    assert case("check", "Resample.yaml").returncode == 0
+
+
+@pytest.mark.parametrize("case", ["01-weight-norm"], indirect=True)
+def test_a_model_that_cannot_be_deep_copied_passes(case: CommandLine) -> None:
+    done = _python(
+        case, "-c", "from trainable import check_task; import tcn; check_task(tcn.Waves())"
+    )
+    assert done.returncode == 0, done.stderr
+    checked = case("check", "--thorough", "sweep.yaml")
+    assert checked.returncode == 0, checked.stderr

@@ -1,0 +1,233 @@
+"""What a few samples say of a task before a sweep: certain faults are refused, no others."""
+
+# ruff: noqa: ARG001, ARG002, ARG005  what stands in for something keeps its signature
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import weight_norm
+from torch.utils.data import Dataset, default_collate
+
+from trainable.build import build_parts
+from trainable.errors import TaskError
+from trainable.losses import cross_entropy
+from trainable.task import Data, Task
+from trainable.task_checks import quick_check, uncalled_methods
+from trainable.testing import check_task
+
+
+def _tensors(samples=64):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, 4, generator=generator)
+    return x, (x[:, 0] > 0).long()
+
+
+class Plain(Task):
+    def build_model(self):
+        return nn.Linear(4, 2)
+
+    def build_data(self):
+        return Data(train=_tensors(), val=_tensors())
+
+
+class Items(Dataset):
+    """Samples of any form."""
+
+    def __init__(self, form=lambda x, y: (x, y)):
+        self.x, self.y = _tensors()
+        self.form = form
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.form(self.x[index], self.y[index])
+
+
+def _data(form=lambda x, y: (x, y), **options):
+    return lambda self: Data(train=Items(form), val=Items(form), **options)
+
+
+def _logits_in_a_dict(self):
+    class Named(nn.Linear):
+        def forward(self, x):
+            return {"logits": super().forward(x)}
+
+    return Named(4, 2)
+
+
+def _targets(change):
+    def build_data(self):
+        x, y = _tensors()
+        return Data(train=(x, change(y)), val=(x, change(y)))
+
+    return build_data
+
+
+CERTAIN = [
+    ({"build_model": _logits_in_a_dict}, "returns a dict of 'logits'; .*takes a tensor of logits"),
+    ({"build_data": _targets(lambda y: y.float())}, "float32 numbers .*regression define loss"),
+    ({"build_data": _targets(lambda y: y[:, None])}, "do not fit .*squeeze the targets"),
+    ({"build_data": _targets(lambda y: y + 1)}, "reach from 1 to 2 and the model gives 2 logits"),
+    ({"build_model": lambda self: nn.Linear(4, 1)}, "one output for each target .*binary_cross"),
+    ({"build_data": _data(lambda x, y: x)}, "one tensor of shape .4, 4., without targets"),
+    ({"build_data": _data(lambda x, y: (x,))}, "1 part.s., without targets"),
+    ({"build_data": _data(lambda x, y: {"x": x, "y": y})}, "a dict of 'x', 'y'; .*define loss"),
+    ({"build_data": _data(lambda x, y: (x, y, y))}, "a batch has 3 part"),
+    ({"loss": lambda self, model, batch: model(batch[0]).sum()}, "loss.. returned Tensor; return"),
+    ({"loss": lambda self, model, batch: (0.5, 1)}, "returned float as its first part"),
+    ({"loss": lambda self, model, batch: (model(batch[0]), 1)}, "Tensor of shape .4, 2."),
+]
+
+
+@pytest.fixture
+def checked(configure):
+    """Check a variant of the plain task as it is before a sweep; return the cautions."""
+
+    def check(**methods):
+        task = type("Custom", (Plain,), methods)()
+        return quick_check(build_parts(configure(), device=torch.device("cpu"), task=task))
+
+    return check
+
+
+@pytest.mark.parametrize(("methods", "message"), CERTAIN)
+def test_what_fails_in_the_first_step_is_refused(methods, message, checked):
+    with pytest.raises(TaskError, match=message):
+        checked(**methods)
+    with pytest.raises(TaskError, match=message.replace("4, 4", "8, 4").replace("4, 2", "8, 2")):
+        check_task(type("Custom", (Plain,), methods)())
+
+
+def _mean(self, model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
+
+
+def _mean_of_one(self, model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1]), 1
+
+
+@pytest.mark.parametrize("loss", [_mean, _mean_of_one])
+def test_a_mean_is_cautioned(loss, checked):
+    (caution,) = checked(loss=loss)
+    assert "seems to return a mean" in caution
+    with pytest.raises(TaskError, match="seems to return a mean"):
+        check_task(type("Custom", (Plain,), {"loss": loss})())
+
+
+def _fails(self, model, batch):
+    raise ZeroDivisionError("out of cheese")
+
+
+def test_what_loss_raises_is_cautioned_with_its_place(checked):
+    (caution,) = checked(loss=_fails)
+    assert "raised ZeroDivisionError: out of cheese (at " in caution
+    assert "test_task_checks.py:" in caution
+
+
+def test_samples_without_targets_are_said(checked):
+    (caution,) = checked(build_data=_targets(lambda y: torch.full_like(y, -100)))
+    assert "have no targets that count" in caution
+    with pytest.raises(TaskError, match="have no targets that count"):
+        check_task(type("Custom", (Plain,), {"build_data": _targets(lambda y: y * 0 - 100)})())
+
+
+def _mixed(samples):
+    x, y = default_collate(samples)
+    order = torch.randperm(len(x))
+    return 0.7 * x + 0.3 * x[order], y
+
+
+def test_a_collate_that_draws_also_for_validation_is_cautioned(checked):
+    (caution,) = checked(build_data=_data(collate=_mixed))
+    assert "collate draws random numbers" in caution
+    assert "collate_val=" in caution
+    assert checked(build_data=_data(collate=_mixed, collate_val=default_collate)) == []
+    assert checked(build_data=_data(collate=_mixed, collate_val=_mixed)) == []
+
+
+def _contrastive(self, model, batch):
+    z = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="sum"), len(z)
+
+
+def _noisy(self, model, batch):
+    return cross_entropy(model(batch[0] + torch.randn_like(batch[0])), batch[1])
+
+
+def _of_a_dict(self, model, batch):
+    return cross_entropy(model(batch["x"]), batch["y"])
+
+
+HONEST = [
+    {},
+    {"loss": _contrastive},
+    {"loss": _noisy},
+    {"loss": _of_a_dict, "build_data": _data(lambda x, y: {"x": x, "y": y})},
+    {
+        "build_model": lambda self: nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+        )
+    },
+    {"build_model": lambda self: weight_norm(nn.Linear(4, 2))},
+    {"build_data": _targets(lambda y: F.one_hot(y, 2) * 0.8 + 0.1)},
+    {"build_data": _targets(lambda y: torch.where(y == 0, -100, y))},
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("methods", HONEST)
+def test_the_unusual_passes(methods, checked):
+    assert checked(**methods) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {"build_model": lambda self: weight_norm(nn.Linear(4, 2))},
+        {"build_data": _data(collate=_mixed, collate_val=default_collate)},
+        {"build_data": _data(collate=_mixed)},
+        {"loss": _noisy},
+    ],
+)
+def test_the_whole_check_does_not_accuse_the_unusual(methods):
+    check_task(type("Custom", (Plain,), methods)())
+
+
+class Misspelt(Plain):
+    def evalute(self, model, batches):
+        return {"loss": 0.0}
+
+    def training_step(self, batch, batch_idx):
+        return 0.0
+
+    def build_features(self):
+        return None
+
+    def losses(self):
+        return self.losse()
+
+    def losse(self):
+        return self.losses()
+
+
+def test_methods_that_nothing_calls_are_named():
+    first, second = uncalled_methods(Misspelt())
+    assert first.startswith("Misspelt.evalute() is called by nothing")
+    assert "name it evaluate()" in first
+    assert "name it loss(self, model, batch)" in second
+    with pytest.raises(TaskError, match=r"evalute\(\) is called by nothing"):
+        check_task(Misspelt())
+
+
+def test_a_required_method_that_is_missing_names_the_one_that_is_meant():
+    class Missing(Task):
+        def biuld_data(self):
+            return None
+
+    with pytest.raises(NotImplementedError, match=r"must define build_data\(\).*'biuld_data'"):
+        Missing().build_data()

@@ -1,0 +1,157 @@
+"""What a task raises inside our iteration is its error: no epoch ends early in silence."""
+
+# ruff: noqa: ARG001, PT012  what stands in for something keeps its signature; loops that raise
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from trainable.config import LoaderConfig
+from trainable.data import LoaderSource, Plan
+from trainable.errors import TaskError
+from trainable.task import Data
+from trainable.task_code import task_code
+
+ENDS = [StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, SystemExit]
+
+
+class Own(BaseException):
+    """An exception of a library's own that is no Exception."""
+
+
+class Raising(Dataset):
+    """Raises at one index."""
+
+    def __init__(self, error, samples=43, at=30):
+        self.error, self.samples, self.at = error, samples, at
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise self.error
+        return torch.zeros(5), torch.tensor(0)
+
+
+def _task(toy, **methods):
+    return type("Custom", (toy,), methods)()
+
+
+@pytest.mark.parametrize("error", [*ENDS, Own])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("where", ["dataset", "collate"])
+def test_an_epoch_that_ends_early_is_an_error_of_the_task(error, workers, where):
+    def collate(samples):
+        if len(samples) < 12:
+            raise error
+        return default_collate(samples)
+
+    at = 30 if where == "dataset" else None
+    source = LoaderSource(
+        Raising(error, at=at),
+        Plan(43, 12, 12, shuffle=False),
+        split="train",
+        device=torch.device("cpu"),
+        loader=LoaderConfig(num_workers=workers),
+        collate=collate if where == "collate" else None,
+    )
+    came = 0
+    with pytest.raises(TaskError) as raised:
+        for _ in source.windows(1):
+            came += 1
+    source.close()
+    expected = 2 if where == "dataset" else 3
+    assert came == expected
+    assert f"train: {expected} of 4 windows of epoch 2 came: {error.__name__}" in str(raised.value)
+    assert "test_task_code.py:" in str(raised.value)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_data_set_that_ends_fails_the_run(split, tmp_path, opened, configure, toy):
+    whole = TensorDataset(torch.zeros(43, 5), torch.zeros(43, dtype=torch.long))
+    data = Data(**({"train": whole, "val": whole} | {split: Raising(StopIteration)}))
+    task = _task(toy, build_data=lambda self: data)  # noqa: ARG005
+
+    with pytest.raises(TaskError, match=rf"{split}: \d of 4 windows of epoch 1 came: StopIter"):
+        list(opened(configure(), tmp_path, task).events())
+
+
+def test_a_loader_that_ends_by_itself_is_noticed():
+    source = LoaderSource(
+        Raising(None, at=None),
+        Plan(43, 12, 12),
+        split="val",
+        device=torch.device("cpu"),
+        loader=LoaderConfig(),
+    )
+    source._loader = iter([[1], [2]])
+    with pytest.raises(TaskError, match="val: 2 of 4 windows of epoch 1 came and the data ended"):
+        list(source.windows(0))
+
+
+def test_a_source_that_ends_by_itself_is_noticed(tmp_path, opened, configure, toy):
+    trainer = opened(configure(), tmp_path, toy())
+    whole = trainer._train.windows
+    trainer._train.windows = lambda epoch, start: list(whole(epoch, start))[:3]
+    with pytest.raises(TaskError, match="3 of 4 windows of epoch 1 came"):
+        list(trainer.events())
+
+
+@pytest.mark.parametrize("error", [*ENDS, Own])
+@pytest.mark.parametrize("method", ["loss", "evaluate", "forward"])
+def test_what_ends_loops_or_processes_is_the_tasks_error(
+    error, method, tmp_path, opened, configure, toy
+):
+    def fail(*_):
+        raise error
+
+    def build_model(self):
+        model = toy.build_model(self)
+        model.register_forward_pre_hook(fail)
+        return model
+
+    methods = {"build_model": build_model} if method == "forward" else {method: fail}
+    trainer = opened(configure(), tmp_path, _task(toy, **methods))
+    with pytest.raises(TaskError, match=rf"{error.__name__} was raised at .* in fail\(\)") as why:
+        list(trainer.events())
+    assert isinstance(why.value.__cause__, error)
+
+
+def test_who_evaluates_a_part_of_the_batches_may(tmp_path, opened, configure, toy):
+    def evaluate(self, model, batches):
+        return {"loss": self.loss(model, next(iter(batches)))[0]}
+
+    trainer = opened(configure(), tmp_path, _task(toy, evaluate=evaluate))
+    assert len(list(trainer.events())) == 3
+
+
+def _python_code():
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(10_000):
+        pass
+
+
+@pytest.mark.parametrize("handled_in", ["C", "Python"])
+def test_the_interrupt_of_a_signal_is_no_error_of_the_task(handled_in):
+    def handle(number, frame):
+        raise KeyboardInterrupt
+
+    handler = signal.default_int_handler if handled_in == "C" else handle
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), task_code():
+            _python_code()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_closing_a_run_between_reports_is_no_error(tmp_path, opened, configure, toy):
+    events = opened(configure(), tmp_path, toy()).events()
+    next(events)
+    events.close()

@@ -1,0 +1,312 @@
+"""The part of a task's contract that is checked before each sweep, on a few of its samples.
+
+What cannot be trained is refused with a `TaskError`; what is probably not meant is a caution. A
+task that is merely unusual hears nothing: losses that are no sums over samples, batches of other
+forms, methods that the task calls itself. What must not live here: checks that build a task more
+than once (`testing.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from trainable.batches import move
+from trainable.data import sample_count
+from trainable.errors import OutOfMemory, TaskError
+from trainable.optim import Scalar
+from trainable.seeding import HostRandomness, isolated_host_randomness
+from trainable.step import known_errors
+from trainable.task import Batch, Data, Task
+
+if TYPE_CHECKING:
+    from trainable.build import Parts
+
+_SAMPLES = 4  # two halves with two samples each, which BatchNorm needs
+_CLOSE = 1e-3  # relative; float32 sums in another order differ by far less
+_NEAR = 0.8  # of difflib's ratio: `evalute` for `evaluate`, not `evaluate_batch`
+
+_ELSEWHERE = {
+    "training_step": "loss(self, model, batch)",
+    "compute_loss": "loss(self, model, batch)",
+    "loss_fn": "loss(self, model, batch)",
+    "validation_step": "evaluate(self, model, batches)",
+    "test_step": "evaluate(self, model, batches)",
+    "on_validation_epoch_end": "evaluate(self, model, batches)",
+    "validation_epoch_end": "evaluate(self, model, batches)",
+    "compute_metrics": "evaluate(self, model, batches)",
+    "configure_optimizers": "param_groups(self, model), with train.optimizer in the spec",
+    "configure_model": "build_model(self)",
+    "train_dataloader": "build_data(self)",
+    "val_dataloader": "build_data(self)",
+    "prepare_data": "build_data(self)",
+    "collate_fn": "build_data(self), which returns Data(..., collate=...)",
+}
+"""What Lightning and the Hugging Face trainer call, and what has its place in a task."""
+
+
+def quick_check(parts: Parts) -> list[str]:
+    """Look at a task's methods, one batch and its loss.
+
+    The model's state and the generators move: the caller does not train it.
+
+    Args:
+        parts: What a run would be made of; not compiled.
+
+    Returns:
+        Cautions, in sentences.
+
+    Raises:
+        TaskError: The first step of any run would fail; the message says why and what to do.
+    """
+    task, data, device = parts.task, parts.data, parts.precision.device
+    cautions = uncalled_methods(task)
+    try:
+        with known_errors(device), isolated_host_randomness():
+            if draws_in_validation(data):
+                cautions.append(
+                    "collate draws random numbers, and validation samples pass through it too: "
+                    "their scores would depend on what it draws; give validation its own, "
+                    "`Data(train=..., val=..., collate=collate, collate_val=plain)`, with `plain` "
+                    "such as torch.utils.data.default_collate"
+                )
+            batch, halves, drawn = few(data, "train", _SAMPLES)
+            batch, *halves = (move(one, device) for one in (batch, *halves))
+            with parts.precision.autocast():
+                cautions += _loss_cautions(task, parts.model, batch, [] if drawn else halves)
+    except OutOfMemory:
+        pass  # the trials, which may split their batches, find out by themselves
+    except TaskError as problem:
+        if problem.__cause__ is None:
+            raise
+        cautions.append(_first_step(problem))
+    # a user's code may raise anything, and with a batch of another size perhaps nothing
+    except Exception as problem:
+        cautions.append(_first_step(problem))
+    return cautions
+
+
+def _first_step(problem: Exception) -> str:
+    frames = traceback.extract_tb(problem.__traceback__)
+    return (
+        f"the first {_SAMPLES} training samples, collated and given to loss(), raised "
+        f"{type(problem).__name__}: {problem} (at {frames[-1].filename}:{frames[-1].lineno}); the "
+        "first step of a run probably does so too; correct the data, the model or loss()"
+    )
+
+
+def uncalled_methods(task: Task) -> list[str]:
+    """Return a sentence for each method that looks like one of a task's and that nothing calls."""
+    found = []
+    ours = [name for name in vars(Task) if not name.startswith("_") and callable(vars(Task)[name])]
+    for kind in type(task).__mro__:
+        if kind is Task:
+            break
+        if not issubclass(kind, Task):
+            continue
+        for name, value in vars(kind).items():
+            if hasattr(Task, name) or not inspect.isroutine(inspect.unwrap(value)):
+                continue
+            near = difflib.get_close_matches(name, ours, n=1, cutoff=_NEAR)
+            meant = _ELSEWHERE.get(name) or (f"{near[0]}()" if near else None)
+            if meant is not None and not _is_mentioned(name, {kind, type(task)}):
+                found.append(
+                    f"{kind.__name__}.{name}() is called by nothing: a task is trained through "
+                    f"build_model, build_data, loss, evaluate and param_groups; name it {meant}, "
+                    "or remove it"
+                )
+    return found
+
+
+def _is_mentioned(name: str, kinds: set[type]) -> bool:
+    """Whether the modules of these classes use a name, or their text is not to be had."""
+    for kind in kinds:
+        try:
+            tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+        except (OSError, TypeError, KeyError, SyntaxError):
+            return True
+        for node in ast.walk(tree):
+            used = (
+                getattr(node, "attr", None),
+                getattr(node, "id", None),
+                getattr(node, "value", None) if isinstance(node, ast.Constant) else None,
+            )
+            if name in used:
+                return True
+    return False
+
+
+def draws_in_validation(data: Data) -> bool:
+    """Whether validation samples pass through a `collate` that draws, and was not given for them.
+
+    Moves the generators.
+    """
+    if data.collate is None or data.collate_val is not None or isinstance(data.val, tuple):
+        return False
+    return few(data, "val", _SAMPLES)[2]
+
+
+def few(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], bool]:
+    """Return a batch of a split's first samples, the same samples as two batches, and whether
+    collating them drew random numbers.
+    """
+    samples = data.train if split == "train" else data.val
+    count = min(most, sample_count(samples))
+    middle = count // 2
+    if isinstance(samples, tuple):
+        whole, *halves = (
+            tuple(tensor[first:last] for tensor in samples)
+            for first, last in ((0, count), (0, middle), (middle, count))
+        )
+        return whole, halves if middle else [], False
+    found = [samples[index] for index in range(count)]
+    collate: Callable[[list[Any]], Batch] = data.collate_of(split) or default_collate
+    before = HostRandomness()
+    whole = collate(found)
+    drawn = before.moved()
+    halves = [collate(found[:middle]), collate(found[middle:])] if middle and not drawn else []
+    return whole, halves, drawn
+
+
+def _loss_cautions(
+    task: Task, model: nn.Module, batch: Batch, halves: Sequence[Batch]
+) -> Iterator[str]:
+    if type(task).loss is Task.loss:
+        if (problem := batch_problem(batch)) is not None:
+            raise TaskError(problem)
+        inputs, targets = batch
+        if (problem := output_problem(model(inputs), targets)) is not None:
+            raise TaskError(problem)
+    result = task.loss(model, batch)
+    if (problem := result_problem(result)) is not None:
+        raise TaskError(problem)
+    weight = result[1]
+    if not float(weight):
+        yield no_targets(len(halves) * _SAMPLES // 2 or 1)
+        return
+    model.eval()
+    before = HostRandomness()
+    with torch.no_grad():
+        whole, *parts = (task.loss(model, one) for one in (batch, *halves))
+    if len(parts) == 2 and not before.moved() and is_mean(whole, parts):
+        yield MEAN.format(whole=float(whole[0]), first=float(parts[0][0]), rest=float(parts[1][0]))
+
+
+MEAN = (
+    "loss() seems to return a mean: {whole:g} for a batch, {first:g} and {rest:g} for its two "
+    "halves; return a sum over samples, not a mean, and the number of targets as the weight, "
+    "because the window of a step divides once; such as (loss * n, n), or reduction='sum'"
+)
+
+
+def is_mean(whole: tuple[Scalar, Scalar], halves: Sequence[tuple[Scalar, Scalar]]) -> bool:
+    """Whether a loss of a batch is the mean of that of its two halves, and not their sum."""
+    total, parts = float(whole[0]), [float(part[0]) for part in halves]
+    return _close(total, sum(parts) / len(parts)) and not _close(total, sum(parts))
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= _CLOSE * max(abs(one), abs(other)) + 1e-6
+
+
+def no_targets(samples: int) -> str:
+    """Say that the weight of a batch is 0."""
+    return (
+        f"the first {samples} samples have no targets that count: loss() gives them the weight 0, "
+        "and nothing is learned from them; check the targets, and that they are not all ignored "
+        "(-100)"
+    )
+
+
+def result_problem(result: object) -> str | None:
+    """Say what of a loss' result no step can use."""
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        return (
+            f"loss() returned {type(result).__name__}; return (sum of losses, weight), "
+            "as trainable.cross_entropy does"
+        )
+    if not isinstance(result[0], Tensor) or result[0].numel() != 1:
+        shape = f" of shape {tuple(result[0].shape)}" if isinstance(result[0], Tensor) else ""
+        return (
+            f"loss() returned {type(result[0]).__name__}{shape} as its first part; it must be a "
+            "scalar tensor; sum over the batch"
+        )
+    return None
+
+
+def batch_problem(batch: object) -> str | None:
+    """Say why the default loss cannot take a batch apart."""
+    remedy = "give batches of (inputs, targets), or define loss() and evaluate()"
+    rule = "the default loss takes batches of (inputs, targets)"
+    if isinstance(batch, Tensor):
+        shape = tuple(batch.shape)
+        return f"a batch is one tensor of shape {shape}, without targets; {rule}; {remedy}"
+    if isinstance(batch, Mapping):
+        keys = ", ".join(map(repr, batch))
+        return f"a batch is a {type(batch).__name__} of {keys}; {rule}; {remedy}"
+    if isinstance(batch, Sequence) and len(batch) != 2:
+        without = ", without targets" if len(batch) == 1 else ""
+        return f"a batch has {len(batch)} part(s){without}; {rule}; {remedy}"
+    return None
+
+
+def output_problem(output: object, targets: object) -> str | None:
+    """Say why cross entropy cannot compare a model's output with targets."""
+    remedy = "or define loss() and evaluate()"
+    if not isinstance(output, Tensor):
+        names = f" of {', '.join(map(repr, output))}" if isinstance(output, Mapping) else ""
+        return (
+            f"the model returns a {type(output).__name__}{names}; the default loss takes a tensor "
+            f"of logits; return that one alone, {remedy}"
+        )
+    if not isinstance(targets, Tensor):
+        return (
+            f"the targets of a batch are a {type(targets).__name__}; the default loss takes a "
+            f"tensor of class indices; collate them to one, {remedy}"
+        )
+    shapes = f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(targets.shape)}"
+    if targets.is_floating_point():
+        if output.ndim >= 2 and output.shape == targets.shape and output.shape[1] > 1:
+            return None  # probabilities
+        return (
+            f"the targets are {targets.dtype} numbers ({shapes}); the default loss is cross "
+            "entropy, for class indices; for a regression define loss(), such as "
+            "`return F.mse_loss(model(x), y, reduction='sum'), y.numel()`, and for classes give "
+            "targets.long()"
+        )
+    if output.ndim < 2 or output.shape[1] == 1:
+        return (
+            f"the model gives one output for each target ({shapes}); the default loss is cross "
+            "entropy, which needs one logit for each of at least 2 classes; give the last layer 2 "
+            "outputs, or define loss() with "
+            "F.binary_cross_entropy_with_logits(..., reduction='sum')"
+        )
+    if output.shape == targets.shape:
+        return (
+            f"the targets are one-hot, of shape {tuple(targets.shape)}; the default loss takes "
+            "class indices; give targets.argmax(dim=1), or probabilities as floats"
+        )
+    expected = output.shape[:1] + output.shape[2:]
+    if targets.shape != expected:
+        return (
+            f"the model and the targets do not fit ({shapes}); the default loss takes logits of "
+            f"shape (N, C, ...) and targets of shape (N, ...), here {tuple(expected)}; transpose "
+            f"the logits or squeeze the targets, {remedy}"
+        )
+    counted = targets[targets != -100]
+    if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= output.shape[1]):
+        return (
+            f"the targets reach from {int(counted.min())} to {int(counted.max())} and the model "
+            f"gives {output.shape[1]} logits; classes are counted from 0 and lie below their "
+            "number; correct the targets, or give the last layer more outputs"
+        )
+    return None
