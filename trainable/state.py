@@ -23,8 +23,11 @@ from trainable.errors import CheckpointError
 from trainable.precision import Precision
 from trainable.run import describe
 from trainable.schedule import Schedule
+from trainable.task import Task
+from trainable.task_state import TaskState, modules_state
 
-FORMAT = 1
+FORMAT = 2
+"""1 had neither what torch keeps outside a model's state dict nor what a task holds."""
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _OWN_OPTIONS = ("initial_lr", "lr_multiplier")
@@ -68,6 +71,8 @@ class TrainState:
             weights.
         schedule: With what is no function of the step.
         precision: With its loss scale.
+        task: With what it holds.
+        data: Its samples, whose tensors are no state.
     """
 
     def __init__(
@@ -77,6 +82,8 @@ class TrainState:
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
         precision: Precision,
+        task: Task | None = None,
+        data: object = None,
     ) -> None:
         self.progress = Progress()
         self._model = model
@@ -87,17 +94,29 @@ class TrainState:
         )
         self._schedule = schedule
         self._precision = precision
+        self._task = task
+        trained = [*model.parameters(), *self._outside]
+        self._modules = modules_state(model, trained, task, data)
+        self._held = None if task is None else TaskState(task, model, trained, data)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Tensors are the live ones: copy or write them before the next step.
 
         Raises:
             CheckpointError: The model's state could not be read back.
+            TaskError: The task, or the model, holds something that has changed and cannot be
+                restored.
         """
         outside = {"outside": self._outside.state_dict()} if self._outside else {}
+        held = {} if self._task is None else self._task.state_dict()
+        modules = self._modules.state_dict()
+        check_state(held, "the state of the task")
+        check_state(modules, "the state of the model's modules")
         return outside | {
             "format": FORMAT,
             "model": model_state(self._model),
+            "modules": modules,
+            "task": held,
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "scaler": self._precision.state_dict(),
@@ -118,14 +137,18 @@ class TrainState:
             CheckpointError: Keys are missing or unknown, the format is another, or the model or
                 optimizer differs.
         """
-        _check_keys("the state", state, self._expected_keys())
-        if state["format"] != FORMAT:
+        if state.get("format", FORMAT) not in (1, FORMAT):
             raise CheckpointError(
-                f"the state has format {state['format']}; this version reads {FORMAT}; use the "
-                "version that wrote it"
+                f"the state has format {state['format']}; this version reads {FORMAT} and 1; use "
+                "the version that wrote it"
             )
+        # Format 1 has neither; a run that inherits from one that has them may have them, too.
+        optional: dict[str, Any] = {"modules": [], "task": {}} if state.get("format") == 1 else {}
+        state = {**optional, **state}
+        _check_keys("the state", state, self._expected_keys())
         progress = {"batch_size": 0, **state["progress"]}
         _check_keys("the progress", progress, set(asdict(Progress())))
+        self._modules.load_state_dict(state["modules"])  # before the buffers that it registers
         try:
             self._model.load_state_dict(state["model"], strict=True)
             self._outside.load_state_dict(state.get("outside", {}), strict=True)
@@ -136,6 +159,8 @@ class TrainState:
                 "with the code, the version and the configuration that wrote it, or start a new "
                 "run"
             ) from problem
+        if self._task is not None and state["task"]:
+            self._task.load_state_dict(state["task"])
         self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["scaler"])
         self.progress = Progress(**progress)
@@ -143,6 +168,7 @@ class TrainState:
 
     def _expected_keys(self) -> set[str]:
         expected = {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
+        expected |= {"modules", "task"}
         return expected | {"outside"} if self._outside else expected
 
 
