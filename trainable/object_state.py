@@ -86,6 +86,7 @@ class ObjectState:
         self._stored: Stored = dict(stored)  # the objects, too: an id is theirs while they live
         self._device = device or torch.device("cpu")
         self._model = model
+        self._late: set[Path] = set()
         self._built = {path: found._replace(value=None) for path, found in self._walk().items()}
 
     def state_dict(self) -> list[Any]:
@@ -98,7 +99,11 @@ class ObjectState:
         entries = []
         for path, found in now.items():
             before = self._built.get(path)
-            if before is None or not same(before.signature, found.signature):
+            if before is None and path[:-1] in self._late:
+                self._accept(path, found)
+            elif before is None or not same(before.signature, found.signature):
+                if path in self._late:
+                    self._refuse(path, found.value, "has changed, and was made after it was built")
                 entry = self._entry(path, before, found)
                 if entry is not None:
                     entries.append([_written(path), *entry])
@@ -181,6 +186,11 @@ class ObjectState:
 
     # What is saved of it
 
+    def _accept(self, path: Path, found: _Found) -> None:
+        """Take what was made late for a constant: a resumed run makes it again."""
+        self._built[path] = found._replace(value=None)
+        self._late.add(path)
+
     def _entry(self, path: Path, before: _Found | None, found: _Found) -> tuple[str, Any] | None:
         value = found.value
         step = path[-1][0] if path else ""
@@ -208,7 +218,7 @@ class ObjectState:
         if before is None or before.kind != found.kind:
             is_new = before is None or before.signature == sign(None)
             if is_new and found.kind in ("object", "container") and not self._holds_state(value):
-                self._built[path] = found._replace(value=None)  # from now on it may not change
+                self._accept(path, found)
                 return None
             self._refuse(path, value, "was made after the model was built")
         if found.kind == "module" or not found.in_data:
@@ -262,7 +272,8 @@ class ObjectState:
             return
         live: Any = _get(owner, step) if _has(owner, step) else None
         if kind == "flags":
-            live.requires_grad_(payload)
+            if live.requires_grad != payload:  # one that is lazy still takes none
+                live.requires_grad_(payload)
         elif kind == "tensor":
             tensor = restored_tensor(live, payload, self._device)
             if tensor is not live:
@@ -373,9 +384,12 @@ def _put(owner: Any, step: tuple[str, Any], value: Any, *, persistent: bool | No
     if kind == "b":
         if persistent is None:
             persistent = key not in owner._non_persistent_buffers_set
-        owner._buffers.pop(key, None)
         vars(owner).pop(key, None)  # what an attribute of that name was before
-        owner.register_buffer(key, value, persistent=persistent)
+        if key not in owner._buffers:
+            owner.register_buffer(key, None)
+        owner._buffers[key] = value  # in its place among them
+        change = owner._non_persistent_buffers_set
+        change.discard(key) if persistent else change.add(key)
     elif kind == "v":
         owner[list(owner)[key]] = value
     elif kind in ("i", "k"):

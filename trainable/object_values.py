@@ -305,11 +305,15 @@ def _fits(live: Tensor, value: Tensor) -> bool:
         return False
     dense = live.layout is value.layout is torch.strided
     form = live.shape == value.shape and live.dtype == value.dtype and not live.is_quantized
-    # what was expanded has one place in memory for several values
-    overlaps = dense and any(
-        stride == 0 and size > 1 for stride, size in zip(live.stride(), live.shape, strict=True)
+    return dense and form and not has_overlap(live) and live.is_leaf and not is_meta(live)
+
+
+def has_overlap(tensor: Tensor) -> bool:
+    """Whether several values have one place in memory, as in what was expanded."""
+    return tensor.layout is torch.strided and any(
+        stride == 0 and size > 1
+        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     )
-    return dense and form and not overlaps and live.is_leaf and not is_meta(live)
 
 
 def encode(value: Any) -> Any:

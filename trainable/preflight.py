@@ -37,7 +37,7 @@ def examine(config: TrialConfig, far: TrialConfig | None = None) -> dict[str, An
     """
     from trainable.build import build_parts, check_steps, find_device
     from trainable.fingerprint import code_digests
-    from trainable.state import model_state
+    from trainable.read_back import check_state
     from trainable.task import load_loop
 
     if load_loop(config.task.name) is not None:
@@ -46,16 +46,17 @@ def examine(config: TrialConfig, far: TrialConfig | None = None) -> dict[str, An
     parts = build_parts(config, device=find_device(None))
     parts.train.close()
     parts.val.close()
-    model_state(parts.model)  # else found when it is saved, and its training lost
     plans = parts.train.plan, parts.val.plan
     if far is not None:
         check_steps(far, plans[0].samples)
-    return {
+    answer = {
         "code": code_digests(config.task.name),
         "data": parts.task.fingerprint(parts.data),
         "cautions": parts.cautions,
         **measure(config, parts.groups, plans, parts.precision),
     }
+    check_state(parts)  # else found when it is saved, and its training lost; changes the parts
+    return answer
 
 
 def measure(

@@ -18,8 +18,11 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from trainable.errors import CheckpointError
+from trainable.errors import CheckpointError, TaskError
+from trainable.object_state import ObjectState
+from trainable.object_values import has_overlap
 from trainable.precision import Precision
 from trainable.run import describe
 from trainable.schedule import Schedule
@@ -95,6 +98,7 @@ class TrainState:
         self._schedule = schedule
         self._precision = precision
         self._task = task
+        self._was_read_back = False
         trained = [*model.parameters(), *self._outside]
         self._modules = modules_state(model, trained, task, data)
         self._held = None if task is None else TaskState(task, model, trained, data)
@@ -110,6 +114,9 @@ class TrainState:
         outside = {"outside": self._outside.state_dict()} if self._outside else {}
         held = {} if self._task is None else self._task.state_dict()
         modules = self._modules.state_dict()
+        if not self._was_read_back and not any(map(is_lazy, self._model.parameters())):
+            self._was_read_back = True
+            check_loading(self._model)
         check_state(held, "the state of the task")
         check_state(modules, "the state of the model's modules")
         return outside | {
@@ -150,7 +157,7 @@ class TrainState:
         _check_keys("the progress", progress, set(asdict(Progress())))
         self._modules.load_state_dict(state["modules"])  # before the buffers that it registers
         try:
-            self._model.load_state_dict(state["model"], strict=True)
+            load_model_state(self._model, state["model"])
             self._outside.load_state_dict(state.get("outside", {}), strict=True)
             _load_optimizer(self._optimizer, state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as problem:
@@ -198,6 +205,60 @@ def _comes_back(state: dict[str, Any]) -> bool:
     except Exception:  # what is in it may raise anything
         return False
     return True
+
+
+def check_read_back(model: nn.Module, fresh: nn.Module, modules: ObjectState) -> None:
+    """Put a model's state into one that has just been built, as a resumed run would.
+
+    Args:
+        model: One that may have been trained.
+        fresh: A new one, which is changed.
+        modules: What has changed in `model` beside its state dict.
+
+    Raises:
+        TaskError: The new one does not take it.
+    """
+    state, changed = model_state(model), modules.state_dict()
+    try:
+        modules_state(fresh, fresh.parameters()).load_state_dict(changed)
+        load_model_state(fresh, state)
+    except (RuntimeError, ValueError, LookupError, AttributeError, CheckpointError) as problem:
+        raise _unreadable(problem) from problem
+
+
+def check_loading(model: nn.Module) -> None:
+    """Let a model load its own state, which changes nothing: its first save must be of use.
+
+    Whether a new one has the same parameters and buffers is known without building it.
+
+    Raises:
+        TaskError: It does not take it.
+    """
+    try:
+        load_model_state(model, model_state(model))
+    except (RuntimeError, ValueError, LookupError, AttributeError, TypeError) as problem:
+        raise _unreadable(problem) from problem
+
+
+def _unreadable(problem: Exception) -> TaskError:
+    return TaskError(
+        f"the model's state cannot be read back into a new model of build_model() ({problem}); a "
+        "run saves it and is resumed from it; build in build_model() every parameter and buffer "
+        "that the model will have, and let load_state_dict() take what state_dict() gives"
+    )
+
+
+def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
+    """Load a model's state dict, also into buffers that are expanded views.
+
+    Raises:
+        RuntimeError: It does not fit.
+    """
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not is_lazy(buffer) and has_overlap(buffer):
+                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    model.load_state_dict(state, strict=True)
 
 
 def check_state(state: object, where: str = "state") -> None:
