@@ -59,6 +59,8 @@ def _try_losses(parts: Parts) -> None:
     """Compute the losses of a few samples where that goes: trials say in their words if not."""
     model = parts.model
     modes = [(module, module.training) for module in model.modules()]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # others wait for each other longer than two samples take
     try:
         for split, is_training in (("train", True), ("val", False)):
             if not is_training:
@@ -69,6 +71,7 @@ def _try_losses(parts: Parts) -> None:
     except Exception:
         return
     finally:
+        torch.set_num_threads(threads)
         for module, training in modes:
             module.training = training
 
