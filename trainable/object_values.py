@@ -29,14 +29,10 @@ _TORCH = (torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _MADE_ANEW = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter)
 HAS_STATE = ("generator", "holder", "file", "iterator")
-_FOREIGN = frozenset(sys.stdlib_module_names) | {
-    "mlflow",
-    "ray",
-    "optuna",
-    "wandb",
-    "trainable",
-    "sweeps",
-}
+_FOREIGN = (
+    frozenset(sys.stdlib_module_names) - {"collections", "types", "argparse"}  # a Namespace
+    | {"mlflow", "ray", "optuna", "wandb", "trainable", "sweeps"}
+)
 """Packages whose objects belong to their process: threads, sockets, loggers, clients."""
 _ITERATORS = frozenset({"builtins", "itertools", "torch"})
 _NUMPY_GENERATORS = (
@@ -70,14 +66,17 @@ def kind_of(value: object) -> str:
         return "opaque"
     if isinstance(value, _CONTAINERS):
         return "container"
-    if callable(getattr(value, "state_dict", None)) and callable(
-        getattr(value, "load_state_dict", None)
+    if isinstance(value, (int, float, complex, str, bytes)):  # of a class derived from it
+        return "value"
+    # asked of the type: objects may answer for any name themselves
+    if callable(getattr(type(value), "state_dict", None)) and callable(
+        getattr(type(value), "load_state_dict", None)
     ):
         return "holder"
     if isinstance(value, io.IOBase):
         return "file"
     package = type(value).__module__.partition(".")[0]
-    if hasattr(value, "__next__") and package in _ITERATORS:
+    if hasattr(type(value), "__next__") and package in _ITERATORS:
         return "iterator"
     has_parts = hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
     return "opaque" if package in _FOREIGN or not has_parts else "object"

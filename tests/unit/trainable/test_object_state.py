@@ -8,6 +8,7 @@ import itertools
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -156,7 +157,7 @@ def _with_generators(task, model):
 
 def _with_plain_data(task, model):
     task.counter, task.scale, task.seen = Counter(), 1.0, {"losses": []}
-    task.array = numpy.zeros(3)
+    task.array, task.space = numpy.zeros(3), SimpleNamespace(count=0)
 
 
 def _with_optimizer(task, model):
@@ -191,7 +192,14 @@ def _factor(task, model, inputs):
         task.scale *= 0.9
         task.seen["losses"].append(task.scale)
         task.array[0] += 1
-        return task.scale + sum(task.counter.recent) + len(task.seen["losses"]) + task.array[0]
+        task.space.count += 1
+        return (
+            task.space.count
+            + task.scale
+            + sum(task.counter.recent)
+            + len(task.seen["losses"])
+            + task.array[0]
+        )
     with torch.enable_grad():
         loss = task.critic(inputs).square().mean()
         task.optimizer.zero_grad()
