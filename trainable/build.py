@@ -30,6 +30,7 @@ from trainable.state import TrainState
 from trainable.step import Step, known_errors
 from trainable.task import Data, Task, check_data, load_loop, load_task
 from trainable.task_import import no_exit
+from trainable.task_state import move_modules
 
 
 def open_trainer(
@@ -107,6 +108,8 @@ def open_trainer(
         optimizer=step.optimizer,
         schedule=schedule,
         precision=step.precision,
+        task=parts.task,
+        data=parts.data,
     )
     files = files_of(directory, checkpoints)
     store = CheckpointStore(
@@ -196,6 +199,7 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
     built = _build_model(task)
     cautions = list(_cautions(built, data, train))
     model = fit_model(built.to(device), train)
+    move_modules(task, data, device)
     train_source, val_source = _open_sources(data, train, seed=config.seed, device=device)
     groups = check_form(task.param_groups(model))
     check_groups(train.optimizer, groups)

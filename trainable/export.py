@@ -30,7 +30,7 @@ AWAY = 3
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def export_weights(generation: Path | str, target: Path) -> None:
+def export_weights(generation: Path | str, target: Path) -> list[str]:
     """Write a generation's model as safetensors, after its digest has been verified.
 
     A tensor that the model holds under several names is written once; the file's metadata maps
@@ -42,6 +42,10 @@ def export_weights(generation: Path | str, target: Path) -> None:
             in an object store, `s3://...`.
         target: The file to write.
 
+    Returns:
+        What the task holds beside the model whose tensors training has changed, such as an
+        average of its weights, by name: it is not in the file.
+
     Raises:
         CheckpointError: The checkpoint is missing or damaged, or a loop of one's own put no
             model into it.
@@ -49,7 +53,8 @@ def export_weights(generation: Path | str, target: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    model = _load_model(str(generation))
+    state = _load_state(str(generation))
+    model = _model_of(state, str(generation))
     tensors: dict[str, Tensor] = {}
     metadata = {"format": "pt"}
     names: dict[tuple[object, ...], str] = {}
@@ -70,6 +75,7 @@ def export_weights(generation: Path | str, target: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     target.chmod(0o666 & ~mask)  # safetensors lets its owner alone read it
+    return _held_beside(state.get("task", {}))
 
 
 def load_model(
@@ -92,18 +98,22 @@ def load_model(
     import torch
 
     from trainable.build import build_parts
+    from trainable.state import load_model_state
     from trainable.task import load_loop
+    from trainable.task_state import modules_state
 
     if load_loop(config.task.name) is not None:
         raise CheckpointError(
             f"{config.task.name} is a loop of its own, which keeps to itself how its model is "
             "built; write the model as a Task, or export the weights and build it around them"
         )
-    state = _load_model(str(generation))
+    state = _load_state(str(generation))
+    weights = _model_of(state, str(generation))
     plain = {"compile": False, "channels_last": False, "activation_checkpointing": False}
     train = config.train.model_copy(update=plain)  # none of them is part of the model
     parts = build_parts(config.model_copy(update={"train": train}), device=torch.device("cpu"))
-    parts.model.load_state_dict(state)
+    modules_state(parts.model, parts.model.parameters()).load_state_dict(state.get("modules", []))
+    load_model_state(parts.model, weights)
     parts.model.eval()
     given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     handle = parts.model.register_forward_pre_hook(
@@ -144,8 +154,29 @@ def _beside_defaults(model: nn.Module, given: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _load_model(generation: str) -> dict[str, Any]:
-    state = CheckpointStore(Path(), files=files_at(generation)).load(generation)
+def _load_state(generation: str) -> dict[str, Any]:
+    return CheckpointStore(Path(), files=files_at(generation)).load(generation)
+
+
+def _held_beside(task: Mapping[str, Any]) -> list[str]:
+    """Name what a task's state has of tensors: by attribute, or as the task named it."""
+    held = task.get("held", [])
+    found = [str(path[0][1]) for path, _, payload in held if path and _has_tensors(payload)]
+    found += [key for key, value in task.items() if key != "held" and _has_tensors(value)]
+    return list(dict.fromkeys(found))
+
+
+def _has_tensors(value: object) -> bool:
+    import torch
+
+    if isinstance(value, Mapping):
+        return any(map(_has_tensors, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tensors, value))
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _model_of(state: dict[str, Any], generation: str) -> dict[str, Any]:
     if "loop" not in state:
         model: dict[str, Any] = state["model"]
         return model
@@ -161,7 +192,8 @@ def _load_model(generation: str) -> dict[str, Any]:
 if __name__ == "__main__":
     with without_collection():
         try:
-            export_weights(sys.argv[1], Path(sys.argv[2]))
+            for name in export_weights(sys.argv[1], Path(sys.argv[2])):
+                print(name)
         except CheckpointError as error:
             print(error, file=sys.stderr)
             sys.exit(AWAY if isinstance(error, StorageError) else 1)

@@ -41,7 +41,7 @@ def examine(
     """
     from trainable.build import build_parts, check_steps, find_device
     from trainable.fingerprint import code_digests
-    from trainable.state import model_state
+    from trainable.read_back import check_state
     from trainable.task import load_loop, load_task
     from trainable.task_checks import quick_check
 
@@ -53,7 +53,6 @@ def examine(
     parts = build_parts(config.model_copy(update={"train": plain}), device=find_device(None))
     parts.train.close()
     parts.val.close()
-    model_state(parts.model)  # else found when it is saved, and its training lost
     plans = parts.train.plan, parts.val.plan
     if far is not None:
         check_steps(far, plans[0].samples)
@@ -63,7 +62,10 @@ def examine(
         "cautions": parts.cautions,
         **measure(config, parts.groups, plans, parts.precision),
     }
-    answer["checked"] = [*map(mask, quick_check(parts))]  # last: it runs the model
+    # Both run the model, and so come last. A state that cannot be read back would be found when it
+    # is saved; what the first pass makes shows only to whoever looks before it.
+    check_state(parts)
+    answer["checked"] = [*map(mask, quick_check(parts))]
     if thorough:
         from trainable.testing import check_task
 

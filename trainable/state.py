@@ -18,13 +18,19 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from trainable.errors import CheckpointError
+from trainable.errors import CheckpointError, TaskError
+from trainable.object_state import ObjectState
+from trainable.object_values import has_overlap
 from trainable.precision import Precision
 from trainable.run import describe
 from trainable.schedule import Schedule
+from trainable.task import Task
+from trainable.task_state import TaskState, modules_state
 
-FORMAT = 1
+FORMAT = 2
+"""1 had neither what torch keeps outside a model's state dict nor what a task holds."""
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _OWN_OPTIONS = ("initial_lr", "lr_multiplier")
@@ -70,6 +76,8 @@ class TrainState:
             weights.
         schedule: With what is no function of the step.
         precision: With its loss scale.
+        task: With what it holds.
+        data: Its samples, whose tensors are no state.
     """
 
     def __init__(
@@ -79,6 +87,8 @@ class TrainState:
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
         precision: Precision,
+        task: Task | None = None,
+        data: object = None,
     ) -> None:
         self.progress = Progress()
         self._model = model
@@ -89,17 +99,33 @@ class TrainState:
         )
         self._schedule = schedule
         self._precision = precision
+        self._task = task
+        self._was_read_back = False
+        trained = [*model.parameters(), *self._outside]
+        self._modules = modules_state(model, trained, task, data)
+        self._held = None if task is None else TaskState(task, model, trained, data)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Tensors are the live ones: copy or write them before the next step.
 
         Raises:
             CheckpointError: The model's state could not be read back.
+            TaskError: The task, or the model, holds something that has changed and cannot be
+                restored.
         """
         outside = {"outside": self._outside.state_dict()} if self._outside else {}
+        held = {} if self._task is None else self._task.state_dict()
+        modules = self._modules.state_dict()
+        if not self._was_read_back and not any(map(is_lazy, self._model.parameters())):
+            self._was_read_back = True
+            check_loading(self._model)
+        check_state(held, "the state of the task")
+        check_state(modules, "the state of the model's modules")
         return outside | {
             "format": FORMAT,
             "model": model_state(self._model),
+            "modules": modules,
+            "task": held,
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "scaler": self._precision.state_dict(),
@@ -120,16 +146,20 @@ class TrainState:
             CheckpointError: Keys are missing or unknown, the format is another, or the model or
                 optimizer differs.
         """
-        _check_keys("the state", state, self._expected_keys())
-        if state["format"] != FORMAT:
+        if state.get("format", FORMAT) not in (1, FORMAT):
             raise CheckpointError(
-                f"the state has format {state['format']}; this version reads {FORMAT}; use the "
-                "version that wrote it"
+                f"the state has format {state['format']}; this version reads {FORMAT} and 1; use "
+                "the version that wrote it"
             )
+        # Format 1 has neither; a run that inherits from one that has them may have them, too.
+        optional: dict[str, Any] = {"modules": [], "task": {}} if state.get("format") == 1 else {}
+        state = {**optional, **state}
+        _check_keys("the state", state, self._expected_keys())
         progress = {"batch_size": 0, "evaluated": [], **state["progress"]}
         _check_keys("the progress", progress, set(asdict(Progress())))
+        self._modules.load_state_dict(state["modules"])  # before the buffers that it registers
         try:
-            self._model.load_state_dict(state["model"], strict=True)
+            load_model_state(self._model, state["model"])
             self._outside.load_state_dict(state.get("outside", {}), strict=True)
             _load_optimizer(self._optimizer, state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as problem:
@@ -138,6 +168,8 @@ class TrainState:
                 "with the code, the version and the configuration that wrote it, or start a new "
                 "run"
             ) from problem
+        if self._task is not None and state["task"]:
+            self._task.load_state_dict(state["task"])
         self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["scaler"])
         self.progress = Progress(**progress)
@@ -145,6 +177,7 @@ class TrainState:
 
     def _expected_keys(self) -> set[str]:
         expected = {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
+        expected |= {"modules", "task"}
         return expected | {"outside"} if self._outside else expected
 
 
@@ -174,6 +207,60 @@ def _comes_back(state: dict[str, Any]) -> bool:
     except Exception:  # what is in it may raise anything
         return False
     return True
+
+
+def check_read_back(model: nn.Module, fresh: nn.Module, modules: ObjectState) -> None:
+    """Put a model's state into one that has just been built, as a resumed run would.
+
+    Args:
+        model: One that may have been trained.
+        fresh: A new one, which is changed.
+        modules: What has changed in `model` beside its state dict.
+
+    Raises:
+        TaskError: The new one does not take it.
+    """
+    state, changed = model_state(model), modules.state_dict()
+    try:
+        modules_state(fresh, fresh.parameters()).load_state_dict(changed)
+        load_model_state(fresh, state)
+    except (RuntimeError, ValueError, LookupError, AttributeError, CheckpointError) as problem:
+        raise _unreadable(problem) from problem
+
+
+def check_loading(model: nn.Module) -> None:
+    """Let a model load its own state, which changes nothing: its first save must be of use.
+
+    Whether a new one has the same parameters and buffers is known without building it.
+
+    Raises:
+        TaskError: It does not take it.
+    """
+    try:
+        load_model_state(model, model_state(model))
+    except (RuntimeError, ValueError, LookupError, AttributeError, TypeError) as problem:
+        raise _unreadable(problem) from problem
+
+
+def _unreadable(problem: Exception) -> TaskError:
+    return TaskError(
+        f"the model's state cannot be read back into a new model of build_model() ({problem}); a "
+        "run saves it and is resumed from it; build in build_model() every parameter and buffer "
+        "that the model will have, and let load_state_dict() take what state_dict() gives"
+    )
+
+
+def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
+    """Load a model's state dict, also into buffers that are expanded views.
+
+    Raises:
+        RuntimeError: It does not fit.
+    """
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not is_lazy(buffer) and has_overlap(buffer):
+                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    model.load_state_dict(state, strict=True)
 
 
 def check_state(state: object, where: str = "state") -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from trainable import task_state
 from trainable.errors import ConfigError, TaskError
 from trainable.losses import Weight, cross_entropy
 from trainable.naming import nearest, parts_of
@@ -240,6 +241,30 @@ class Task:
         group without weight decay.
         """
         return decay_groups(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs of what the task holds: tensors and plain data.
+
+        Called at each save. The default finds what has changed below the task since its model was
+        built (modules, tensors, arrays, optimizers, schedules, generators, numbers and collections
+        of them), and refuses what it could not restore. Whoever overrides it adds to it what only
+        the task knows, or replaces it.
+
+        Raises:
+            TaskError: Something that the task holds has changed and cannot be restored.
+        """
+        return task_state.saved(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` returned, after `build_data` and `build_model`.
+
+        Args:
+            state: With every tensor on the CPU.
+
+        Raises:
+            CheckpointError: The task has no place for it.
+        """
+        task_state.restore(self, state)
 
 
 def _undefined(task: Task, name: str) -> str:

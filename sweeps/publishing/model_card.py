@@ -5,7 +5,7 @@ What must not live here: anything that is guessed; what is not recorded is not w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sweeps.formats import format_best, format_value
@@ -34,6 +34,7 @@ def model_card(
     generation: Generation,
     provenance: Mapping[str, str],
     ended: int,
+    held: Sequence[str] = (),
 ) -> str:
     """Return the card in Markdown.
 
@@ -44,6 +45,7 @@ def model_card(
         generation: The checkpoint that the weights are from.
         provenance: From where and with what the sweep was run, as tags.
         ended: How many trials had their end by then.
+        held: What the task trained beside the model, and is not among the weights.
     """
     task = TaskConfig.model_validate(config["task"])
     arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())
@@ -98,6 +100,7 @@ def model_card(
         "what its loop yielded as `model`; read them with "
         "`safetensors.torch.load_model(model, 'model.safetensors')`.",
         "",
+        *_held(held),
     ]
     return "\n".join(lines)
 
@@ -109,6 +112,19 @@ def _lineage(record: TrialSummary) -> list[str]:
         return []
     steps = ", ".join(f"trial {one.donor}'s after epoch {one.epoch}" for one in at_best)
     return [f"With these it came to its value; it went on from other weights: {steps}.", ""]
+
+
+def _held(names: Sequence[str]) -> list[str]:
+    """Say what the task may have evaluated in place of these weights."""
+    if not names:
+        return []
+    listed = ", ".join(f"`{name}`" for name in names)
+    return [
+        f"The task also trained {listed}, which it holds beside the model: its metrics may be "
+        "those of that, and `model.safetensors` does not have it. It is in the checkpoint's state "
+        'below "task".',
+        "",
+    ]
 
 
 def _rank(spec: SweepSpec, ended: int) -> str:

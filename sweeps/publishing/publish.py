@@ -107,7 +107,8 @@ def export_trial(
     config.write_bytes(resolved)
     card = directory / FILE_NAME
     known = trained_with(paths, spec, record)
-    text = model_card(spec, record, known, generation, provenance, ended)
+    held = child.stdout.splitlines()
+    text = model_card(spec, record, known, generation, provenance, ended, held)
     card.write_text(text, encoding="utf-8")
     return [weights, config, card]
 

@@ -1,0 +1,406 @@
+"""State that no `state_dict()` has: a run cut in two ends as the whole one, or is refused."""
+
+# ruff: noqa: ARG001  what stands in for something keeps its signature
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+import torch.nn.utils.prune
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from trainable.build import build_parts
+from trainable.errors import CheckpointError, TaskError
+from trainable.export import export_weights
+from trainable.read_back import check_state
+from trainable.task_state import move_modules
+
+
+def _whole_and_cut(tmp_path, opened, config, kind, *, until=1):
+    """Train once without and once with an interruption; return both trainers and their reports."""
+    whole = opened(config, tmp_path / "whole", kind())
+    told = [report.metrics for report in whole.events()]
+    first = opened(config, tmp_path / "cut", kind(), until=until)
+    found = [report.metrics for report in first.events()]
+    first.close()
+    torch.manual_seed(99)
+    random.seed(99)
+    cut = opened(config, tmp_path / "cut", kind())
+    assert cut.resumed_at > 0
+    found += [report.metrics for report in cut.events()]
+    values = [[one["val/loss"] for one in metrics] for metrics in (told, found)]
+    return whole, cut, values
+
+
+def _same_state(first, second):
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(
+            _same_state(first[key], second[key]) for key in first if key != "metrics"
+        )
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(_same_state, first, second))
+    return first == second
+
+
+class Unfreezing(nn.Sequential):
+    """Its first layer is frozen until its third batch."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+        self[0].requires_grad_(False)
+        self.seen = 0
+
+    def forward(self, inputs):
+        if self.training:
+            self.seen += 1
+            if self.seen == 3:
+                self[0].requires_grad_(True)
+        return super().forward(inputs)
+
+
+class Growing(nn.Module):
+    """Registers one buffer in `forward`, lengthens another, and counts in a third."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        self.register_buffer("table", torch.zeros(1))
+        self.register_buffer("hidden", torch.zeros(3), persistent=False)
+        self.register_buffer("later", None)
+        self.register_buffer("spread", torch.ones(1).expand(3))
+
+    def forward(self, inputs):
+        if self.training:
+            self.table = torch.cat([self.table, inputs.detach().mean().reshape(1)])
+            self.hidden = self.hidden * 0.9 + inputs.detach().mean()
+            self.later = inputs.detach().mean(0)
+            if not hasattr(self, "scale"):
+                self.register_buffer("scale", torch.zeros(()))
+            self.scale += 0.1
+        shift = self.table.sum() + getattr(self, "scale", 0.0) + self.spread
+        return self.net(inputs) * shift + self.hidden
+
+
+class Flipping(nn.Sequential):
+    """Goes into evaluation mode with one part, and changes plain attributes."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+        self.calls, self.norms = 0, []
+
+    def forward(self, inputs):
+        if self.training:
+            self.calls += 1
+            self[2].p = max(0.1, self[2].p - 0.05)
+            self[1].momentum = 0.3 / self.calls
+            self.norms.append(float(inputs.norm()))
+            if self.calls > 2:
+                self[1].eval()
+        return super().forward(inputs) * (1 + 0.01 * sum(self.norms[-2:]))
+
+
+@pytest.mark.parametrize("model", [Unfreezing, Growing, Flipping])
+def test_what_torch_keeps_outside_the_state_dict_resumes_exactly(
+    tmp_path, opened, configure, toy, model
+):
+    def build(self):
+        return model()
+
+    def groups(self, model):
+        return [{"params": list(model.parameters())}]
+
+    kind = type("Other", (toy,), {"build_model": build, "param_groups": groups})
+    whole, cut, (told, found) = _whole_and_cut(tmp_path, opened, configure(), kind)
+    assert told == found
+    assert _same_state(whole.state.state_dict(), cut.state.state_dict())
+
+
+@dataclass
+class Counter:
+    calls: int = 0
+    recent: deque = field(default_factory=lambda: deque(maxlen=3))
+
+
+class Average:
+    """An average as many write it by hand: clones in a dict, written through `.data`."""
+
+    def __init__(self, model):
+        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self, model):
+        for name, p in model.named_parameters():
+            self.shadow[name].data.mul_(0.9).add_(p.data, alpha=0.1)
+
+
+def _with_average(task, model):
+    task.average = AveragedModel(model)
+
+
+def _with_handwritten(task, model):
+    task.average = [Average(model)]
+
+
+def _with_generators(task, model):
+    task.generators = {"torch": torch.Generator().manual_seed(3), "python": random.Random(3)}
+    task.numpy = numpy.random.default_rng(3), numpy.random.RandomState(3)
+
+
+def _with_plain_data(task, model):
+    task.counter, task.scale, task.seen = Counter(), 1.0, {"losses": []}
+    task.array, task.space = numpy.zeros(3), SimpleNamespace(count=0)
+
+
+def _with_optimizer(task, model):
+    task.critic = nn.Linear(5, 1)
+    task.optimizer = torch.optim.Adam(task.critic.parameters(), lr=0.01)
+    task.schedule = torch.optim.lr_scheduler.StepLR(task.optimizer, 3)
+
+
+HOLDING = [_with_average, _with_handwritten, _with_generators, _with_plain_data, _with_optimizer]
+
+
+def _factor(task, model, inputs):
+    """What the held things are used for, in each training batch."""
+    if (average := getattr(task, "average", None)) is not None:
+        if isinstance(average, AveragedModel):
+            average.update_parameters(model)
+            return 1 + average.module[0].weight.detach().abs().mean()
+        average[0].update(model)
+        return 1 + average[0].shadow["0.weight"].abs().mean()
+    if hasattr(task, "generators"):
+        drawn = torch.rand((), generator=task.generators["torch"])
+        return (
+            1
+            + drawn
+            + task.generators["python"].random()
+            + task.numpy[0].random()
+            + (task.numpy[1].rand())
+        )
+    if hasattr(task, "counter"):
+        task.counter.calls += 1
+        task.counter.recent.append(task.counter.calls)
+        task.scale *= 0.9
+        task.seen["losses"].append(task.scale)
+        task.array[0] += 1
+        task.space.count += 1
+        return (
+            task.space.count
+            + task.scale
+            + sum(task.counter.recent)
+            + len(task.seen["losses"])
+            + task.array[0]
+        )
+    with torch.enable_grad():
+        loss = task.critic(inputs).square().mean()
+        task.optimizer.zero_grad()
+        loss.backward()
+    task.optimizer.step()
+    task.schedule.step()
+    return 1 + loss.detach()
+
+
+@pytest.mark.parametrize("hold", HOLDING)
+def test_what_a_task_holds_resumes_exactly(tmp_path, opened, configure, toy, hold):
+    class Holding(toy):
+        def build_model(self):
+            self.model = super().build_model()  # saved once, by the run
+            hold(self, self.model)
+            return self.model
+
+        def loss(self, model, batch):
+            part, weight = super().loss(model, batch)
+            if model.training:
+                self.factor = _factor(self, model, batch[0])
+                part = part * self.factor
+            return part, weight
+
+        def evaluate(self, model, batches):
+            return {"loss": super().evaluate(model, batches)["loss"] * float(self.factor)}
+
+    whole, cut, (told, found) = _whole_and_cut(
+        tmp_path, opened, configure(every="2 steps"), Holding
+    )
+    assert told == found
+    first, second = whole.state.state_dict(), cut.state.state_dict()
+    assert first["task"]
+    assert _same_state(first, second)
+    text = str(first["task"])
+    assert "'model'" not in text
+
+
+class Lazily:
+    def loss(self, model, batch):
+        if getattr(self, "average", None) is None:
+            self.average = AveragedModel(model)
+        return super().loss(model, batch)
+
+
+class Iterating:
+    def __init__(self):
+        super().__init__()
+        self.numbers = itertools.cycle([1, 2, 3])
+
+    def loss(self, model, batch):
+        next(self.numbers)
+        return super().loss(model, batch)
+
+
+class Yielding(Iterating):
+    def __init__(self):
+        super().__init__()
+        self.numbers = (number for number in range(1000))
+
+
+@pytest.mark.parametrize(
+    ("how", "named"), [(Lazily, "average"), (Iterating, "numbers"), (Yielding, "numbers")]
+)
+def test_what_could_not_be_restored_is_refused(tmp_path, opened, configure, toy, how, named):
+    kind = type("Refused", (how, toy), {})
+    message = (
+        rf"Refused\.{named} \(an object of type .*\) .*; a run that is resumed .*; .*override"
+    )
+    with pytest.raises(TaskError, match=message):
+        list(opened(configure(every="1 step"), tmp_path, kind()).events())
+    with pytest.raises(TaskError, match=message):
+        check_state(build_parts(configure(), device=torch.device("cpu"), task=kind()))
+
+
+def test_task_may_save_what_it_holds_itself(tmp_path, opened, configure, toy):
+    class Own(Iterating, toy):
+        def __init__(self):
+            super().__init__()
+            self.drawn = 0
+
+        def loss(self, model, batch):
+            self.drawn += model.training
+            return super().loss(model, batch)
+
+        def state_dict(self):
+            return {"drawn": self.drawn}
+
+        def load_state_dict(self, state):
+            self.drawn = state["drawn"]
+
+    whole, cut, (told, found) = _whole_and_cut(tmp_path, opened, configure(), Own)
+    assert told == found
+    assert whole._step.task.drawn == cut._step.task.drawn == 12
+
+
+class Constants:
+    """Nothing of it changes, or is any state."""
+
+    def __init__(self):
+        super().__init__()
+        self.file = open(__file__, encoding="utf-8")  # noqa: SIM115
+        self.words = {f"word{n}": n for n in range(1000)}
+        self.function = lambda value: value
+        self.criterion = nn.CrossEntropyLoss()
+        self.cache = None
+        self.untouched = itertools.count()
+        self.teacher = nn.Linear(5, 3)
+
+    def loss(self, model, batch):
+        if self.cache is None:
+            self.cache = Counter(3)  # made once
+        return super().loss(model, batch)
+
+
+def test_what_does_not_change_is_neither_refused_nor_saved(tmp_path, opened, configure, toy):
+    task = type("Constant", (Constants, toy), {})()
+    trainer = opened(configure(every="1 step"), tmp_path, task)
+    list(trainer.events())
+    state = trainer.state.state_dict()
+    assert state["task"] == {}
+    assert state["modules"] == []
+    task.cache.calls += 1  # which a resumed run would make anew
+    with pytest.raises(TaskError, match=r"Constant\.cache\.calls .* has changed, and was"):
+        trainer.state.state_dict()
+    task.file.close()
+
+
+def test_state_of_the_first_format_opens(tmp_path, opened, configure, toy):
+    trainer = opened(configure(epochs=1), tmp_path, toy())
+    list(trainer.events())
+    state = {**trainer.state.state_dict(), "format": 1}
+    del state["modules"], state["task"]
+    trainer.state.load_state_dict(state)
+    with pytest.raises(CheckpointError, match="format 3"):
+        trainer.state.load_state_dict({**state, "format": 3})
+
+
+class Pruned(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(5, 8), nn.Linear(8, 3))
+
+    def forward(self, inputs):
+        if not hasattr(self[0], "weight_orig"):
+            torch.nn.utils.prune.random_unstructured(self[0], "weight", amount=0.5)
+        return super().forward(inputs)
+
+
+class Strange(nn.Sequential):
+    """Gives a state that it does not take."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 3))
+        self.register_state_dict_post_hook(lambda _, state, *__: state.update(more=torch.ones(1)))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Pruned, r"model\.0\.weight_orig .*registered after"),
+        (Strange, "cannot be read back.*more"),
+    ],
+)
+def test_model_whose_state_no_new_one_takes_is_refused_at_once(
+    tmp_path, opened, configure, toy, model, message
+):
+    kind = type("Other", (toy,), {"build_model": lambda self: model()})  # noqa: ARG005
+    with pytest.raises(TaskError, match=r"(?s)" + message):
+        check_state(build_parts(configure(), device=torch.device("cpu"), task=kind()))
+    with pytest.raises(TaskError, match=r"(?s)" + message):
+        list(opened(configure(every="1 step"), tmp_path, kind()).events())
+
+
+def test_read_back_leaves_generators_alone(configure, toy):
+    parts = build_parts(configure(), device=torch.device("cpu"), task=toy())
+    before = torch.get_rng_state(), random.getstate()
+    check_state(parts)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+
+
+def test_modules_on_a_task_go_where_its_model_is(toy):
+    task = toy()
+    task.holder = {"averages": [AveragedModel(nn.Linear(2, 2))]}
+    move_modules(task, None, torch.device("meta"))
+    assert task.holder["averages"][0].module.weight.device.type == "meta"
+
+
+def test_export_names_what_is_evaluated_in_the_model_s_place(tmp_path, opened, configure, toy):
+    class Averaging(toy):
+        def build_model(self):
+            model = super().build_model()
+            self.average, self.teacher = AveragedModel(model), nn.Linear(5, 3)
+            return model
+
+        def loss(self, model, batch):
+            if model.training:
+                self.average.update_parameters(model)
+            return super().loss(model, batch)
+
+    trainer = opened(configure(epochs=1), tmp_path, Averaging())
+    list(trainer.events())
+    generation = trainer.store.best()
+    assert export_weights(generation.path, tmp_path / "m.safetensors") == ["average"]

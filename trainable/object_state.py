@@ -1,0 +1,415 @@
+"""State that no `state_dict()` has: what the attributes of a task, or of a model's modules, hold.
+
+torch leaves out of a module's `state_dict()` whether its tensors require gradients, its mode, its
+buffers that are not persistent, and its attributes; nobody at all saves what a task holds. Here
+everything below an object is compared with what it was when it had just been built, and what has
+changed is returned as plain data. It is restored into an object that was built anew. What can
+neither be compared nor restored is refused. This costs a pass over these objects at each save, and
+nothing in a step. What must not live here: signatures and encodings of single values
+(`object_values.py`), or what of a run is saved (`state.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset
+from torch.utils.hooks import RemovableHandle
+
+from trainable.errors import CheckpointError, TaskError
+from trainable.object_values import (
+    HAS_STATE,
+    Stored,
+    decode,
+    encode,
+    is_plain_key,
+    is_simple,
+    kind_of,
+    load_holder,
+    restored_tensor,
+    same,
+    save_holder,
+    sign,
+    tensor_entry,
+)
+
+Path = tuple[tuple[str, Any], ...]
+"""From the root to a value: pairs of a kind of step and a name, key or index."""
+
+_INTERNAL = frozenset(nn.Module().__dict__) - {"training"} | {
+    "forward",  # replaced where it is compiled or computed again
+    "cls_to_become",
+}
+_MANY = 1000
+"""A data set's collection of more members than these is compared by its length alone."""
+
+
+class _Found(NamedTuple):
+    """A value below the root, as it is now."""
+
+    kind: str
+    signature: object
+    value: Any
+    in_data: bool
+
+
+class ObjectState:
+    """What has changed below an object since it was built.
+
+    Args:
+        root: A task, or a model.
+        name: How messages call it.
+        stored: Tensors and objects whose state is saved by somebody else.
+        model: The model: of its parameters and persistent buffers, whose values `state_dict()`
+            has, only the rest is kept.
+        remedy: What to do about something that cannot be saved.
+    """
+
+    def __init__(
+        self,
+        root: object,
+        *,
+        name: str,
+        remedy: str,
+        stored: Mapping[int, object],
+        model: nn.Module | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self._root, self._name, self._remedy = root, name, remedy
+        self._stored: Stored = dict(stored)  # the objects, too: an id is theirs while they live
+        self._device = device or torch.device("cpu")
+        self._model = model
+        self._late: set[Path] = set()
+        self._built = {path: found._replace(value=None) for path, found in self._walk().items()}
+
+    def state_dict(self) -> list[Any]:
+        """Return what has changed since the root was built, as plain data and tensors.
+
+        Raises:
+            TaskError: Something has changed, or was made since, that cannot be restored.
+        """
+        now = self._walk()
+        entries = []
+        for path, found in now.items():
+            before = self._built.get(path)
+            if before is None and path[:-1] in self._late:
+                self._accept(path, found)
+            elif before is None or not same(before.signature, found.signature):
+                if path in self._late:
+                    self._refuse(path, found.value, "has changed, and was made after it was built")
+                entry = self._entry(path, before, found)
+                if entry is not None:
+                    entries.append([_written(path), *entry])
+        entries += [
+            [_written(path), "gone", None]
+            for path, before in self._built.items()
+            if path not in now and path[:-1] in now and self._was_removed(path, before, now)
+        ]
+        return entries
+
+    def load_state_dict(self, entries: list[Any]) -> None:
+        """Put back what `state_dict` returned, in place where that is possible.
+
+        Raises:
+            CheckpointError: The root has no place for it.
+        """
+        for written, kind, payload in entries:
+            path = tuple((step, key) for step, key in written)
+            try:
+                self._restore(path, kind, payload)
+            except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as problem:
+                raise CheckpointError(
+                    f"the checkpoint's {self._text(path)} does not fit what is there now "
+                    f"({type(problem).__name__}: {problem}); continue with the code, the version "
+                    "and the configuration that wrote it, or start a new run"
+                ) from problem
+
+    # What is there
+
+    def _walk(self) -> dict[Path, _Found]:
+        found: dict[Path, _Found] = {}
+        seen = set(self._stored) - {id(self._root)}
+        # not recursive: a model may be nested deeper than Python's stack
+        waiting: deque[tuple[Path, Any, bool]] = deque([((), self._root, False)])
+        while waiting:
+            path, value, in_data = waiting.popleft()
+            kind = "object" if value is self._root and not path else kind_of(value)
+            if isinstance(value, nn.Module):
+                kind = "module"
+            if kind == "opaque" or isinstance(value, RemovableHandle):
+                continue
+            if kind == "tensor":
+                is_member = isinstance(value, nn.Parameter) or path[-1][0] in "pb"
+                if is_member or id(value) not in self._stored:
+                    found[path] = _Found(kind, self._sign_tensor(path, value), value, in_data)
+                continue
+            if kind == "container" and is_simple(value, self._stored, large=in_data):
+                if in_data and len(value) > _MANY:
+                    found[path] = _Found("container", ("length", len(value)), value, in_data)
+                else:
+                    found[path] = _Found("value", sign(value), value, in_data)
+                continue
+            if kind == "value":
+                found[path] = _Found(kind, sign(value), value, in_data)
+                continue
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if kind in HAS_STATE:
+                found[path] = _Found(kind, sign(value), value, in_data)
+                continue
+            found[path] = _Found(kind, _form(value, kind), value, in_data)
+            in_data = in_data or isinstance(value, Dataset)
+            waiting.extend(((*path, step), part, in_data) for step, part in parts_of(value, kind))
+        return found
+
+    def _by_others(self, path: Path, tensor: Tensor) -> bool:
+        """Whether somebody else saves a tensor's values."""
+        step = path[-1][0] if path else ""
+        if step == "b" and self._model is not None and all(one in "mb" for one, _ in path):
+            owner = _follow(self._root, path[:-1])
+            return path[-1][1] not in owner._non_persistent_buffers_set
+        return id(tensor) in self._stored
+
+    def _sign_tensor(self, path: Path, tensor: Tensor) -> object:
+        if is_lazy(tensor):
+            return ("tensor", None, None, tensor.requires_grad)
+        flags = ("tensor", tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+        return flags if self._by_others(path, tensor) else (*flags, sign(tensor))
+
+    # What is saved of it
+
+    def _accept(self, path: Path, found: _Found) -> None:
+        """Take what was made late for a constant: a resumed run makes it again."""
+        self._built[path] = found._replace(value=None)
+        self._late.add(path)
+
+    def _entry(self, path: Path, before: _Found | None, found: _Found) -> tuple[str, Any] | None:
+        value = found.value
+        step = path[-1][0] if path else ""
+        if found.kind == "tensor":
+            if isinstance(value, nn.Parameter):
+                self._check_parameter(path, before, value)
+            if is_lazy(value) or self._by_others(path, value):
+                known = before is not None and before.kind == "tensor"
+                if known and _shape(before) in (None, value.shape):
+                    return "flags", value.requires_grad
+            persistent = None
+            if step == "b":
+                owner = _follow(self._root, path[:-1])
+                persistent = path[-1][1] not in owner._non_persistent_buffers_set
+            return "tensor", tensor_entry(value, persistent)
+        if found.kind == "value":
+            if step == "i" and isinstance(_follow(self._root, path[:-1]), tuple):
+                self._refuse(path, value, "has another value than when it was built, in a tuple")
+            return "value", encode(value)
+        if found.kind in HAS_STATE and before is not None and before.kind == found.kind:
+            state = save_holder(value)
+            if state is not None:
+                return found.kind, state
+            self._refuse(path, value, "has moved on since it was built")
+        if before is None or before.kind != found.kind:
+            is_new = before is None or before.signature == sign(None)
+            if is_new and found.kind in ("object", "container") and not self._holds_state(value):
+                self._accept(path, found)
+                return None
+            self._refuse(path, value, "was made after the model was built")
+        if found.kind == "module" or not found.in_data:
+            self._refuse(path, value, "has another type or other members than when it was built")
+        return None
+
+    def _check_parameter(self, path: Path, before: _Found | None, value: Tensor) -> None:
+        if before is None or before.kind != "tensor":
+            self._refuse(path, value, "is a parameter that was registered after it was built")
+        if _shape(before) not in (None, value.shape):
+            self._refuse(path, value, "is a parameter with another shape than when it was built")
+
+    def _was_removed(self, path: Path, before: _Found, now: dict[Path, _Found]) -> bool:
+        if now[path[:-1]].kind not in ("object", "module", "container"):
+            return False  # it was replaced whole
+        step, _ = path[-1]
+        if step in ("p", "m"):
+            self._refuse(path, None, "was there when it was built, and is gone")
+        if before.kind == "opaque" or step in ("i", "k", "v"):
+            return False
+        return not _has(_follow(self._root, path[:-1]), path[-1])
+
+    def _holds_state(self, value: object) -> bool:
+        below = ObjectState(
+            value, name="", remedy="", stored={**self._stored, id(self._root): self._root}
+        )
+        return any(
+            one.kind == "tensor" or one.kind == "module" or one.kind in HAS_STATE
+            for one in below._built.values()
+        )
+
+    def _refuse(self, path: Path, value: object, what: str) -> NoReturn:
+        shown = "" if value is None else f" (an object of type {type(value).__qualname__})"
+        raise TaskError(
+            f"{self._text(path)}{shown} {what}; a run that is resumed builds it anew and would "
+            f"not have it as it is now; {self._remedy}"
+        )
+
+    def _text(self, path: Path) -> str:
+        text = self._name
+        for step, key in path:
+            text += f"[{key!r}]" if step in ("i", "k", "v") else f".{key}"
+        return text
+
+    # Putting it back
+
+    def _restore(self, path: Path, kind: str, payload: Any) -> None:
+        owner, step = _follow(self._root, path[:-1]), path[-1]
+        if kind == "gone":
+            _remove(owner, step)
+            return
+        live: Any = _get(owner, step) if _has(owner, step) else None
+        if kind == "flags":
+            if live.requires_grad != payload:  # one that is lazy still takes none
+                live.requires_grad_(payload)
+        elif kind == "tensor":
+            tensor = restored_tensor(live, payload, self._device)
+            if tensor is not live:
+                _put(owner, step, tensor, persistent=payload.get("persistent"))
+        elif kind == "value":
+            value = decode(payload, live, self._device)
+            if value is not live:
+                _put(owner, step, value)
+        else:
+            if kind_of(live) != kind:
+                raise TypeError(f"it is a {type(live).__qualname__}")
+            load_holder(live, payload)
+
+
+def _form(value: Any, kind: str) -> object:
+    """What of an object with parts is compared beside its parts."""
+    if isinstance(value, LazyModuleMixin) and value.cls_to_become is not None:
+        return kind, value.cls_to_become.__qualname__
+    name = type(value).__qualname__
+    if kind != "container":
+        return kind, name
+    keys = tuple(map(repr, filter(is_plain_key, value))) if isinstance(value, dict) else ()
+    return kind, name, len(value), keys
+
+
+def parts_of(value: Any, kind: str) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """Yield the members of a module, an object or a collection, each with the step to it."""
+    if kind == "container":
+        if isinstance(value, dict):
+            for index, (key, part) in enumerate(value.items()):
+                yield ("k", key) if is_plain_key(key) else ("v", index), part
+        elif not isinstance(value, (set, frozenset)):
+            yield from ((("i", index), part) for index, part in enumerate(value))
+        return
+    if kind == "module":
+        yield from ((("p", name), p) for name, p in value._parameters.items() if p is not None)
+        yield from ((("b", name), b) for name, b in value._buffers.items())
+        yield from ((("m", name), m) for name, m in value._modules.items() if m is not None)
+        if type(value).get_extra_state is not nn.Module.get_extra_state:
+            yield ("a", "training"), value.training  # of the rest it says itself what counts
+            return
+    yield from ((("a", name), part) for name, part in _attributes(value).items())
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    own = getattr(value, "__dict__", {})
+    internal = _INTERNAL if isinstance(value, nn.Module) else ()
+    found = {
+        name: part
+        for name, part in list(own.items())
+        if name not in internal
+        and not isinstance(getattr(type(value), name, None), functools.cached_property)
+    }
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found.setdefault(name, getattr(value, name))
+    return found
+
+
+def _written(path: Path) -> list[Any]:
+    return [[step, key] for step, key in path]
+
+
+def _shape(found: _Found | None) -> object:
+    """The shape of a tensor that was there; None: it had none yet."""
+    assert found is not None
+    assert isinstance(found.signature, tuple)
+    return None if found.signature[1] is None else torch.Size(found.signature[1])
+
+
+def _follow(root: Any, path: Path) -> Any:
+    for step in path:
+        root = _get(root, step)
+    return root
+
+
+def _get(owner: Any, step: tuple[str, Any]) -> Any:
+    kind, key = step
+    match kind:
+        case "p":
+            return owner._parameters[key]
+        case "b":
+            return owner._buffers[key]
+        case "m":
+            return owner._modules[key]
+        case "i" | "k":
+            return owner[key]
+        case "v":
+            return list(owner.values())[key]
+        case _:
+            return (
+                vars(owner)[key] if key in getattr(owner, "__dict__", {}) else getattr(owner, key)
+            )
+
+
+def _has(owner: Any, step: tuple[str, Any]) -> bool:
+    try:
+        _get(owner, step)
+    except (LookupError, AttributeError):
+        return False
+    return True
+
+
+def _put(owner: Any, step: tuple[str, Any], value: Any, *, persistent: bool | None = None) -> None:
+    kind, key = step
+    if kind == "b":
+        if persistent is None:
+            persistent = key not in owner._non_persistent_buffers_set
+        vars(owner).pop(key, None)  # what an attribute of that name was before
+        if key not in owner._buffers:
+            owner.register_buffer(key, None)
+        owner._buffers[key] = value  # in its place among them
+        change = owner._non_persistent_buffers_set
+        change.discard(key) if persistent else change.add(key)
+    elif kind == "v":
+        owner[list(owner)[key]] = value
+    elif kind in ("i", "k"):
+        owner[key] = value
+    elif kind == "a" and hasattr(owner, "__dict__"):
+        vars(owner)[key] = value
+    elif kind == "a":
+        object.__setattr__(owner, key, value)
+    else:
+        raise TypeError("it cannot be replaced")
+
+
+def _remove(owner: Any, step: tuple[str, Any]) -> None:
+    kind, key = step
+    if not _has(owner, step):
+        return
+    if kind == "b":
+        del owner._buffers[key]
+        owner._non_persistent_buffers_set.discard(key)
+    elif key in getattr(owner, "__dict__", {}):
+        del vars(owner)[key]
+    else:
+        object.__delattr__(owner, key)

@@ -1,0 +1,412 @@
+"""Single values that are compared, saved and restored: numbers, tensors, arrays, collections of
+them, generators, and whatever has a `state_dict()`.
+
+What must not live here: where they are found (`object_state.py`).
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import inspect
+import io
+import marshal
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from trainable.errors import CheckpointError
+
+Stored = dict[int, object]
+
+_SCALARS = (int, float, complex, str, bytes, bool, type(None))
+_TORCH = (torch.dtype, torch.device, torch.Size)
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_MADE_ANEW = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter)
+HAS_STATE = ("generator", "holder", "file", "iterator")
+_FOREIGN = (
+    frozenset(sys.stdlib_module_names) - {"collections", "types", "argparse"}  # a Namespace
+    | {"mlflow", "ray", "optuna", "wandb", "trainable", "sweeps"}
+)
+"""Packages whose objects belong to their process: threads, sockets, loggers, clients."""
+_ITERATORS = frozenset({"builtins", "itertools", "torch"})
+_NUMPY_GENERATORS = (
+    numpy.random.Generator,
+    numpy.random.RandomState,
+    numpy.random.BitGenerator,
+)
+
+
+def kind_of(value: object) -> str:
+    """Return what can be done with a value.
+
+    `value` is compared and made anew; `tensor` is written in place; `container` and `object` have
+    parts; `generator`, `holder`, `file` and `iterator` have a state; `opaque` is left alone.
+    """
+    if type(value) in _SCALARS or type(value) in _TORCH or isinstance(value, enum.Enum):
+        return "value"
+    if isinstance(value, Tensor):
+        return "tensor"
+    if isinstance(value, numpy.generic):
+        return "value"
+    if isinstance(value, numpy.ndarray):
+        # what nobody may write to is no state, and a memory map is a file's
+        constant = not value.flags.writeable or isinstance(value, numpy.memmap)
+        return "opaque" if constant or value.dtype.kind not in "biufc" else "value"
+    if isinstance(value, nn.Module):
+        return "module"
+    if isinstance(value, (torch.Generator, random.Random, *_NUMPY_GENERATORS)):
+        return "generator"
+    if isinstance(value, type) or inspect.ismodule(value) or inspect.isroutine(value):
+        return "opaque"
+    if isinstance(value, _CONTAINERS):
+        return "container"
+    if isinstance(value, (int, float, complex, str, bytes)):  # of a class derived from it
+        return "value"
+    # asked of the type: objects may answer for any name themselves
+    if callable(getattr(type(value), "state_dict", None)) and callable(
+        getattr(type(value), "load_state_dict", None)
+    ):
+        return "holder"
+    if isinstance(value, io.IOBase):
+        return "file"
+    package = type(value).__module__.partition(".")[0]
+    if hasattr(type(value), "__next__") and package in _ITERATORS:
+        return "iterator"
+    has_parts = hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
+    return "opaque" if package in _FOREIGN or not has_parts else "object"
+
+
+def is_plain_key(key: object) -> bool:
+    """Whether a dict's key can be saved."""
+    return type(key) in _SCALARS or (isinstance(key, tuple) and all(map(is_plain_key, key)))
+
+
+def is_simple(value: Any, stored: Stored, *, large: bool = False) -> bool:
+    """Whether a value can be made anew, with all that is in it.
+
+    Args:
+        value: Any.
+        stored: Tensors that must stay the ones they are.
+        large: A long collection is asked for its first members alone.
+    """
+    if kind_of(value) == "value":
+        return True
+    if isinstance(value, Tensor):
+        return id(value) not in stored and not isinstance(value, nn.Parameter)
+    if type(value) not in _MADE_ANEW:
+        return False
+    if marshalled(value) is not None:
+        return True
+    if isinstance(value, dict):
+        return all(map(is_plain_key, value)) and all(is_simple(v, stored) for v in value.values())
+    if isinstance(value, (set, frozenset)):
+        return False
+    if large and len(value) > 1000:
+        return all(is_simple(one, stored) for one in list(value)[:10])
+    return all(is_simple(one, stored) for one in value)
+
+
+def marshalled(value: Any) -> bytes | None:
+    """Return a digest of a collection of plain values, at the speed of C; None: it is none."""
+    try:
+        # version 2 does not depend on how often an object is referred to
+        content = marshal.dumps(value, 2)
+    except (ValueError, RecursionError):
+        return None
+    return hashlib.sha256(content).digest()
+
+
+def same(first: object, second: object) -> bool:
+    """Whether two signatures say the same; None is never the same as anything."""
+    return first is not None and first == second
+
+
+def sign(value: Any) -> object:
+    """Return what differs when a value differs; None where that cannot be known."""
+    if isinstance(value, Tensor):
+        return _sign_tensor(value)
+    if isinstance(value, numpy.ndarray):
+        whole = numpy.ascontiguousarray(value)
+        return ("array", value.shape, str(value.dtype), hashlib.sha256(whole.tobytes()).digest())
+    kind = kind_of(value)
+    if kind == "value":
+        return type(value).__qualname__, repr(value)
+    if kind == "container":
+        digest = marshalled(value)
+        if digest is not None:
+            return type(value).__qualname__, digest
+        items = list(value.items()) if isinstance(value, dict) else list(value)
+        return type(value).__qualname__, tuple(
+            (repr(one[0]), sign(one[1])) if isinstance(value, dict) else sign(one) for one in items
+        )
+    if kind == "file":
+        return "file", _position(value)
+    if kind == "iterator":
+        return _sign_iterator(value)
+    if kind in ("generator", "holder"):
+        return kind, _sign_state(save_holder(value))
+    return kind, id(value)
+
+
+def _sign_state(state: Any) -> object:
+    if isinstance(state, dict):
+        return tuple((repr(key), _sign_state(value)) for key, value in state.items())
+    if isinstance(state, (list, tuple)):
+        return tuple(map(_sign_state, state))
+    return sign(state) if isinstance(state, (Tensor, numpy.ndarray)) else repr(state)
+
+
+def _sign_tensor(tensor: Tensor) -> object:
+    """Sums over all bits, and over some: writes through `.data` leave no other trace."""
+    found = tensor.detach()
+    if found.layout is not torch.strided or found.is_quantized or is_meta(found):
+        return None
+    form = (tuple(found.shape), str(found.dtype))
+    if not found.numel():
+        return form
+    found = found.resolve_conj().resolve_neg()
+    if found.is_complex():
+        found = torch.view_as_real(found)
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = found.contiguous().reshape(-1).view(kinds[found.itemsize])
+    sums = [bits[start::every].sum(dtype=torch.int64) for start, every in ((0, 1), (0, 2), (1, 3))]
+    # Device synchronisation, at a save, for each tensor that a task holds on a device.
+    return *form, tuple(torch.stack(sums).tolist())
+
+
+def is_meta(tensor: Tensor) -> bool:
+    """Whether a tensor has no values."""
+    return tensor.device.type == "meta"
+
+
+def _sign_iterator(value: Any) -> object:
+    """Where an iterator stands; None where it does not say."""
+    if inspect.isgenerator(value):
+        state = inspect.getgeneratorstate(value)
+        fixed = (inspect.GEN_CREATED, inspect.GEN_CLOSED)
+        return ("generator", state) if state in fixed else None
+    if hasattr(value, "_num_yielded"):  # a data loader's
+        return "loader", value._num_yielded
+    try:
+        parts = value.__reduce__()
+    except TypeError:
+        return None
+    return tuple(
+        _sign_iterator(part) if hasattr(part, "__next__") else repr(part)
+        for whole in parts
+        for part in (whole if isinstance(whole, tuple) else (whole,))
+    )
+
+
+def _position(file: Any) -> object:
+    """A readable file's place; what is only written has none that a run would read from."""
+    if file.closed or not file.readable() or not file.seekable():
+        return "none"
+    try:
+        return file.tell()
+    except OSError:  # a text file tells none while its lines are iterated over
+        return None
+
+
+# What is saved, and back
+
+
+def save_holder(value: Any) -> Any:
+    """Return the state of a generator, a file, or what has a `state_dict()`; None: it has none."""
+    match value:
+        case torch.Generator():
+            return value.get_state()
+        case random.Random():
+            version, internal, gauss = value.getstate()
+            return [version, torch.tensor(internal, dtype=torch.int64), gauss]
+        case numpy.random.RandomState():
+            return _tensors(value.get_state(legacy=False))
+        case numpy.random.Generator():
+            return _tensors(value.bit_generator.state)
+        case numpy.random.BitGenerator():
+            return _tensors(value.state)
+        case io.IOBase():
+            return _position(value)
+    return value.state_dict() if kind_of(value) == "holder" else None
+
+
+def load_holder(value: Any, state: Any) -> None:
+    """Put back what `save_holder` returned."""
+    match value:
+        case torch.Generator():
+            value.set_state(state.cpu())
+        case random.Random():
+            value.setstate((state[0], tuple(state[1].tolist()), state[2]))
+        case numpy.random.RandomState():
+            value.set_state(_arrays(state))
+        case numpy.random.Generator():
+            value.bit_generator.state = _arrays(state)
+        case numpy.random.BitGenerator():
+            value.state = _arrays(state)
+        case io.IOBase():
+            if isinstance(state, int):
+                value.seek(state)
+        case _:
+            value.load_state_dict(state)
+
+
+def _tensors(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _tensors(value) for key, value in state.items()}
+    if isinstance(state, numpy.ndarray):
+        return {"array": str(state.dtype), "bytes": state.tobytes()}
+    return state.item() if isinstance(state, numpy.generic) else state
+
+
+def _arrays(state: Any) -> Any:
+    if isinstance(state, dict) and state.keys() == {"array", "bytes"}:
+        return numpy.frombuffer(state["bytes"], dtype=state["array"]).copy()
+    if isinstance(state, dict):
+        return {key: _arrays(value) for key, value in state.items()}
+    return state
+
+
+def tensor_entry(tensor: Tensor, persistent: bool | None = None) -> dict[str, Any]:
+    """Return a tensor with what its values do not say."""
+    entry: dict[str, Any] = {
+        "value": tensor.detach(),
+        "requires_grad": tensor.requires_grad and tensor.is_leaf,
+        "on_device": tensor.device.type != "cpu",
+    }
+    return entry if persistent is None else entry | {"persistent": persistent}
+
+
+def restored_tensor(live: object, entry: dict[str, Any], device: torch.device) -> Tensor:
+    """Return a tensor with an entry's values: the one that is there where they fit into it."""
+    value: Tensor = entry["value"].detach()
+    if isinstance(live, Tensor) and _fits(live, value):
+        with torch.no_grad():
+            live.copy_(value)
+        tensor = live
+    else:
+        where = device if entry["on_device"] else torch.device("cpu")
+        tensor = value.to(where, copy=True)
+        if isinstance(live, nn.Parameter):
+            raise ValueError(f"it has the shape {list(live.shape)}, not {list(value.shape)}")
+    if tensor.is_leaf and tensor.requires_grad != entry["requires_grad"]:
+        tensor.requires_grad_(entry["requires_grad"])
+    return tensor
+
+
+def _fits(live: Tensor, value: Tensor) -> bool:
+    if type(live) not in (Tensor, nn.Parameter, nn.Buffer) or live.is_inference():
+        return False
+    dense = live.layout is value.layout is torch.strided
+    form = live.shape == value.shape and live.dtype == value.dtype and not live.is_quantized
+    return dense and form and not has_overlap(live) and live.is_leaf and not is_meta(live)
+
+
+def has_overlap(tensor: Tensor) -> bool:
+    """Whether several values have one place in memory, as in what was expanded."""
+    return tensor.layout is torch.strided and any(
+        stride == 0 and size > 1
+        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+def encode(value: Any) -> Any:
+    """Return a value as tensors and plain data, with the types that these do not have."""
+    match value:
+        case enum.Enum():
+            return {"enum": value.name}
+        case Tensor():
+            return {"tensor": tensor_entry(value)}
+        case numpy.ndarray():
+            return {
+                "array": torch.from_numpy(numpy.ascontiguousarray(value).copy())
+                if value.dtype.kind != "u" or value.dtype.itemsize == 1
+                else value.tobytes(),
+                "dtype": str(value.dtype),
+                "shape": list(value.shape),
+            }
+        case numpy.generic():
+            return {"number": value.item(), "dtype": str(value.dtype)}
+        case dict():
+            form = type(value).__name__
+            return {form: [[key, encode(part)] for key, part in value.items()]}
+        case deque():
+            return {"deque": [encode(part) for part in value], "maxlen": value.maxlen}
+        case set() | frozenset():
+            return {type(value).__name__: sorted(value, key=repr)}
+        case list() | tuple() if type(value) in (list, tuple):
+            return {type(value).__name__: [encode(part) for part in value]}
+    return value
+
+
+def decode(written: Any, live: Any, device: torch.device) -> Any:
+    """Return what `encode` wrote, in the object that is there where it is of the same type."""
+    if not isinstance(written, dict):
+        return written
+    form, content = next(iter(written.items()))
+    match form:
+        case "enum":
+            return type(live)[content]
+        case "tensor":
+            return restored_tensor(live, content, device)
+        case "array":
+            array = _array(content, written)
+            if (
+                isinstance(live, numpy.ndarray)
+                and live.flags.writeable
+                and (live.shape, live.dtype) == (array.shape, array.dtype)
+            ):
+                live[...] = array
+                return live
+            return array
+        case "number":
+            return numpy.dtype(written["dtype"]).type(content)
+        case "tuple":
+            return tuple(_decoded(content, live, tuple, device))
+        case "list" | "deque":
+            kind = list if form == "list" else deque
+            parts = _decoded(content, live, kind, device)
+            if type(live) is kind and getattr(live, "maxlen", None) == written.get("maxlen"):
+                live.clear()
+                live.extend(parts)
+                return live
+            return list(parts) if kind is list else deque(parts, written["maxlen"])
+        case "set" | "frozenset":
+            if form == "set" and type(live) is set:
+                live.clear()
+                live.update(content)
+                return live
+            return set(content) if form == "set" else frozenset(content)
+    return _decoded_dict(form, content, live, device)
+
+
+def _decoded(content: list[Any], live: Any, kind: Any, device: torch.device) -> list[Any]:
+    there: list[Any] = list(live) if isinstance(live, kind) else []
+    there += [None] * (len(content) - len(there))
+    return [decode(part, one, device) for part, one in zip(content, there, strict=False)]
+
+
+def _decoded_dict(form: str, content: list[Any], live: Any, device: torch.device) -> Any:
+    there = live if isinstance(live, dict) else {}
+    made = {key: decode(part, there.get(key), device) for key, part in content}
+    if type(live).__name__ == form:
+        live.clear()
+        live.update(made)
+        return live
+    kinds = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+    if form not in kinds:
+        raise CheckpointError(f"it is a {form}, which was made after the task was built")
+    return kinds[form](made)
+
+
+def _array(content: Any, written: dict[str, Any]) -> numpy.ndarray[Any, Any]:
+    if isinstance(content, bytes):
+        flat = numpy.frombuffer(content, dtype=written["dtype"]).copy()
+    else:
+        flat = content.cpu().numpy().astype(written["dtype"])
+    return flat.reshape(written["shape"])
