@@ -24,8 +24,9 @@ from trainable.model import fit_model
 from trainable.optim import Clipper, build_optimizer, check_form, check_groups
 from trainable.own_loop import OwnLoop
 from trainable.precision import Precision, resolve_precision
+from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, warmup_steps
-from trainable.seeding import set_determinism, set_seed
+from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.state import TrainState
 from trainable.step import Step, known_errors
 from trainable.task import Data, Task, check_data, load_loop, load_task
@@ -137,6 +138,7 @@ def open_trainer(
         layer_norms_every=train.layer_norms_every,
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory),
+        val_seed=val_seed(config),
         interrupted=interrupted,
     )
 
@@ -181,18 +183,22 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
     train = config.train
     set_determinism(train.deterministic)
     precision = Precision(resolve_precision(train.precision, device), device)
-    set_seed(config.seed)
+    data_seed = data_seed_of(config)
+    set_seed(data_seed)
     if task is None:
         task = load_task(config.task.name, config.task.arguments)
 
-    set_seed(config.seed)  # again, so that samples do not depend on what the constructor drew
+    set_seed(data_seed)  # again, so that samples do not depend on what the constructor drew
     data = check_data(task.build_data(), task)
     set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
     built = _build_model(task)
     cautions = list(_cautions(built, data, train))
     model = fit_model(built.to(device), train)
-    train_source, val_source = _open_sources(data, train, seed=config.seed, device=device)
-    groups = check_form(task.param_groups(model))
+    train_source, val_source = _open_sources(
+        data, train, seed=config.seed, val_seed=val_seed(config) or config.seed, device=device
+    )
+    with under_rules(config.training_rules):
+        groups = check_form(task.param_groups(model))
     check_groups(train.optimizer, groups)
     windows = train_source.plan.windows
     schedule = Schedule(
@@ -205,6 +211,20 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
     return Parts(
         task, data, model, groups, train_source, val_source, schedule, precision, cautions
     )
+
+
+def data_seed_of(config: TrialConfig) -> int:
+    """Return the seed under which the task and its data are built."""
+    if config.data_seed is None or not rules_of(config.training_rules).shared_data:
+        return config.seed
+    return config.data_seed
+
+
+def val_seed(config: TrialConfig) -> int | None:
+    """Return the seed under which validation draws, which depends on no trial; None where it goes
+    on from what training drew, as runs of the earliest rules do.
+    """
+    return derive_seed("validation") if rules_of(config.training_rules).shared_data else None
 
 
 def check_steps(config: TrialConfig, samples: int) -> None:
@@ -313,7 +333,7 @@ def _train_plan(config: TrainConfig, samples: int, seed: int) -> Plan:
 
 
 def _open_sources(
-    data: Data, config: TrainConfig, *, seed: int, device: torch.device
+    data: Data, config: TrainConfig, *, seed: int, val_seed: int, device: torch.device
 ) -> tuple[Source, Source]:
     micro = config.micro_batch_size
     train_plan = _train_plan(config, sample_count(data.train), seed)
@@ -322,7 +342,7 @@ def _open_sources(
         samples=sample_count(data.val),
         batch_size=micro,
         micro_batch_size=micro,
-        seed=seed,
+        seed=val_seed,
         shuffle=False,
     )
     return (
