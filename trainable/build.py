@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import Plan, Source, open_source, sample_count
@@ -94,7 +95,7 @@ def open_trainer(
             interrupted=interrupted,
         )
     with known_errors(place):
-        parts = build_parts(config, device=place, task=task)
+        parts = build_parts(config, device=place, task=task, compare=restore is None)
     for caution in parts.cautions:
         warnings.warn(caution, stacklevel=2)
     train, schedule = config.train, parts.schedule
@@ -114,6 +115,8 @@ def open_trainer(
             saved = with_inheritance(directory, store.resume(), store.set_aside)
         else:
             saved = store.load(restore)
+        if parts.summary is not None:
+            check_built(directory, parts.summary, resumed=bool(store.generations()))
         if saved is not None:
             state.load_state_dict(saved)
             schedule.set_lr(step.optimizer, state.progress.step)
@@ -157,6 +160,7 @@ class Parts:
         schedule: The learning rate at every step.
         precision: How forward and backward passes compute.
         cautions: What can be trained as it is, but is probably not meant, in sentences.
+        summary: Of what the task built, where a run is to compare it; see `built.py`.
     """
 
     task: Task
@@ -168,9 +172,16 @@ class Parts:
     schedule: Schedule
     precision: Precision
     cautions: list[str]
+    summary: Summary | None = None
 
 
-def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None = None) -> Parts:
+def build_parts(
+    config: TrialConfig,
+    *,
+    device: torch.device,
+    task: Task | None = None,
+    compare: bool = False,
+) -> Parts:
     """Build what a run is made of, up to the optimizer, and seed every generator.
 
     The optimizer is left out because the first one of a process imports `torch._dynamo` (3 s),
@@ -193,6 +204,9 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
     set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
     built = _build_model(task)
     cautions = list(_cautions(built, data, train))
+    compared = rules_of(config.training_rules).compares_built and compare
+    no_workers = train.loader.num_workers == 0
+    summary = summarise(task, built, data, items=no_workers) if compared else None
     model = fit_model(built.to(device), train)
     train_source, val_source = _open_sources(
         data, train, seed=config.seed, val_seed=val_seed(config) or config.seed, device=device
@@ -209,7 +223,7 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
         mode=config.modes[0],
     )
     return Parts(
-        task, data, model, groups, train_source, val_source, schedule, precision, cautions
+        task, data, model, groups, train_source, val_source, schedule, precision, cautions, summary
     )
 
 

@@ -51,7 +51,7 @@ def examine(config: TrialConfig, far: TrialConfig | None = None) -> dict[str, An
     if far is not None:
         check_steps(far, plans[0].samples)
     return {
-        "code": code_digests(config.task.name),
+        "code": code_digests(config.task.name) | dict(parts.task.files_read),
         "data": parts.task.fingerprint(parts.data),
         "cautions": parts.cautions,
         **measure(config, parts.groups, plans, parts.precision),

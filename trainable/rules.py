@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Final
 
-EARLIEST = 1
+EARLIEST: Final = 1
 """The rules of runs that do not say under which they were begun."""
-NEWEST = 2
+NEWEST: Final = 2
+BUILT = "built.json"
+"""In a run's directory: a summary of what its task built when it was begun (`built`)."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,22 @@ class Rules:
         groups_by_shape: The default parameter groups hold all parameters, and tensors with fewer
             than two dimensions do not decay; otherwise they hold what has `requires_grad` when
             built, and biases and torch's own norm layers do not decay.
+        compares_built: What the task builds is noted with the run and compared when it is resumed.
     """
 
     shared_data: bool
     groups_by_shape: bool
+    compares_built: bool
 
 
 def rules_of(number: int) -> Rules:
     """Return the rules of a version."""
-    return Rules(shared_data=number >= 2, groups_by_shape=number >= 2)
+    since_2 = number >= 2
+    return Rules(shared_data=since_2, groups_by_shape=since_2, compares_built=since_2)
 
 
-_CURRENT = ContextVar("training_rules", default=rules_of(NEWEST))
+_NEWEST_RULES = rules_of(NEWEST)
+_CURRENT = ContextVar("training_rules", default=_NEWEST_RULES)
 
 
 def current_rules() -> Rules:

@@ -93,7 +93,7 @@ def seeded(seed: int | None) -> Iterator[None]:
         yield
         return
     # Host state of each device's generator: no device synchronisation.
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with isolated_host_randomness():
         set_seed(seed)
         try:

@@ -7,10 +7,13 @@ must not live here: how steps are taken, batches are formed, or devices chosen.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -176,6 +179,27 @@ class Task:
         if not isinstance(data.train, tuple) or not isinstance(data.val, tuple):
             return None
         return tensor_digest(*data.train, *data.val)
+
+    def reads(self, path: str | os.PathLike[str]) -> Path:
+        """Name a file that the task is built from, such as pretrained weights, and return its path.
+
+        Its digest is noted with the sweep and with each run, and neither is resumed with another
+        content. Call it in the constructor, in `build_model` or in `build_data`; the file is read
+        once for it.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self.__dict__.setdefault("_files_read", {})[str(path)] = digest
+        return Path(path)
+
+    @property
+    def files_read(self) -> Mapping[str, str]:
+        """The sha256 of each file that `reads` was given, by path."""
+        found: dict[str, str] = self.__dict__.get("_files_read", {})
+        return found
 
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Return the optimizer's parameter groups.

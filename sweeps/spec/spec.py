@@ -72,7 +72,7 @@ from trainable.config import (
     TrainConfig,
     TrialConfig,
 )
-from trainable.rules import NEWEST
+from trainable.rules import NEWEST, rules_of
 from trainable.seeding import derive_seed
 
 __all__ = [
@@ -220,7 +220,8 @@ class SweepSpec(Section):
             key: value for key, value in _dump(self).items() if key in TrialConfig.model_fields
         }
         data["seed"] = derive_seed(self.seed, "trial", number)
-        data["data_seed"] = derive_seed(self.seed, "data")
+        if rules_of(self.training_rules).shared_data:
+            data["data_seed"] = derive_seed(self.seed, "data")
         doc = Document(f"trial {number}", data, {})
         for key, value in params.items():
             path, message = _spec_path(key)

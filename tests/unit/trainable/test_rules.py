@@ -181,7 +181,7 @@ def test_an_evaluation_that_draws_leaves_training_as_it_is(tmp_path: Path) -> No
     assert torch.equal(*trained)
 
 
-def test_under_the_earliest_rules_each_trial_draws_its_own_split(tmp_path: Path) -> None:
+def test_under_the_earliest_rules_each_trial_draws_its_own_split() -> None:
     first, second = (
         build_parts(_config(seed, training_rules=EARLIEST), device=CPU) for seed in (1, 2)
     )
