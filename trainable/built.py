@@ -84,7 +84,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     raise ConfigError(
         f"builds something else than when this run was begun ({shown}); a run is resumed with the "
         "model and the data that it had; draw only from the generators of Python, NumPy and "
-        "torch, let nothing depend on the order of a set or of a directory, on time or process, and "
+        "torch, let nothing depend on the order of a set or a directory, on time or process, and "
         f"restore files that were changed; to go on nevertheless remove {file}",
         key="task",
     )

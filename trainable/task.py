@@ -181,7 +181,7 @@ class Task:
         return tensor_digest(*data.train, *data.val)
 
     def reads(self, path: str | os.PathLike[str]) -> Path:
-        """Name a file that the task is built from, such as pretrained weights, and return its path.
+        """Name a file that the task is built from, such as pretrained weights; return its path.
 
         Its digest is noted with the sweep and with each run, and neither is resumed with another
         content. Call it in the constructor, in `build_model` or in `build_data`; the file is read
