@@ -25,7 +25,7 @@ from sweeps.spec.problems import Refused
 from sweeps.spec.sections import InvalidName, check_name
 from tracking.address import address_of, is_database
 
-FORMAT = 1
+FORMAT = 2
 """The form of all these files together. It grows when an earlier release would misread one of
 them. Written into each revision of `sweep.yaml`, which every command reads before any other file;
 a sweep without it is of format 1, from before there was a number."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import Plan, Source, open_source, sample_count
@@ -24,8 +25,9 @@ from trainable.model import fit_model
 from trainable.optim import Clipper, build_optimizer, check_form, check_groups
 from trainable.own_loop import OwnLoop
 from trainable.precision import Precision, resolve_precision
+from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, warmup_steps
-from trainable.seeding import set_determinism, set_seed
+from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.state import TrainState
 from trainable.step import Step, known_errors
 from trainable.task import Data, Task, check_data, load_loop, load_task
@@ -98,7 +100,7 @@ def open_trainer(
             interrupted=interrupted,
         )
     with known_errors(place):
-        parts = build_parts(config, device=place, task=task)
+        parts = build_parts(config, device=place, task=task, compare=restore is None)
     for caution in parts.cautions:
         warnings.warn(caution, stacklevel=2)
     train, schedule = config.train, parts.schedule
@@ -120,6 +122,8 @@ def open_trainer(
             saved = with_inheritance(directory, store.resume(), store.set_aside)
         else:
             saved = store.load(restore)
+        if parts.summary is not None:
+            check_built(directory, parts.summary, resumed=bool(store.generations()))
         if saved is not None:
             state.load_state_dict(saved)
             schedule.set_lr(step.optimizer, state.progress.step)
@@ -144,6 +148,7 @@ def open_trainer(
         layer_norms_every=train.layer_norms_every,
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory),
+        val_seed=val_seed(config),
         interrupted=interrupted,
     )
 
@@ -162,6 +167,7 @@ class Parts:
         schedule: The learning rate at every step.
         precision: How forward and backward passes compute.
         cautions: What can be trained as it is, but is probably not meant, in sentences.
+        summary: Of what the task built, where a run is to compare it; see `built.py`.
     """
 
     task: Task
@@ -173,10 +179,17 @@ class Parts:
     schedule: Schedule
     precision: Precision
     cautions: list[str]
+    summary: Summary | None = None
 
 
 @no_exit("the task, while it was built,", "task")
-def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None = None) -> Parts:
+def build_parts(
+    config: TrialConfig,
+    *,
+    device: torch.device,
+    task: Task | None = None,
+    compare: bool = False,
+) -> Parts:
     """Build what a run is made of, up to the optimizer, and seed every generator.
 
     The optimizer is left out because the first one of a process imports `torch._dynamo` (3 s),
@@ -189,19 +202,26 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
     train = config.train
     set_determinism(train.deterministic)
     precision = Precision(resolve_precision(train.precision, device), device)
-    set_seed(config.seed)
+    data_seed = data_seed_of(config)
+    set_seed(data_seed)
     if task is None:
         task = load_task(config.task.name, config.task.arguments)
 
-    set_seed(config.seed)  # again, so that samples do not depend on what the constructor drew
+    set_seed(data_seed)  # again, so that samples do not depend on what the constructor drew
     data = check_data(task.build_data(), task)
     set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
     built = _build_model(task)
     cautions = list(_cautions(built, data, train))
+    compared = rules_of(config.training_rules).compares_built and compare
+    no_workers = train.loader.num_workers == 0
+    summary = summarise(task, built, data, items=no_workers) if compared else None
     model = fit_model(built.to(device), train)
     move_modules(task, data, device)
-    train_source, val_source = _open_sources(data, train, seed=config.seed, device=device)
-    groups = check_form(task.param_groups(model))
+    train_source, val_source = _open_sources(
+        data, train, seed=config.seed, val_seed=val_seed(config) or config.seed, device=device
+    )
+    with under_rules(config.training_rules):
+        groups = check_form(task.param_groups(model))
     check_groups(train.optimizer, groups)
     windows = train_source.plan.windows
     schedule = Schedule(
@@ -212,8 +232,22 @@ def build_parts(config: TrialConfig, *, device: torch.device, task: Task | None 
         mode=config.modes[0],
     )
     return Parts(
-        task, data, model, groups, train_source, val_source, schedule, precision, cautions
+        task, data, model, groups, train_source, val_source, schedule, precision, cautions, summary
     )
+
+
+def data_seed_of(config: TrialConfig) -> int:
+    """Return the seed under which the task and its data are built."""
+    if config.data_seed is None or not rules_of(config.training_rules).shared_data:
+        return config.seed
+    return config.data_seed
+
+
+def val_seed(config: TrialConfig) -> int | None:
+    """Return the seed under which validation draws, which depends on no trial; None where it goes
+    on from what training drew, as runs of the earliest rules do.
+    """
+    return derive_seed("validation") if rules_of(config.training_rules).shared_data else None
 
 
 def check_steps(config: TrialConfig, samples: int) -> None:
@@ -327,7 +361,7 @@ def _train_plan(config: TrainConfig, samples: int, seed: int) -> Plan:
 
 
 def _open_sources(
-    data: Data, config: TrainConfig, *, seed: int, device: torch.device
+    data: Data, config: TrainConfig, *, seed: int, val_seed: int, device: torch.device
 ) -> tuple[Source, Source]:
     micro = config.micro_batch_size
     train_plan = _train_plan(config, sample_count(data.train), seed)
@@ -336,7 +370,7 @@ def _open_sources(
         samples=sample_count(data.val),
         batch_size=micro,
         micro_batch_size=micro,
-        seed=seed,
+        seed=val_seed,
         shuffle=False,
     )
     return (

@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from trainable.rules import NEWEST
+
 
 class Section(BaseModel):
     """Base of every section: frozen, strict about types, strict about unknown keys."""
@@ -108,7 +110,8 @@ class OptimizerConfig(Section):
     lr: float = Field(default_factory=_own("lr"), gt=0, examples=[0.001])
     """The peak learning rate."""
     weight_decay: float = Field(default_factory=_own("weight_decay"), ge=0, examples=[0.01])
-    """Decay of weights; biases and norm layers are never decayed."""
+    """Decay of weights; tensors with fewer than two dimensions (biases, norms, layer scales) never
+    decay."""
     betas: Annotated[tuple[float, float], Field(strict=False)] | None = None
     """Decay rates of the moment estimates (Adam family, LAMB, Lion)."""
     momentum: float = Field(default_factory=_own("momentum"), ge=0, lt=1, examples=[0.9])
@@ -259,6 +262,11 @@ class TrialConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     seed: int = 0
     """Seed of this run: model initialisation, data order, dropout, augmentation."""
+    data_seed: int | None = None
+    """Seed under which the task and its data are built, the same for all trials of a sweep; None:
+    the run's own."""
+    training_rules: Literal[1, 2] = NEWEST
+    """The version of the training rules; a run is resumed under those it was begun with."""
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ from trainable.naming import nearest
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
 from trainable.run import Report, Run, at_best, is_better, one_number
+from trainable.seeding import seeded
 from trainable.state import TrainState
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
 from trainable.task import Batch
@@ -95,6 +96,8 @@ class Trainer(Run):
         measure_device_time: Report `train/device_seconds` of `train/seconds`; waits for the device
             twice a step.
         earlier: Rows written before the run was interrupted.
+        val_seed: Under which each evaluation draws, training's generators untouched; None: it
+            draws from those.
         interrupted: Asked after every step; when true, the run saves and ends there.
         wall_clock: Seconds since the Unix epoch, for the time of rows.
         clock: Seconds that only go forward, for throughput.
@@ -116,6 +119,7 @@ class Trainer(Run):
         layer_norms_every: int = 0,
         measure_device_time: bool = False,
         earlier: Sequence[Row] = (),
+        val_seed: int | None = None,
         interrupted: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
@@ -125,7 +129,7 @@ class Trainer(Run):
         self.state = state
         self._keep_position(train.plan.batch_size)
         self._step = step
-        self._train, self._val = train, val
+        self._train, self._val, self._val_seed = train, val, val_seed
         self._epochs = epochs
         self._metric, self._mode, self._also = metric, mode, also
         self._layer_norms = LayerNorms(step.model, step.parameters)
@@ -380,7 +384,7 @@ class Trainer(Run):
         try:
             # Not inference mode: what a model keeps of an evaluation, such as a longer table of
             # positions, could not be used in training then.
-            with torch.no_grad(), self._step.precision.autocast():
+            with seeded(self._val_seed), torch.no_grad(), self._step.precision.autocast():
                 found = self._step.task.evaluate(self._step.model, batches)
         finally:
             for module, training in modes:

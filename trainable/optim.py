@@ -168,10 +168,14 @@ def _construct(
             if any(map(is_lazy, parameters)) or any(g.get("dampening") for g in groups):
                 fused = None
             sgd = torch.optim.SGD(groups, **options, fused=fused)
-            for group in sgd.param_groups:
-                if fused and group["momentum"]:
-                    for p in group["params"]:
-                        sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
+            if fused:
+                _make_momentum(sgd, parameters)
+                if not all(p.requires_grad for p in parameters):  # until they are trained
+                    sgd.register_step_pre_hook(
+                        lambda *_: _make_momentum(
+                            sgd, [p for p in parameters if p.grad is not None]
+                        )
+                    )
             return sgd
         case "adam":
             return torch.optim.Adam(groups, **options, fused=fused)
@@ -188,6 +192,14 @@ def _construct(
                 # the trust ratio has normalised the update, the first step would be ten times lr.
                 options["adam_debias"] = True
             return _from_package(config.name, groups, options)
+
+
+def _make_momentum(sgd: torch.optim.SGD, parameters: Iterable[nn.Parameter]) -> None:
+    """Give those of the parameters that are trained a momentum of zero, if they have none."""
+    keeping = {id(p) for group in sgd.param_groups if group["momentum"] for p in group["params"]}
+    for p in parameters:
+        if p.requires_grad and id(p) in keeping and not sgd.state[p]:
+            sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
 
 
 def _has_gaps(parameter: Tensor) -> bool:

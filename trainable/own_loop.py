@@ -55,12 +55,15 @@ class Context:
 
     Attributes:
         directory: The run's directory; files the loop writes there stay with the run.
-        seed: The run's seed. Python, NumPy and torch are seeded with it before the loop starts.
+        seed: The run's seed, for weights and the order of training. Python, NumPy and torch are
+            seeded with it before the loop starts.
         epochs: How many reports are asked for; later ones are not waited for.
         device: Where to train.
         restored: The state that was yielded with the report from which the run goes on, every
             tensor on the CPU; None when it starts from the beginning.
         epoch: Reports made before; 0 when the run starts from the beginning.
+        data_seed: The same for all trials of a sweep: split samples and draw validation from a
+            generator of your own with this seed, so that trials are compared on the same data.
     """
 
     directory: Path
@@ -69,6 +72,7 @@ class Context:
     device: torch.device
     restored: dict[str, Any] | None = None
     epoch: int = 0
+    data_seed: int = 0
     _log: Log = field(default_factory=Log, repr=False, compare=False)
 
     def log(self, name: str, value: float | torch.Tensor) -> None:
@@ -196,6 +200,7 @@ class OwnLoop(Run):
                 restored=restored,
                 epoch=self._progress.epoch,
                 _log=run_log(directory),
+                data_seed=config.seed if config.data_seed is None else config.data_seed,
             )
             self._log = context._log
             self._log.step = self._progress.epoch + 1

@@ -57,7 +57,7 @@ def examine(
     if far is not None:
         check_steps(far, plans[0].samples)
     answer = {
-        "code": code_digests(config.task.name),
+        "code": code_digests(config.task.name) | dict(parts.task.files_read),
         "data": parts.task.fingerprint(parts.data),
         "cautions": parts.cautions,
         **measure(config, parts.groups, plans, parts.precision),

@@ -85,6 +85,25 @@ class HostRandomness:
 
 
 @contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Seed every generator, and put all of them back as they were on leaving; None: leave them."""
+    import torch
+
+    if seed is None:
+        yield
+        return
+    # Host state of each device's generator: no device synchronisation.
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with isolated_host_randomness():
+        set_seed(seed)
+        try:
+            yield
+        finally:
+            if devices:
+                torch.cuda.set_rng_state_all(devices)
+
+
+@contextmanager
 def isolated_host_randomness() -> Iterator[None]:
     """Put the host's generators back as they were on leaving."""
     before = HostRandomness()

@@ -7,8 +7,10 @@ must not live here: how steps are taken, batches are formed, or devices chosen.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
 from trainable import task_state
 from trainable.errors import ConfigError, TaskError
 from trainable.losses import Weight, cross_entropy
 from trainable.naming import nearest, parts_of
+from trainable.rules import current_rules
 from trainable.task_import import no_exit
 
 Batch = Any
@@ -125,7 +129,9 @@ class Task:
         raise NotImplementedError(_undefined(self, "build_model"))
 
     def build_data(self) -> Data:
-        """Return the samples; splits must not depend on the run's seed, or scores mean nothing."""
+        """Return the samples. Constructor and `build_data` run under a seed that all trials of a
+        sweep share, so that what they draw, such as a split, is the same for each of them.
+        """
         raise NotImplementedError(_undefined(self, "build_data"))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Weight]:
@@ -233,12 +239,33 @@ class Task:
             return None
         return tensor_digest(*data.train, *data.val)
 
+    def reads(self, path: str | os.PathLike[str]) -> Path:
+        """Name a file that the task is built from, such as pretrained weights; return its path.
+
+        Its digest is noted with the sweep and with each run, and neither is resumed with another
+        content. Call it in the constructor, in `build_model` or in `build_data`; the file is read
+        once for it.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self.__dict__.setdefault("_files_read", {})[str(path)] = digest
+        return Path(path)
+
+    @property
+    def files_read(self) -> Mapping[str, str]:
+        """The sha256 of each file that `reads` was given, by path."""
+        found: dict[str, str] = self.__dict__.get("_files_read", {})
+        return found
+
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Return the optimizer's parameter groups.
 
         A group may carry `lr_multiplier` (a factor on the learning rate at every step) beside any
-        option of the optimizer. The default puts biases and all parameters of norm layers into a
-        group without weight decay.
+        option of the optimizer. The default holds all parameters, and puts tensors with fewer
+        than two dimensions (biases, norms, layer scales) into a group without weight decay.
         """
         return decay_groups(model)
 
@@ -273,25 +300,42 @@ def _undefined(task: Task, name: str) -> str:
 
 
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Split the trainable parameters into one group that decays and one that does not.
+    """Split all parameters into one group that decays and one that does not.
 
-    Biases and every parameter of a norm layer are not decayed. A parameter shared between modules
+    Tensors with fewer than two dimensions do not decay: biases, and the scales of norms and of
+    layers, whatever their class; neither do such scales that are laid out to be broadcast over
+    images, of shape (C, 1, 1). All others do, embeddings among them. What is frozen is in its
+    group as well, so that it is trained once it no longer is. A parameter shared between modules
     appears once, and is left undecayed if any of its places says so.
     """
+    by_shape = current_rules().groups_by_shape
     undecayed: set[int] = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             is_bias = name == "bias" or name.endswith("_bias") or name.startswith("bias_")
-            if isinstance(module, _NORMS) or is_bias:
+            is_vector = by_shape and _is_vector(module, parameter)
+            if isinstance(module, _NORMS) or is_bias or is_vector:
                 undecayed.add(id(parameter))
+    # parameters() yields a shared one once; what holds whole numbers is never trained.
     parameters = [
-        p for p in model.parameters() if p.requires_grad
-    ]  # parameters() yields a shared one once
+        p
+        for p in model.parameters()
+        if p.requires_grad or (by_shape and (p.is_floating_point() or p.is_complex()))
+    ]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if id(p) not in undecayed]},
         {"params": [p for p in parameters if id(p) in undecayed], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _is_vector(module: nn.Module, parameter: nn.Parameter) -> bool:
+    if is_lazy(parameter):  # its shape comes with the first batch
+        return False
+    if parameter.ndim < 2:
+        return True
+    is_convolution = isinstance(module, nn.modules.conv._ConvNd)
+    return parameter.ndim > 2 and not is_convolution and set(parameter.shape[1:]) == {1}
 
 
 def load_task(name: str, arguments: Mapping[str, Any]) -> Task:

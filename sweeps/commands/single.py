@@ -100,8 +100,7 @@ def train_once(
             directory = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
             )
-        config = spec.trial_config(0, {})
-        _check_same_run(directory, config)
+        config = _continued(directory, spec.trial_config(0, {}))
         device = "cpu" if spec.resources.gpu == 0 else None  # as its trials
         stack.enter_context(_naming_keys())
         trainer = open_trainer(config, directory, device=device)
@@ -163,13 +162,16 @@ def _as_a_trial(spec: SweepSpec) -> Iterator[None]:
             os.environ.update(kept)
 
 
-def _check_same_run(directory: Path, config: TrialConfig) -> None:
-    """Refuse a directory in which another run has saved its state, or a file of the user's own is
+def _continued(directory: Path, config: TrialConfig) -> TrialConfig:
+    """Return the configuration under the training rules with which the run in a directory was
+    begun.
+
+    Refuse a directory in which another run has saved its state, or a file of the user's own is
     where a run writes its own. A run of an earlier release has not said what it began with.
     """
     file = directory / TRIAL_CONFIG
     if not file.exists():
-        return
+        return config
     try:
         before = read_config(file)
     except ValueError:
@@ -177,18 +179,24 @@ def _check_same_run(directory: Path, config: TrialConfig) -> None:
             f"{file} is not the configuration of a run; a run keeps its own there under that "
             "name; name another directory with --dir"
         ) from None
+    if not CheckpointStore(directory).generations():
+        return config
+    if before.training_rules < config.training_rules:
+        kept = {"training_rules": before.training_rules, "data_seed": before.data_seed}
+        config = config.model_copy(update=kept)
     differing = [
         f"{key}: {was} -> {wanted}"
         for key, (was, wanted) in changes(before, config).items()
         if key.partition(".")[0] not in _MAY_CHANGE
     ]
-    if differing and CheckpointStore(directory).generations():
+    if differing:
         more = len(differing) - _SHOWN_CHANGES
         found = [*differing[:_SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
         raise OtherRun(
             f"{directory} holds a run of another configuration: {', '.join(found)}; a run goes on "
             "only with what it began with; name another directory with --dir"
         )
+    return config
 
 
 @contextmanager

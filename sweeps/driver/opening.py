@@ -44,6 +44,7 @@ from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from tracking.store_reader import StoreUnreadable
 from trainable.history import FILE_NAME
+from trainable.rules import BUILT
 
 _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
 """The sections of a spec that say what is trained, and how."""
@@ -261,6 +262,9 @@ def open_ledger(
         if not accepted:
             _check_told(paths, before, spec, ledger.trials())
         check_search_changes(before, spec, len(ledger.trials()))
+        if accepted:  # what they build anew is then what they go on from
+            for trial in ledger.trials():
+                (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
     ledger.note_origin(origin)
     write_spec(paths.spec, spec)
     return ledger

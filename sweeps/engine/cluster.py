@@ -207,7 +207,8 @@ def _connect(address: str, luggage: Luggage | None, withhold: Iterable[str]) -> 
     """Returns the socket of the node that we speak to it through."""
     import ray
 
-    environment: dict[str, Any] = {"env_vars": _WORKERS | dict.fromkeys(withhold, "")}
+    hashing = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}  # as here
+    environment: dict[str, Any] = {"env_vars": _WORKERS | hashing | dict.fromkeys(withhold, "")}
     if luggage is not None:
         environment["working_dir"] = str(luggage.directory)
         environment["excludes"] = list(luggage.excludes)

@@ -17,6 +17,7 @@ from sweeps.spec.source import parse
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
 from trainable.config import TrialConfig
+from trainable.rules import EARLIEST
 
 
 def trained_with(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> dict[str, Any]:
@@ -42,4 +43,5 @@ def read_config(file: Path) -> TrialConfig:
     found = parse(file.read_text(encoding="utf-8"), str(file), {}).data
     if not found:  # its driver died right before it wrote
         raise ValueError(f"{file} is empty")
-    return TrialConfig.model_validate(found)
+    # Runs of an earlier release do not say, and there was one version of the rules then.
+    return TrialConfig.model_validate({"training_rules": EARLIEST, **found})

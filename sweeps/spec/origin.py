@@ -16,7 +16,7 @@ from sweeps.spec.spec import SweepSpec
 
 FIXED = ("name", "metric", "mode")
 """A ledger compares values of one metric in one direction, and tracking finds it by its name."""
-_MEANING = ("task", "seed")
+_MEANING = ("task", "seed", "training_rules")
 _DIGITS = 12  # of a digest, in messages
 UNKNOWN = "unknown"
 """In place of a fingerprint that cannot be taken."""

@@ -29,7 +29,10 @@ from sweeps.spec.parameters import flatten
 from sweeps.spec.scalars import write_flow
 from sweeps.spec.spec import SweepSpec, parse_spec
 from trainable.config import Section
+from trainable.rules import EARLIEST
 
+_RULES_SINCE = 2
+"""The first format whose revisions say under which training rules the sweep was begun."""
 _BREAK = re.compile(rb"^---\n", re.MULTILINE)
 _FORMAT = re.compile(r"# format (\d+), revision ")
 _SEAL = re.compile(rb"^# sha256 ([0-9a-f]{64})\n", re.MULTILINE)
@@ -50,7 +53,8 @@ class Revision(NamedTuple):
     format: int | None
     """The directory's; None where it was written before there was a number, which is format 1."""
     text: str
-    """The revision as it was written, on its lines of the file."""
+    """The revision as it was written, on its lines of the file; its training rules added where
+    it was written before there were several."""
 
 
 def read_spec(path: Path) -> Revision:
@@ -72,6 +76,7 @@ def read_spec(path: Path) -> Revision:
         text, rest = _unsealed(documents[number - 1])
         if text is not None:
             format = _format(text, path)
+            text = _with_rules(text)
             above = sum(document.count(b"\n") + 1 for document in documents[: number - 1])
             text = "\n" * above + text  # positions in messages are then those of the file
             damage = None
@@ -97,7 +102,9 @@ def read_revisions(path: Path) -> list[SweepSpec]:
         OSError: The file cannot be read.
     """
     texts = [_unsealed(document)[0] for document in _BREAK.split(path.read_bytes())]
-    return [parse_spec(text, str(path), drawn=None) for text in texts if text is not None]
+    return [
+        parse_spec(_with_rules(text), str(path), drawn=None) for text in texts if text is not None
+    ]
 
 
 def write_spec(path: Path, spec: SweepSpec) -> None:
@@ -189,6 +196,14 @@ def _format(text: str, path: Path) -> int | None:
             f"{FORMAT} and leaves the sweep as it is; upgrade gradsweep"
         )
     return number
+
+
+def _with_rules(text: str) -> str:
+    """Return a revision's text with the training rules that hold where it does not say."""
+    found = _FORMAT.match(text)
+    if found is not None and int(found[1]) >= _RULES_SINCE:
+        return text
+    return f"{text}training_rules: {EARLIEST}\n"
 
 
 def _unsealed(document: bytes) -> tuple[str | None, bytes]:

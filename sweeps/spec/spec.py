@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -72,6 +72,7 @@ from trainable.config import (
     TrainConfig,
     TrialConfig,
 )
+from trainable.rules import NEWEST, rules_of
 from trainable.seeding import derive_seed
 
 __all__ = [
@@ -129,6 +130,8 @@ class SweepSpec(Section):
     tracking: TrackingConfig = TrackingConfig()
     storage: StorageConfig = StorageConfig()
     failures: FailuresConfig = FailuresConfig()
+    training_rules: Literal[1, 2] = NEWEST
+    """The version of the training rules; a sweep keeps the one that it was begun with."""
 
     @field_validator("version")
     @classmethod
@@ -217,6 +220,8 @@ class SweepSpec(Section):
             key: value for key, value in _dump(self).items() if key in TrialConfig.model_fields
         }
         data["seed"] = derive_seed(self.seed, "trial", number)
+        if rules_of(self.training_rules).shared_data:
+            data["data_seed"] = derive_seed(self.seed, "data")
         doc = Document(f"trial {number}", data, {})
         for key, value in params.items():
             path, message = _spec_path(key)

@@ -2,6 +2,7 @@
 
 `tests/assets/format-1` holds a sweep from before there was a number, as a real driver left it that
 was killed: pictures, logs and the older checkpoints are taken out, names of the machine replaced.
+`tests/assets/format-2` holds one whose trials share a data seed, treated alike.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.commands.doctor import sweeps_off
+from sweeps.commands.single import _continued
 from sweeps.layout import FORMAT, SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.reconciliation.corrections import apply
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import Interrupted, reconcile
+from sweeps.recording.configuration import read_config
 from sweeps.spec.revisions import read_spec, write_spec
+from sweeps.spec.spec import trial_yaml
 from tests.specs import with_overrides
 from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.recorder import MemoryRecorder
@@ -167,3 +171,42 @@ def test_the_doctor_names_a_newer_sweep(newer: SweepPaths) -> None:
     (finding,) = sweeps_off(newer.root)
     assert (finding.level, finding.what) == ("fail", "chaos")
     assert finding.detail == NEWER.format(path=newer.spec)
+
+
+def test_a_sweep_of_format_1_keeps_its_training_rules(paths: SweepPaths) -> None:
+    before = read_spec(paths.spec)
+    assert before.spec.training_rules == before.spec.trial_config(2, {}).training_rules == 1
+    assert before.spec.trial_config(2, {}).data_seed is None
+    write_spec(paths.spec, with_overrides(before.spec, ["trials=6"]))
+    after = read_spec(paths.spec)
+    assert (after.format, after.spec.training_rules) == (FORMAT, 1)
+    assert read_config(paths.trial(0) / "config.yaml").training_rules == 1
+
+
+def test_a_sweep_of_format_2_shares_its_data_seed_among_its_trials(tmp_path: Path) -> None:
+    shutil.copytree(ASSET.parents[1] / "format-2/split", tmp_path / "split")
+    paths = SweepPaths(tmp_path, "split")
+    found = read_spec(paths.spec)
+    assert (found.format, found.spec.training_rules) == (2, 2)
+    assert [trial.state for trial in Ledger.open(paths.ledger).trials()] == ["complete"] * 4
+    configs = [read_config(paths.trial(number) / "config.yaml") for number in range(4)]
+    assert configs[0] == found.spec.trial_config(0, {"train.optimizer.lr": 0.001})
+    assert len({config.data_seed for config in configs}) == 1
+    assert len({config.seed for config in configs}) == 4
+
+
+def test_a_single_run_is_continued_under_the_rules_it_was_begun_with(tmp_path: Path) -> None:
+    spec = read_spec(ASSET.parents[1] / "format-2/split/sweep.yaml").spec
+    new = spec.trial_config(0, {})
+    older = new.model_copy(update={"training_rules": 1, "data_seed": None})
+    written = [
+        line
+        for line in trial_yaml(older).splitlines(keepends=True)
+        if not line.startswith(("training_rules", "data_seed"))
+    ]
+    (tmp_path / "config.yaml").write_text("".join(written))
+    assert _continued(tmp_path, new) == new  # nothing was trained
+    shutil.copytree(
+        ASSET.parents[1] / "format-2/split/trials/0000/checkpoints", tmp_path / "checkpoints"
+    )
+    assert _continued(tmp_path, new) == older

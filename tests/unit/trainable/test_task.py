@@ -133,6 +133,7 @@ def test_biases_and_norms_do_not_decay_and_shared_weights_count_once():
         "embedding.weight",
         "attention.in_proj_weight",
         "attention.out_proj.weight",
+        "frozen.weight",
     }
     assert {names[id(p)] for p in undecayed["params"]} == {
         "norm.weight",
@@ -142,6 +143,7 @@ def test_biases_and_norms_do_not_decay_and_shared_weights_count_once():
         "group.weight",
         "group.bias",
         "head.bias",
+        "frozen.bias",
     }
     assert "weight_decay" not in decayed
     assert undecayed["weight_decay"] == 0.0

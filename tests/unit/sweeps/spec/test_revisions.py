@@ -56,7 +56,7 @@ def test_a_change_is_appended_with_what_and_when(
     assert after.startswith(before)
     line = after[len(before) :].decode().splitlines()[1]
     assert re.fullmatch(
-        r"# format 1, revision 2, \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: trials: 4 -> 8, "
+        r"# format 2, revision 2, \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: trials: 4 -> 8, "
         r"train\.batch_size: 64 -> 32",
         line,
     )

@@ -1,0 +1,169 @@
+"""What a task builds is compared with what the run was begun with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from trainable.build import open_trainer
+from trainable.built import summarise
+from trainable.config import TrialConfig
+from trainable.errors import ConfigError
+from trainable.rules import BUILT
+from trainable.seeding import HostRandomness
+from trainable.task import Data, Task
+
+
+class Samples(Dataset[Any]):
+    """Map-style, no tensors: `order` stands for whatever differs between processes."""
+
+    def __init__(self, order: int, size: int = 24) -> None:
+        self.order, self.size = order, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        x = numpy.full(3, (index + self.order) % 24, dtype=numpy.float32)
+        return {"x": x + float(torch.rand(())), "y": index % 2, "word": f"w{index}"}
+
+
+@dataclass
+class Differing(Task):
+    """Builds what it is told to; a process that differs is another one of these."""
+
+    order: int = 0
+    size: int = 24
+    shift: float = 0.0
+    extra: bool = False
+
+    def build_model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 2), *([nn.ReLU()] if self.extra else []))
+        with torch.no_grad():
+            model[0].weight[0, 0] += self.shift
+        return model
+
+    def build_data(self) -> Data:
+        def collate(items: list[dict[str, Any]]) -> Any:
+            x = torch.stack([torch.from_numpy(item["x"]) for item in items])
+            return x, torch.tensor([item["y"] for item in items])
+
+        return Data(Samples(self.order, self.size), Samples(0), collate)
+
+
+def _train(directory: Path, task: Task, until: int | None = None) -> list[float]:
+    config = TrialConfig.model_validate(
+        {
+            "task": {"name": f"{__name__}:Differing"},
+            "metric": "val/loss",
+            "mode": "min",
+            "budget": {"epochs": 2},
+            "train": {"batch_size": 8},
+        }
+    )
+    with open_trainer(config, directory, device="cpu", task=task, until=until) as trainer:
+        return [report.metrics["val/loss"] for report in trainer.events()]
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (Differing(order=1), r"train\[0\], train\[3\], train\[6\], and 5 more"),
+        (Differing(size=20), "train: its length"),
+        (Differing(shift=0.5), "model: initial values of 0.weight"),
+        (Differing(extra=True), "model: its modules"),
+    ],
+    ids=["order", "length", "weights", "structure"],
+)
+def test_a_run_is_not_resumed_with_what_it_was_not_begun_with(
+    tmp_path: Path, other: Differing, named: str
+) -> None:
+    _train(tmp_path, Differing(), until=1)
+    with pytest.raises(ConfigError, match=f"^task: builds something else .*{named}"):
+        _train(tmp_path, other)
+    assert len(_train(tmp_path, Differing())) == 1  # nothing was lost
+
+
+def test_before_the_first_checkpoint_a_run_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / BUILT).write_text(json.dumps({"model: its modules": "another"}))
+    assert len(_train(tmp_path, Differing(order=1))) == 2
+    assert "train[0]" in json.loads((tmp_path / BUILT).read_text())
+
+
+def test_a_run_that_did_not_say_is_noted_from_now_on(tmp_path: Path) -> None:
+    _train(tmp_path, Differing(), until=1)
+    (tmp_path / BUILT).unlink()
+    _train(tmp_path, Differing(order=1))
+    assert (tmp_path / BUILT).exists()
+
+
+def test_a_resumed_run_is_the_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    whole = _train(tmp_path / "whole", Differing())
+    first = _train(tmp_path / "cut", Differing(), until=1)
+    assert [*first, *_train(tmp_path / "cut", Differing())] == whole
+
+
+def test_a_summary_leaves_the_generators_as_they_are() -> None:
+    task = Differing()
+    model, data = task.build_model(), task.build_data()
+    before = HostRandomness()
+    assert summarise(Task(), model, data, items=True) == summarise(Task(), model, data, items=True)
+    assert not before.moved()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: numpy.array(["a", "b"], dtype=object),
+        lambda: {"a": [1, (2.5, "x")]},
+        lambda: torch.tensor([1, 2]),
+        lambda: torch.zeros(0),
+        lambda: object(),
+        lambda: {"b", "a"},
+        lambda: None,
+        lambda: torch.eye(2).to_sparse(),
+    ],
+)
+def test_any_item_can_be_summarised(change: Callable[[], object]) -> None:
+    class One(Dataset[Any]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, _: int) -> object:
+            return change()
+
+    data, model = Data(One(), (torch.zeros(1),)), nn.Linear(1, 1)
+    assert summarise(Task(), model, data, items=True) == summarise(Task(), model, data, items=True)
+
+
+def test_without_items_none_is_fetched() -> None:
+    class Broken(Samples):
+        def __getitem__(self, _: int) -> Any:
+            pytest.fail("fetched")
+
+    found = summarise(Task(), nn.Linear(1, 1), Data(Broken(0), Broken(0)), items=False)
+    assert found["train: its length"] == 24
+
+
+def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
+    base = tmp_path / "base.bin"
+
+    class Pretrained(Differing):
+        def build_model(self) -> nn.Module:
+            assert self.reads(base) == base
+            return super().build_model()
+
+    base.write_bytes(b"whole weights")
+    _train(tmp_path / "run", Pretrained(), until=1)
+    base.write_bytes(b"whole w")
+    with pytest.raises(ConfigError, match=rf"\(file {base}\)"):
+        _train(tmp_path / "run", Pretrained())
