@@ -214,7 +214,11 @@ def build_parts(
     cautions = list(_cautions(built, data, train))
     compared = rules_of(config.training_rules).compares_built and compare
     no_workers = train.loader.num_workers == 0
-    summary = summarise(task, built, data, items=no_workers) if compared else None
+    summary = (
+        summarise(task, built, data, arguments=config.task.arguments, items=no_workers)
+        if compared
+        else None
+    )
     model = fit_model(built.to(device), train)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(

@@ -35,17 +35,26 @@ _VALUES = 1 << 16
 """Looked at of a tensor, evenly spread; more would be felt with large models."""
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 _SHOWN = 3
+_ARGUMENTS = "arguments"
 
 Summary = dict[str, Any]
 
 
-def summarise(task: Task, model: nn.Module, data: Data, *, items: bool) -> Summary:
+def summarise(
+    task: Task,
+    model: nn.Module,
+    data: Data,
+    *,
+    arguments: Mapping[str, Any],
+    items: bool,
+) -> Summary:
     """Summarise what a task built; generators are put back as they were.
 
     Args:
         task: With the files that it named.
         model: With its initial weights.
         data: Its samples.
+        arguments: Those of the task's constructor.
         items: Fetch some. Not where loader processes do that: what a data set opens when its
             first item is fetched, such as an HDF5 file, must not be opened before they are forked.
     """
@@ -53,6 +62,7 @@ def summarise(task: Task, model: nn.Module, data: Data, *, items: bool) -> Summa
     weights = (*model.named_parameters(), *model.named_buffers())
     with isolated_host_randomness():
         found: Summary = {f"file {path}": digest for path, digest in task.files_read.items()}
+        found[_ARGUMENTS] = _digest(arguments)
         found["model: its modules"] = _digest(kinds)
         found |= {f"model: initial values of {name}": _summary(value) for name, value in weights}
         for split, samples in (("train", data.train), ("val", data.val)):
@@ -64,14 +74,15 @@ def summarise(task: Task, model: nn.Module, data: Data, *, items: bool) -> Summa
 
 def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     """Refuse to resume a run whose task builds something else than when it was begun; note what a
-    new one builds. A run that has not said what it began with is noted from now on.
+    new one builds. A run that has not said what it began with is noted from now on, and so is one
+    whose task has other arguments than before.
 
     Raises:
         ConfigError: It does; the message says what differs.
     """
     file = directory / BUILT
     before = _read(file) if resumed else None
-    if before is None:
+    if before is None or before.get(_ARGUMENTS) != now[_ARGUMENTS]:  # as populations change them
         aside = file.with_suffix(".tmp")
         aside.write_text(json.dumps(now), encoding="utf-8")
         os.replace(aside, file)

@@ -116,7 +116,9 @@ def test_a_summary_leaves_the_generators_as_they_are() -> None:
     task = Differing()
     model, data = task.build_model(), task.build_data()
     before = HostRandomness()
-    assert summarise(Task(), model, data, items=True) == summarise(Task(), model, data, items=True)
+    assert summarise(Task(), model, data, arguments={}, items=True) == summarise(
+        Task(), model, data, arguments={}, items=True
+    )
     assert not before.moved()
 
 
@@ -142,7 +144,9 @@ def test_any_item_can_be_summarised(change: Callable[[], object]) -> None:
             return change()
 
     data, model = Data(One(), (torch.zeros(1),)), nn.Linear(1, 1)
-    assert summarise(Task(), model, data, items=True) == summarise(Task(), model, data, items=True)
+    assert summarise(Task(), model, data, arguments={}, items=True) == summarise(
+        Task(), model, data, arguments={}, items=True
+    )
 
 
 def test_without_items_none_is_fetched() -> None:
@@ -150,7 +154,9 @@ def test_without_items_none_is_fetched() -> None:
         def __getitem__(self, _: int) -> Any:
             pytest.fail("fetched")
 
-    found = summarise(Task(), nn.Linear(1, 1), Data(Broken(0), Broken(0)), items=False)
+    found = summarise(
+        Task(), nn.Linear(1, 1), Data(Broken(0), Broken(0)), arguments={}, items=False
+    )
     assert found["train: its length"] == 24
 
 
