@@ -51,6 +51,7 @@ from trainable.seeding import seeded
 from trainable.state import TrainState
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
 from trainable.task import Batch
+from trainable.task_code import task_code
 
 # Values stay on the device for at most this many steps: one transfer for all of them, and a bound
 # on how late a non-finite loss is noticed. Parameters are protected from the step itself on.
@@ -208,9 +209,7 @@ class Trainer(Run):
                 covered=self._history.sync,
                 steady=_STEADY,
             )
-            rows, self._unreported = [*self._logged, *self._unreported], []
-            self._logged = []
-            yield self._news(rows)
+            yield self._news(self._rows_to_report())
 
     @property
     def model(self) -> nn.Module:
@@ -254,6 +253,10 @@ class Trainer(Run):
 
     # The parts of an epoch
 
+    def _rows_to_report(self) -> list[Row]:
+        rows, self._logged, self._unreported = [*self._logged, *self._unreported], [], []
+        return rows
+
     def _check_whole_epoch(self) -> None:
         """Refuse an epoch that ended before its last window, whatever ended it."""
         progress, promised = self.state.progress, self._train.plan.windows
@@ -269,12 +272,13 @@ class Trainer(Run):
         progress = self.state.progress
         number = self._log.step = progress.step + 1
         lr = applied_lr(self._step.optimizer)
-        if self._device_time is None:
-            outcome = self._step(window, number)
-        else:
-            window = list(window)  # fetched before: loading is not the device's time
-            with self._device_time.measure():
+        with task_code():  # not around the caller's `interrupted`, which may raise what it likes
+            if self._device_time is None:
                 outcome = self._step(window, number)
+            else:
+                window = list(window)  # fetched before: loading is not the device's time
+                with self._device_time.measure():
+                    outcome = self._step(window, number)
         heartbeat.beat("step")
         size = self._train.plan.size(progress.window)
         progress.window += 1
@@ -384,7 +388,8 @@ class Trainer(Run):
         try:
             # Not inference mode: what a model keeps of an evaluation, such as a longer table of
             # positions, could not be used in training then.
-            with seeded(self._val_seed), torch.no_grad(), self._step.precision.autocast():
+            precision = self._step.precision
+            with seeded(self._val_seed), torch.no_grad(), precision.autocast(), task_code():
                 found = self._step.task.evaluate(self._step.model, batches)
         finally:
             for module, training in modes:

@@ -37,6 +37,7 @@ from trainable.run import Report, Run, at_best, describe, is_better, one_number
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.state import check_state
 from trainable.step import known_errors
+from trainable.task_code import task_code
 
 Yielded = dict[str, Any] | tuple[dict[str, Any], dict[str, Any] | None]
 Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
@@ -244,7 +245,7 @@ class OwnLoop(Run):
             yield self._news([], finished=True)
         while progress.epoch < epochs and not interrupted:
             heartbeat.beat("report")
-            with known_errors(self._device):
+            with known_errors(self._device), task_code():
                 yielded = next(self._generator, _OVER)
             if yielded is _OVER:
                 if not progress.metrics:

@@ -25,7 +25,6 @@ from trainable.optim import Clipper, Scalar
 from trainable.precision import Precision, device_name
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
-from trainable.task_code import task_code
 
 _NO_GRADIENT = (
     "no parameter received a gradient; the loss does not depend on any parameter of "
@@ -184,12 +183,9 @@ def raise_if_not_finite(loss: float, norm: float, step: int) -> None:
 
 @contextmanager
 def known_errors(device: torch.device) -> Iterator[None]:
-    """Turn what torch raises for reasons we know, and what of a task's would end a loop in
-    silence, into errors that say what to do.
-    """
+    """Turn what torch raises for reasons we know into errors that say what to do."""
     try:
-        with task_code():
-            yield
+        yield
     except (RuntimeError, MemoryError, ValueError) as problem:
         if is_out_of_memory(problem):
             where = device_name(device)
