@@ -264,8 +264,7 @@ def stop(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a running sweep from another terminal: trials save their state and end. With --trial
-    also one trial of a sweep that nobody runs."""
+    """Stop a running sweep, so that its trials save and end; or one trial, of any sweep."""
     from sweeps.commands.stop_waiting import stop_waiting
     from sweeps.driver import control
     from sweeps.results import messages

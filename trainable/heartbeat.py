@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import psutil
-
 DUMP_STACKS = signal.SIGRTMIN + 7
 """The signal on which a worker writes the stacks of all its threads into its log."""
 
@@ -59,6 +57,8 @@ class Heartbeat:
     ) -> None:
         self._clock = clock
         self._path = path
+        import psutil  # comes with Ray; a run without one needs it not
+
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # an earlier worker may have it open
         self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)

@@ -32,7 +32,6 @@ from sweeps.layout import LedgerError, SweepPaths, list_sweeps, tracking_place
 from sweeps.ledger.place import place_of
 from sweeps.ledger.view import LedgerView
 from sweeps.lock import is_held, read_holder
-from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.spec.problems import Refused, redact
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
@@ -145,6 +144,8 @@ def stores_off(root: Path) -> list[Finding]:
     """Look for damage in the files of the sweeps below `root`, and for runs that their tracking
     stores have lost; servers, which are asked through MLflow, are left to `sweep sync`.
     """
+    from sweeps.reconciliation.store_check import Missing, lost_runs  # loads Optuna
+
     found = []
     for paths, spec in _specs(root):
         for file in (paths.ledger, paths.outbox / "outbox.db"):

@@ -35,7 +35,8 @@ _RULES_SINCE = 2
 """The first format whose revisions say under which training rules the sweep was begun."""
 _BREAK = re.compile(rb"^---\n", re.MULTILINE)
 _FORMAT = re.compile(r"# format (\d+), revision ")
-_SEAL = re.compile(rb"^# sha256 ([0-9a-f]{64})\n", re.MULTILINE)
+# A flipped bit in the line break after it must not take the revision that it seals.
+_SEAL = re.compile(rb"^# sha256 ([0-9a-f]{64})(?:\n|[\s\S](?=---\n))", re.MULTILINE)
 
 
 class RevisionError(ValueError):

@@ -195,7 +195,8 @@ def test_a_resume_says_that_its_change_finds_nothing_to_train(
 ) -> None:
     made = MadeSweep(tmp_path)
     for _ in range(3):
-        made.add("complete", 0.7)
+        number = made.add("complete", 0.7)
+        made.paths.trial(number).mkdir(parents=True, exist_ok=True)
     said: list[str] = []
     monkeypatch.setattr("sweeps.driver.run.conclude", lambda *_: None)
     spec = with_overrides(made.spec, ["budget.epochs=20"])
