@@ -21,10 +21,12 @@ from sweeps.spec.spec import parse_spec
 from tests.chaos.fault_table import ROWS, find_tests, promised_tests
 from trainable import check_task, load_task, open_trainer
 from trainable.config import TrainConfig
+from trainable.diagnostics import MEASURED
+from trainable.history import read_rows
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / f"{n}.md" for n in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")]
-DOCUMENTS += sorted((ROOT / "docker").rglob("*.md"))
+DOCUMENTS += sorted((ROOT / "docker").rglob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 HOLES_UNTIL = {"ray": "2.56", "mlflow": "3.11", "torch": "2.10"}
 """The first releases without the holes that are known of those before."""
@@ -128,6 +130,43 @@ def test_code_in_the_readme_trains_and_resumes(tmp_path: Path, name: str) -> Non
             reports = list(trainer.events())
         assert reports[-1].epoch == ended
         assert "val/loss" in reports[-1].metrics
+
+
+@pytest.mark.parametrize("name", ["Averaged", "Counting", "Jittered", "Logging"])
+def test_task_in_the_guide_resumes_to_the_same_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (ROOT / "docs" / "your-training.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL))
+    assert set(re.findall(r"^class (\w+)", code, re.MULTILINE)) == {
+        "Averaged",
+        "Counting",
+        "Jittered",
+        "Logging",
+    }
+    (tmp_path / "guide_tasks.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = f'{{name: own, task: "guide_tasks:{name}", metric: val/loss, mode: min, trials: 1, '
+    config = parse_spec(text + "train: {batch_size: 8}}", "own.yaml").trial_config(0, {})
+    rows = []
+    for run, stops in (("whole", []), ("cut", [6, 17])):
+        for stop in [*stops, None]:
+            asked = itertools.count(1)
+            interrupted = lambda asked=asked, stop=stop: next(asked) == stop  # noqa: E731
+            with open_trainer(
+                config, tmp_path / run, device="cpu", interrupted=interrupted
+            ) as trainer:
+                list(trainer.events())
+        rows.append(
+            [
+                {k: v for k, v in row.metrics.items() if k not in MEASURED}
+                for row in read_rows(tmp_path / run)
+            ]
+        )
+    sys.modules.pop("guide_tasks", None)
+    assert len(rows[0]) == 40
+    assert rows[0] == rows[1]
+    assert ("train/mean_loss" in rows[0][0]) == (name == "Logging")
 
 
 @pytest.mark.usefixtures("_modules_of_the_readme")
