@@ -8,6 +8,8 @@ round otherwise. What must not live here: what a sweep was run from (`fingerprin
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import json
 import math
@@ -116,6 +118,9 @@ def _split(split: str, samples: Samples, *, items: bool) -> Summary:
     found: Summary = {f"{split}: its length": size}
     if not items:
         return found
+    # Of a reader that a data set opens at its first item, the run opens its own.
+    with contextlib.suppress(TypeError, ValueError, AttributeError):  # a class may refuse
+        samples = copy.copy(samples)
     count = min(_ITEMS, size)
     for index in sorted({place * (size - 1) // max(1, count - 1) for place in range(count)}):
         seed_host(derive_seed("built", split, index))

@@ -54,7 +54,11 @@ def _import_path(program: str) -> list[str]:
     own = os.path.dirname(program)
     left_out = {"", here, os.path.realpath(here)}
     left_out |= {own, os.path.realpath(own)} if own and own not in kept else set()
-    return [*(path for path in sys.path if path not in left_out), here]
+    found = [path for path in sys.path if path not in left_out]
+    # What Ray brings of others stands first in its workers; there as elsewhere an installed
+    # package comes first.
+    vendored = [path for path in found if os.path.basename(path) == "thirdparty_files"]
+    return [*(path for path in found if path not in vendored), *vendored, here]
 
 
 @contextmanager

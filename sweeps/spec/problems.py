@@ -187,7 +187,8 @@ def field_at(model: type[BaseModel], path: Sequence[str | int]) -> FieldInfo | N
 
 
 def unknown_key(root: type[BaseModel], path: KeyPath) -> str:
-    """Return the message about a key that no field has.
+    """Return the message about a key that no field has. `training_rules` is written by the
+    platform, and meant by nobody.
 
     Args:
         root: The model that `path` starts in.
@@ -196,7 +197,7 @@ def unknown_key(root: type[BaseModel], path: KeyPath) -> str:
     word = str(path[-1])
     owner = field_at(root, path[:-1])
     section = root if len(path) == 1 else section_of(owner) if owner else None
-    names = list(section.model_fields) if section else []
+    names = [name for name in section.model_fields if name != "training_rules"] if section else []
     meant = nearest(word, [*names, *(k for k, v in _ALSO_KNOWN_AS.items() if v in names)])
     if meant:
         return f"unknown key '{word}'; did you mean '{_ALSO_KNOWN_AS.get(meant, meant)}'?"

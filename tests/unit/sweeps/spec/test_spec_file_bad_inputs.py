@@ -113,7 +113,7 @@ CASES = [
     pytest.param(
         HEAD + "time: 12:30:00\n",
         [
-            "s.yaml:6:1: time: unknown key 'time'; valid keys: version, name, task, metric, mode, trials, seed, concurrency, budget, space, search, early_stopping, stop, resources, train, checkpoint, tracking, storage, failures, training_rules",
+            "s.yaml:6:1: time: unknown key 'time'; valid keys: version, name, task, metric, mode, trials, seed, concurrency, budget, space, search, early_stopping, stop, resources, train, checkpoint, tracking, storage, failures",
         ],
         id="11 unknown time",
     ),
