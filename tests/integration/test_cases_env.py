@@ -85,7 +85,8 @@ def test_a_neighbour_with_pythons_name_is_nobodys_trouble_but_who_imports_it(
     """
     for name in ("logging", "queue", "types", "numpy", "sweeps", "random"):
         cli.write(f"{name}.py", "raise RuntimeError('this is no module of Python')")
-    seen = "import json, os, sys\npath = [p for p in sys.path if not p.endswith('thirdparty_files')]\n"
+    seen = "import json, os, sys\n"
+    seen += "path = [p for p in sys.path if not p.endswith('thirdparty_files')]\n"
     seen += "print(json.dumps([sys.argv, path, os.getcwd()]), "
     seen += f"file=open({str(cli.directory / 'seen')!r}, 'a'))\n"
     cli.write("net.py", seen + TASK)
