@@ -30,7 +30,6 @@ def _limited(cli: CommandLine, limits: str, command: str) -> str:
 @pytest.mark.parametrize(
     ("limits", "told"),
     [
-        ("-v 4194304", "ulimit -v is 4096 MiB;"),
         ("-n 60", "ulimit -n is 60;"),
         ("-f 2048", "ulimit -f is 2 MiB;"),
     ],
