@@ -17,6 +17,7 @@ from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.interrupt import Left, leaving
 from sweeps.engine.preflight import Inspection
 from sweeps.engine.resources import Machine, plan
+from sweeps.engine.system_limits import check_limits
 from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths, tracking_place
 from sweeps.lock import LockLost
@@ -73,6 +74,8 @@ def attempt(
     try:
         with leaving(), err.status("loading the task") as spinner, ExitStack() as stack:
             check_tracking(spec)
+            if address is None:
+                check_limits()
             where: Machine | Cluster = Machine.probe()
             # Before the cluster's nodes are asked: what is wrong here is wrong there, too.
             probe_store(paths, spec, new=new)

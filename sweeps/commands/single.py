@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sweeps.engine.preflight import Facts, Inspection, TaskRefused, check_names
+from sweeps.engine.system_limits import LimitTooSmall, shortages
 from sweeps.formats import format_number
 from sweeps.layout import TRIAL_CONFIG
 from sweeps.recording.configuration import read_config
@@ -58,8 +59,7 @@ def check_first(spec: SweepSpec, err: Console) -> None:
     with ExitStack() as stack:
         inspection = Inspection(spec, None)
         stack.callback(inspection.give_up)
-        import trainable.build  # noqa: F401  imports torch while the child does
-
+        _import_torch()  # while the child does
         try:
             facts = inspection.facts()
         except TaskRefused as refused:
@@ -68,6 +68,22 @@ def check_first(spec: SweepSpec, err: Console) -> None:
             return
     for caution in facts.checked:
         messages.sentence(err, caution, style="yellow")
+
+
+def _import_torch() -> None:
+    """Import what trains; where a limit of this process forbids it, say so.
+
+    Raises:
+        LimitTooSmall: That is so.
+    """
+    try:
+        import trainable.build  # noqa: F401
+    except (ImportError, OSError, MemoryError) as error:
+        if found := shortages():
+            raise LimitTooSmall(
+                f"torch cannot be imported here ({error or 'out of memory'}); {'; '.join(found)}"
+            ) from error
+        raise
 
 
 def train_once(

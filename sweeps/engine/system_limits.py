@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 TEMPORARY = Path("/tmp")
@@ -23,6 +23,34 @@ _LEAST = {
     "RLIMIT_NOFILE": ("-n", 512, "Ray holds hundreds of files and sockets open"),
 }
 """Limits by name: the option of `ulimit`, below what value it is named, and why."""
+_NAMED = {name: least for name, (_, least, _) in _LEAST.items()}
+_HOPELESS = {
+    "RLIMIT_AS": 0,  # from what value on is not known; where torch cannot be imported, that says
+    "RLIMIT_FSIZE": 8 * _MIB,
+    "RLIMIT_NPROC": 64,
+    "RLIMIT_NOFILE": 64,
+}
+"""Below what value a local Ray certainly does not come up, but waits until its patience ends."""
+_OPEN_FILES = 4096
+"""As many files are allowed where that only takes asking."""
+
+
+class LimitTooSmall(ValueError):
+    """Ray cannot come up under a limit of this process."""
+
+
+def check_limits() -> None:
+    """Raise the limit on open files as far as this process may, and refuse what is hopeless.
+
+    Raises:
+        LimitTooSmall: A local Ray would certainly not come up.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _LEAST["RLIMIT_NOFILE"][1]:
+        allowed = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if found := [*_place_unusable(TEMPORARY), *_limits(_HOPELESS)]:
+        raise LimitTooSmall("; ".join(found))
 
 
 def shortages() -> list[str]:
@@ -30,7 +58,7 @@ def shortages() -> list[str]:
     suffices.
     """
     places = dict.fromkeys((TEMPORARY, *_chosen_place()))
-    return [*(text for place in places for text in _space(place)), *_limits()]
+    return [*(text for place in places for text in _space(place)), *_limits(_NAMED)]
 
 
 def _chosen_place() -> Iterator[Path]:
@@ -40,7 +68,7 @@ def _chosen_place() -> Iterator[Path]:
         return
 
 
-def _space(place: Path) -> Iterator[str]:
+def _place_unusable(place: Path) -> Iterator[str]:
     try:
         found = os.statvfs(place)
     except OSError as error:
@@ -51,10 +79,20 @@ def _space(place: Path) -> Iterator[str]:
             f"{place} cannot be written to by user {os.getuid()}; temporary files lie there; "
             f"make it writable (chmod 1777 {place})"
         )
+    elif found.f_files and not found.f_favail:
+        yield f"{place} has no free inodes; each file takes one; remove files there"
+    elif not found.f_bavail:
+        yield f"{place} has 0 MiB free; Ray writes its logs there; free some"
+
+
+def _space(place: Path) -> Iterator[str]:
+    if unusable := list(_place_unusable(place)):
+        yield from unusable
+        return
+    found = os.statvfs(place)
     if found.f_files and found.f_favail < _LEAST_INODES:
         yield (
-            f"{place} has {found.f_favail or 'no'} free inodes; each file takes one; remove files "
-            "there"
+            f"{place} has {found.f_favail} free inodes; each file takes one; remove files there"
         )
     if found.f_bavail * found.f_frsize < _LEAST_SPACE:
         yield (
@@ -63,10 +101,13 @@ def _space(place: Path) -> Iterator[str]:
         )
 
 
-def _limits() -> Iterator[str]:
+def _limits(below: Mapping[str, int]) -> Iterator[str]:
+    """Name the limits that are below these values; the remedy is to raise them to what suffices
+    everywhere.
+    """
     for name, (option, least, why) in _LEAST.items():
         soft = resource.getrlimit(getattr(resource, name))[0]
-        if soft == resource.RLIM_INFINITY or soft >= least:
+        if soft == resource.RLIM_INFINITY or soft >= below[name]:
             continue
         # root is held to no number of processes
         if name == "RLIMIT_NPROC" and os.geteuid() == 0:

@@ -14,7 +14,7 @@ import pytest
 
 from sweeps.account import complete_account
 from sweeps.engine import system_limits
-from sweeps.engine.system_limits import shortages
+from sweeps.engine.system_limits import LimitTooSmall, check_limits, shortages
 
 
 def _limited(limits: str) -> str:
@@ -75,6 +75,83 @@ def test_a_directory_that_is_not_there_is_named(
 ) -> None:
     monkeypatch.setattr(system_limits, "TEMPORARY", tmp_path / "gone")
     assert shortages()[0].startswith(f"{tmp_path}/gone cannot be used")
+
+
+FREE = resource.RLIM_INFINITY
+
+
+def _set_limits(monkeypatch: pytest.MonkeyPatch, **limits: tuple[int, int]) -> list[Any]:
+    """Let the process have these limits and no others; returns what it asks for."""
+    numbers = {getattr(resource, name): values for name, values in limits.items()}
+    asked: list[Any] = []
+
+    def change(which: int, values: tuple[int, int]) -> None:
+        asked.append(values)
+        numbers[which] = values
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: numbers.get(which, (FREE, FREE)))
+    monkeypatch.setattr(resource, "setrlimit", change)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("RLIMIT_FSIZE", 2 * 2**20, "ulimit -f is 2 MiB;"),
+        ("RLIMIT_NOFILE", 60, "ulimit -n is 60;"),
+        ("RLIMIT_NPROC", 20, "ulimit -u is 20;"),
+    ],
+)
+def test_under_a_hopeless_limit_nothing_begins(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: int, told: str
+) -> None:
+    _set_limits(monkeypatch, **{name: (value, value)})
+    with pytest.raises(LimitTooSmall, match=told):
+        check_limits()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RLIMIT_AS", 4 * 2**30),
+        ("RLIMIT_FSIZE", 128 * 2**20),
+        ("RLIMIT_NOFILE", 128),
+        ("RLIMIT_NPROC", 500),
+    ],
+)
+def test_under_a_doubtful_limit_ray_is_tried(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: int
+) -> None:
+    _set_limits(monkeypatch, **{name: (value, value)})
+    check_limits()
+    assert shortages()  # named, should Ray not come up
+
+
+@pytest.mark.parametrize(("hard", "allowed"), [(FREE, 4096), (1000, 1000), (20_000, 4096)])
+def test_more_open_files_are_asked_for_rather_than_refused(
+    monkeypatch: pytest.MonkeyPatch, hard: int, allowed: int
+) -> None:
+    asked = _set_limits(monkeypatch, RLIMIT_NOFILE=(60, hard))
+    check_limits()
+    assert asked == [(allowed, hard)]
+
+
+def test_enough_open_files_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _set_limits(monkeypatch, RLIMIT_NOFILE=(1024, 20_000))
+    check_limits()
+    assert asked == []
+
+
+def test_without_a_temporary_directory_nothing_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _set_limits(monkeypatch)
+    check_limits()
+    monkeypatch.setattr(system_limits, "TEMPORARY", tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(LimitTooSmall, match=f"{tmp_path} cannot be written to"):
+        check_limits()
 
 
 def test_an_account_that_the_system_does_not_know_gets_a_name_and_a_home(
