@@ -159,7 +159,7 @@ def test_table_of_a_few_rows_has_these_only_and_that_of_most_has_all() -> None:
     table = FaultTable()
     table.ended |= {6: ["passed"], 7: ["failed"]}
     assert [line.split()[0] for line in table.lines()[1:-1]] == ["6", "7"]
-    table.ended |= {row: ["passed"] for row in range(1, 20)}
+    table.ended |= {row: ["passed"] for row in range(1, 30)}
     assert [int(line.split()[0]) for line in table.lines()[1:-1]] == list(ROWS)
 
 
