@@ -54,6 +54,10 @@ ROWS = {
     33: "power loss: writes that were not synced are gone",
     34: "three faults, one after the other",
     35: "the tracking store loses what it was told: rolled back, emptied",
+    36: "buffers that a model registers or resizes in training",
+    37: "a worker lost between two trials, or left in a directory that is gone",
+    38: "kill -9 of a worker with a child that lives on",
+    39: "a trial that hangs",
 }
 _PROPERTY = "fault"
 _PROMISE = re.compile(r"^\| (\d+) \|.*\| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)

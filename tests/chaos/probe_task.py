@@ -5,15 +5,19 @@ is trained is the same with and without a test that looks: the test speaks throu
 that the environment variable `CHAOS_PROBE` names, never through the configuration. Each pass of a
 kind appends a byte to the file of that kind, so a file's size counts the passes of all trials and
 attempts; a file `hold-backward-17` keeps the first process that reaches pass 17 until it is killed
-or let go. What must not live here: who is killed, and what must be true afterwards.
+or let go, and a file `do-fork-forward-12` has the first one do what `DEEDS` has under that name.
+What must not live here: who is killed, and what must be true afterwards.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,14 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from trainable import Data, Task
+from trainable import Data, Task, heartbeat
 
 VARIABLE = "CHAOS_PROBE"
 KINDS = ("forward", "backward", "validation")
+RESET = "reset"
+"""A further place, once the deed `watch_reset` was done: between two trials of a process."""
 _PATIENCE_SECONDS = 180.0
+_REMEMBERED = 20
 
 
 class Probe(Task):
@@ -64,6 +71,28 @@ class Probe(Task):
         return super().evaluate(model, _watched(batches))
 
 
+class Remembering(nn.Module):
+    """Registers a buffer in training, and makes it longer with each of the first passes."""
+
+    seen: Tensor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            mean = inputs.detach().mean(0, keepdim=True)
+            if not hasattr(self, "seen"):
+                self.register_buffer("seen", mean)
+            elif len(self.seen) < _REMEMBERED:
+                self.seen = torch.cat([self.seen, mean])
+        return inputs - 0.1 * self.seen.mean(0) if hasattr(self, "seen") else inputs
+
+
+class Growing(Probe):
+    """The same network behind buffers that are not there when it is built."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(Remembering(), super().build_model())
+
+
 def reach(kind: str) -> None:
     """Count a pass, wait as long as the test asks for, and stay where it wants one held."""
     directory = os.environ.get(VARIABLE)
@@ -80,6 +109,10 @@ def reach(kind: str) -> None:
         if entry.startswith("pace-"):
             time.sleep(float(entry.removeprefix("pace-")))
         word, _, rest = entry.partition("-")
+        if word == "do":
+            deed, wanted, number = rest.split("-")
+            if wanted == kind and count >= int(number):
+                _do(deed, place / entry)
         wanted, _, number = rest.partition("-")
         if word == "hold" and wanted == kind and count >= int(number):
             _stay(place / entry, place / f"held-{rest}-{os.getpid()}")
@@ -95,6 +128,45 @@ def _stay(asked: Path, held: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"held at {held.name} for longer than {_PATIENCE_SECONDS:.0f} s")
         time.sleep(0.005)
+
+
+def _do(deed: str, asked: Path) -> None:
+    try:
+        asked.rename(asked.with_name(f"done-{asked.name}"))
+    except FileNotFoundError:
+        return  # another process was first
+    DEEDS[deed]()
+
+
+def _leave_directory() -> None:
+    """Stay in a directory that is removed."""
+    directory = tempfile.mkdtemp()
+    os.chdir(directory)
+    shutil.rmtree(directory)
+
+
+def _fork() -> None:
+    """Leave a child that has copies of all that this process has open."""
+    fork = multiprocessing.get_context("fork")
+    fork.Process(target=time.sleep, args=(600,), daemon=True).start()
+
+
+def _watch_reset() -> None:
+    """Say when this process is made ready for its next trial."""
+    unwatch = heartbeat.unwatch
+
+    def reached() -> None:
+        reach(RESET)
+        unwatch()
+
+    heartbeat.unwatch = reached
+
+
+DEEDS: dict[str, Callable[[], None]] = {
+    "leave_directory": _leave_directory,
+    "fork": _fork,
+    "watch_reset": _watch_reset,
+}
 
 
 def _reach_backward(gradient: Tensor) -> Tensor:

@@ -176,10 +176,16 @@ class ProbeDirectory:
 
     def hold(self, kind: str, number: int) -> str:
         """Keep the first process whose pass is number `number` of all (or a later one) there."""
-        assert kind in probe_task.KINDS, kind
+        assert kind in (*probe_task.KINDS, probe_task.RESET), kind
         place = f"{kind}-{number}"
         (self.directory / f"hold-{place}").touch()
         return place
+
+    def do(self, deed: str, kind: str, number: int) -> None:
+        """Have the first process whose pass is number `number` of all do one of the deeds."""
+        assert deed in probe_task.DEEDS, deed
+        assert kind in probe_task.KINDS, kind
+        (self.directory / f"do-{deed}-{kind}-{number}").touch()
 
     def further(self, kind: str, number: int) -> str:
         """Hold at the pass that is `number` after the latest one."""
