@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trainable.errors import ConfigError
+from trainable.fingerprint import ARGUMENTS, COLLATED, differences
 from trainable.rules import BUILT
 from trainable.seeding import derive_seed, isolated_host_randomness, seed_host
 from trainable.task import Data, Samples, Task
@@ -35,9 +36,9 @@ _ENTRIES = 64
 """Looked at of a list or a mapping in an item."""
 _VALUES = 1 << 16
 """Looked at of a tensor, evenly spread; more would be felt with large models."""
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+_BOUND = 2000
+"""Characters that a sweep keeps of an item or a batch; less is looked at of larger ones."""
 _SHOWN = 3
-_ARGUMENTS = "arguments"
 
 Summary = dict[str, Any]
 
@@ -64,14 +65,24 @@ def summarise(
     weights = (*model.named_parameters(), *model.named_buffers())
     with isolated_host_randomness():
         found: Summary = {f"file {path}": digest for path, digest in task.files_read.items()}
-        found[_ARGUMENTS] = _digest(arguments)
+        found[ARGUMENTS] = _digest(arguments)
         found["model: its modules"] = _digest(kinds)
         found |= {f"model: initial values of {name}": _summary(value) for name, value in weights}
-        for split, samples in (("train", data.train), ("val", data.val)):
-            found |= _split(split, samples, items=items)
-    # as it is read back: the lists of JSON are no tuples
-    summary: Summary = json.loads(json.dumps(found))
-    return summary
+        for split in ("train", "val"):
+            found |= _split(split, data, _summary, items=items)
+    return _as_read_back(found)
+
+
+def summarise_data(data: Data, *, arguments: Mapping[str, Any]) -> Summary:
+    """Summarise the data alone, small enough for a sweep to keep; generators are put back.
+
+    Items are fetched always: call it where no loader process is forked afterwards.
+    """
+    found: Summary = {ARGUMENTS: _digest(arguments)}
+    with isolated_host_randomness():
+        for split in ("train", "val"):
+            found |= _split(split, data, _bounded, items=True)
+    return _as_read_back(found)
 
 
 def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
@@ -84,12 +95,12 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     """
     file = directory / BUILT
     before = _read(file) if resumed else None
-    if before is None or before.get(_ARGUMENTS) != now[_ARGUMENTS]:  # as populations change them
+    if before is None or before.get(ARGUMENTS) != now[ARGUMENTS]:  # as populations change them
         aside = file.with_suffix(".tmp")
         aside.write_text(json.dumps(now), encoding="utf-8")
         os.replace(aside, file)
         return
-    differing = [key for key in {**before, **now} if not _alike(before.get(key), now.get(key))]
+    differing = differences(before, now)
     if not differing:
         return
     more = len(differing) - _SHOWN
@@ -111,9 +122,15 @@ def _read(file: Path) -> Summary | None:
     return found if isinstance(found, dict) else None
 
 
-def _split(split: str, samples: Samples, *, items: bool) -> Summary:
+def _as_read_back(found: Summary) -> Summary:
+    summary: Summary = json.loads(json.dumps(found))  # the lists of JSON are no tuples
+    return summary
+
+
+def _split(split: str, data: Data, told: Callable[[object], Any], *, items: bool) -> Summary:
+    samples: Samples = data.train if split == "train" else data.val
     if isinstance(samples, tuple):
-        return {f"{split}: tensor {place}": _summary(one) for place, one in enumerate(samples)}
+        return {f"{split}: tensor {place}": told(one) for place, one in enumerate(samples)}
     size = len(samples)  # type: ignore[arg-type]
     found: Summary = {f"{split}: its length": size}
     if not items:
@@ -121,19 +138,39 @@ def _split(split: str, samples: Samples, *, items: bool) -> Summary:
     # Of a reader that a data set opens at its first item, the run opens its own.
     with contextlib.suppress(TypeError, ValueError, AttributeError):  # a class may refuse
         samples = copy.copy(samples)
+    fetched: list[Any] = []
     count = min(_ITEMS, size)
     for index in sorted({place * (size - 1) // max(1, count - 1) for place in range(count)}):
         seed_host(derive_seed("built", split, index))
         try:
-            item = _summary(samples[index])
+            fetched.append(samples[index])
+            item = told(fetched[-1])
         # What a user's data set raises is told by the step that needs the item.
         except Exception as error:
             item = f"raises {type(error).__name__}"
         found[f"{split}[{index}]"] = item
+    collate = data.collate_of(split)
+    batch: Any = "by torch's default"
+    if collate is not None:
+        seed_host(derive_seed("built", split, "collate"))
+        try:
+            batch = told(collate(fetched))
+        # As above; it may also need as many samples as a batch has.
+        except Exception as error:
+            batch = f"raises {type(error).__name__}"
+    found[f"{split}: {COLLATED}"] = batch
     return found
 
 
-def _summary(value: object, depth: int = 0) -> Any:
+def _bounded(value: object) -> Any:
+    for entries in (_ENTRIES, 8, 2):
+        found = _summary(value, entries=entries)
+        if len(json.dumps(found)) <= _BOUND:
+            return found
+    return type(value).__name__
+
+
+def _summary(value: object, depth: int = 0, entries: int = _ENTRIES) -> Any:
     """Return what identifies a value as plain data: floats stand for what may be rounded."""
     if isinstance(value, Tensor):
         if is_lazy(value) or value.is_meta or value.layout is not torch.strided:
@@ -151,7 +188,7 @@ def _summary(value: object, depth: int = 0) -> Any:
         return type(value).__name__
     inner = _entries(value)
     if inner is not None:
-        parts = [[key, _summary(one, depth + 1)] for key, one in inner[:_ENTRIES]]
+        parts = [[key, _summary(one, depth + 1, entries)] for key, one in inner[:entries]]
         return [type(value).__name__, len(inner), parts]
     if hasattr(value, "__array__"):  # such as an image of PIL's
         return [type(value).__name__, _summary(numpy.asarray(value), depth + 1)]
@@ -189,11 +226,3 @@ def _numbers(flat: Tensor, shape: list[int]) -> list[Any]:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, default=repr).encode()).hexdigest()[:16]
-
-
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
-    return type(one) is type(other) and bool(one == other)

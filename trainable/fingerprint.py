@@ -1,4 +1,4 @@
-"""What a task is made of, as digests: its source files and its data.
+"""What a task is made of, as digests: its source files and its data. How summaries are compared.
 
 A sweep that goes on days later compares them: trials that trained other code or other data are not
 comparable. What must not live here: what follows from a difference.
@@ -7,10 +7,12 @@ comparable. What must not live here: what follows from a difference.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainable.naming import BUILT_IN
 
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FOREIGN = {"site-packages", "dist-packages"}
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+ARGUMENTS = "arguments"
+"""The key of a summary (`built.py`) that says with which arguments its task was made."""
+COLLATED = "its collated batch"
+"""Ends the keys for what a collate function returns; the earliest summaries have none."""
 
 
 def code_digests(task: str) -> dict[str, str]:
@@ -56,6 +63,20 @@ def tensor_digest(*tensors: Tensor) -> str:
         whole = tensor.detach().cpu().contiguous()
         digest.update(whole.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the keys under which two summaries differ by more than rounding."""
+    keys = [key for key in {**before, **now} if key in before or not key.endswith(COLLATED)]
+    return [key for key in keys if not _alike(before.get(key), now.get(key))]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _source(module: ModuleType) -> Path | None:

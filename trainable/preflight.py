@@ -40,6 +40,7 @@ def examine(
         TrainingError: One of them cannot be built; the message says why.
     """
     from trainable.build import build_parts, check_steps, find_device
+    from trainable.built import summarise_data
     from trainable.fingerprint import code_digests
     from trainable.read_back import check_state
     from trainable.task import load_loop, load_task
@@ -59,6 +60,7 @@ def examine(
     answer = {
         "code": code_digests(config.task.name) | dict(parts.task.files_read),
         "data": parts.task.fingerprint(parts.data),
+        "samples": summarise_data(parts.data, arguments=config.task.arguments),
         "cautions": parts.cautions,
         **measure(config, parts.groups, plans, parts.precision),
     }

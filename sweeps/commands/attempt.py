@@ -127,7 +127,7 @@ def attempt(
                 where,
                 make_view,
                 new=new,
-                origin=Origin(facts.code, facts.data),
+                origin=Origin(facts.code, facts.data, facts.samples),
                 accept_changes=accept_changes,
                 grace=grace,
                 offline=offline,

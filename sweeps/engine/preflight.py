@@ -73,6 +73,8 @@ class Facts:
     """Digests of the task's source files."""
     data: str | None = None
     """What identifies the task's data; None where that cannot be known."""
+    samples: dict[str, Any] = field(default_factory=dict)
+    """A summary of the task's data: lengths, some items, a collated batch of each split."""
     cautions: list[str] = field(default_factory=list)
     """What can be trained as it is, but is probably not meant, in sentences."""
     checked: list[str] = field(default_factory=list)

@@ -221,13 +221,17 @@ class Ledger:
     @_storing
     def origin(self) -> Origin:
         """What the sweep's trials were run from."""
-        return Origin(**self._study.user_attrs.get("origin", {}))
+        attributes = self._study.user_attrs
+        return Origin(**attributes.get("origin", {}), samples=attributes.get("samples", {}))
 
     @_at_once
     def note_origin(self, origin: Origin) -> None:
         """Note what trials are run from now on."""
-        if origin != self.origin:
+        before = self.origin
+        if (origin.code, origin.data) != (before.code, before.data):
             self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
+        if origin.samples != before.samples:  # apart: databases bound the length of a value
+            self._study.set_user_attr("samples", dict(origin.samples))
 
     @property
     @_storing

@@ -10,14 +10,17 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
+from trainable.fingerprint import ARGUMENTS, differences
 
 FIXED = ("name", "metric", "mode")
 """A ledger compares values of one metric in one direction, and tracking finds it by its name."""
 _MEANING = ("task", "seed", "training_rules")
 _DIGITS = 12  # of a digest, in messages
+_SHOWN = 3  # of the samples that differ, in messages
 UNKNOWN = "unknown"
 """In place of a fingerprint that cannot be taken."""
 
@@ -34,6 +37,8 @@ class Origin:
     """sha256 by source file."""
     data: str | None = None
     """None where the task cannot tell."""
+    samples: Mapping[str, Any] = field(default_factory=dict)
+    """A summary of the data, compared with a tolerance; none in sweeps of earlier releases."""
 
     def tags(self) -> dict[str, str]:
         """Return one digest of all the code, and the data's, as tags; `unknown` where none is."""
@@ -70,6 +75,7 @@ def check_origin(
     found = [*_spec_differences(differing), *_code_differences(before.code, now.code)]
     if before.data is not None and now.data != before.data:
         found.append(f"data {_short(before.data)} -> {_short(now.data)}")
+    found += _sample_differences(before.samples, now.samples)
     if found and not accepted:
         raise OriginChanged(
             f"trials of this sweep were run from something else: {'; '.join(found)}; trials "
@@ -90,6 +96,16 @@ def _code_differences(before: Mapping[str, str], now: Mapping[str, str]) -> Iter
     for file in sorted({*before, *now}):
         if before.get(file) != now.get(file):
             yield f"{file} {_short(before.get(file))} -> {_short(now.get(file))}"
+
+
+def _sample_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    # Other arguments, of a space that was changed, may well give other data.
+    if not before or not now or before.get(ARGUMENTS) != now.get(ARGUMENTS):
+        return
+    if differing := differences(before, now):
+        more = len(differing) - _SHOWN
+        shown = [*differing[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        yield f"the data differ in {', '.join(shown)}"
 
 
 def _short(digest: str | None) -> str:

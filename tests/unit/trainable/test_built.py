@@ -15,9 +15,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from trainable.build import open_trainer
-from trainable.built import summarise
+from trainable.built import summarise, summarise_data
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
+from trainable.fingerprint import differences
 from trainable.rules import BUILT
 from trainable.seeding import HostRandomness
 from trainable.task import Data, Task
@@ -77,7 +78,7 @@ def _train(directory: Path, task: Task, until: int | None = None) -> list[float]
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        (Differing(order=1), r"train\[0\], train\[3\], train\[6\], and 5 more"),
+        (Differing(order=1), r"train\[0\], train\[3\], train\[6\], and 6 more"),
         (Differing(size=20), "train: its length"),
         (Differing(shift=0.5), "model: initial values of 0.weight"),
         (Differing(extra=True), "model: its modules"),
@@ -173,3 +174,77 @@ def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
     base.write_bytes(b"whole w")
     with pytest.raises(ConfigError, match=rf"\(file {base}\)"):
         _train(tmp_path / "run", Pretrained())
+
+
+@dataclass
+class Collating(Differing):
+    """Its items stay; what its collate function returns may not."""
+
+    scale: float = 1.0
+
+    def build_data(self) -> Data:
+        data = super().build_data()
+        plain = data.collate
+        assert plain is not None
+
+        def collate(items: list[dict[str, Any]]) -> Any:
+            x, y = plain(items)
+            return self.scale * x + torch.rand(()), y
+
+        return Data(data.train, data.val, plain, collate)
+
+
+def test_a_run_is_not_resumed_with_another_collate_function(tmp_path: Path) -> None:
+    _train(tmp_path, Collating(), until=1)
+    with pytest.raises(ConfigError, match=r"\(val: its collated batch\)"):
+        _train(tmp_path, Collating(scale=2.0))
+    built = json.loads((tmp_path / BUILT).read_text())
+    for split in ("train", "val"):  # as the earliest summaries are
+        del built[f"{split}: its collated batch"]
+    (tmp_path / BUILT).write_text(json.dumps(built))
+    assert len(_train(tmp_path, Collating(scale=2.0))) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "differing"),
+    [
+        (Collating(), []),
+        (Collating(order=1), ["train[0]", "train: its collated batch"]),
+        (Collating(size=20), ["train: its length"]),
+        (Collating(scale=2.0), ["val: its collated batch"]),
+    ],
+    ids=["same", "items", "length", "collate"],
+)
+def test_a_sweeps_summary_of_its_data_tells_what_differs(
+    other: Collating, differing: list[str]
+) -> None:
+    before, now = (
+        summarise_data(task.build_data(), arguments={}) for task in (Collating(), other)
+    )
+    found = differences(before, now)
+    assert set(differing) <= set(found)
+    assert bool(found) == bool(differing)
+    assert all("val" in key for key in found) or other.scale == 1.0
+
+
+def test_a_sweeps_summary_of_its_data_is_small() -> None:
+    class Large(Dataset[Any]):
+        def __len__(self) -> int:
+            return 10**6
+
+        def __getitem__(self, index: int) -> Any:
+            return {
+                f"k{i}": [torch.full((3,), float(index)) for _ in range(50)] for i in range(50)
+            }
+
+    data = Data(Large(), Large(), lambda items: items)
+    assert len(json.dumps(summarise_data(data, arguments={}))) < 50_000
+
+
+def test_a_collate_function_that_raises_is_told_by_the_step() -> None:
+    def collate(_: list[Any]) -> Any:
+        raise StopIteration
+
+    data = Data(Samples(0), Samples(0), collate)
+    found = summarise_data(data, arguments={})
+    assert found["train: its collated batch"] == "raises StopIteration"

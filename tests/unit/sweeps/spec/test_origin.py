@@ -83,3 +83,45 @@ def test_the_runs_tags_are_short_however_many_files() -> None:
     assert all(re.fullmatch(r"[0-9a-f]{64}", value) for value in tags.values())
     assert Origin({**BEFORE.code, "my_task.py": "c" * 64}).tags() != Origin(BEFORE.code).tags()
     assert set(Origin().tags().values()) == {"unknown"}
+
+
+SAMPLES = {"arguments": "a", "train: its length": 24, "train[17]": ["float", [1.0, 2.0]]}
+
+
+def _with_samples(**other: object) -> Origin:
+    return Origin(BEFORE.code, BEFORE.data, {**SAMPLES, **other})
+
+
+def test_other_samples_are_refused_with_what_differs_unless_accepted(spec: SweepSpec) -> None:
+    now = _with_samples(**{"train[17]": ["float", [1.0, 2.1]]})
+    with pytest.raises(OriginChanged, match=r"the data differ in train\[17\]; trials before"):
+        check_origin(_with_samples(), now, spec, spec, accepted=False)
+    check_origin(_with_samples(), now, spec, spec, accepted=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        pytest.param(
+            _with_samples(), _with_samples(**{"train[17]": ["float", [1.00001, 2.0]]}),
+            id="rounded",
+        ),
+        pytest.param(BEFORE, _with_samples(), id="an earlier release"),
+        pytest.param(
+            _with_samples(), _with_samples(**{"arguments": "b", "train: its length": 3}),
+            id="other arguments",
+        ),
+    ],
+)  # fmt: skip
+def test_samples_that_may_differ_are_not_refused(
+    spec: SweepSpec, before: Origin, now: Origin
+) -> None:
+    check_origin(before, now, spec, spec, accepted=False)
+
+
+def test_the_ledger_keeps_a_summary_of_the_samples(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
+    ledger.note_origin(BEFORE)
+    assert ledger.origin.samples == {}
+    ledger.note_origin(_with_samples())
+    assert Ledger.open(tmp_path / "l.db").origin == _with_samples()
