@@ -31,6 +31,7 @@ import time
 
 
 def run(config, context):
+    config.train.schedule.warmup, config.train.clip.max_norm  # a loop reads what is searched
     for _ in context.remaining_epochs():
         time.sleep(config.task.arguments["seconds"])
         yield {"val/loss": config.train.optimizer.lr}

@@ -88,6 +88,7 @@ import time
 
 
 def run(config, context):
+    config.train.schedule.warmup, config.train.clip.max_norm  # a loop reads what is searched
     with open("trained", "a") as file:
         print(os.getpid(), file=file)
     for _ in context.remaining_epochs():
