@@ -38,6 +38,7 @@ import torch
 
 
 def run(config, context):
+    config.train.optimizer.lr, config.train.schedule.warmup, config.train.clip.max_norm
     for epoch in context.remaining_epochs():
         yield {"val/loss": 1 / (epoch + 1)}, {"model": {"w": torch.zeros(1)}}
 """
