@@ -365,6 +365,9 @@ def test_trials_hold_no_credentials_of_the_tracking_store(
     assert len(seen) >= 2  # the look at the task before the run, and the trials' processes
     nothing = {name: "" for name in SECRETS if name.startswith("MLFLOW_")}
     for one in map(json.loads, seen):
+        # In a trial the plain MLflow API leads to files of the trial's own.
+        if one["MLFLOW_TRACKING_URI"] == "gradsweep-trial://run":
+            one["MLFLOW_TRACKING_URI"] = ""
         assert {name: one[name] for name in nothing} == nothing
         assert one["knows its own"]
         assert one.get("began with", []) == []
