@@ -611,24 +611,26 @@ def test_a_metric_that_comes_later_is_no_fault(tmp_path, opened, configure, toy)
 
 
 def test_validation_has_a_collate_of_its_own(tmp_path, opened, configure, toy):
-    seen = []
+    marks = {"trained": set(), "evaluated": set()}
 
-    def mixed(samples):
-        seen.append("train")
-        return default_collate(samples)
+    def marked(value):
+        def collate(samples):
+            inputs, targets = default_collate(samples)
+            return torch.full_like(inputs, value), targets
 
-    def plain(samples):
-        seen.append("val")
-        return default_collate(samples)
+        return collate
 
-    def build_data(self):
-        data = toy(augmented=True).build_data()
-        return Data(data.train, data.train, collate=mixed, collate_val=plain)
+    class Marked(toy):
+        def build_data(self):
+            train = super().build_data().train
+            return Data(train, train, collate=marked(1.0), collate_val=marked(2.0))
 
-    trainer = opened(configure(epochs=1), tmp_path, _task(toy, build_data=build_data))
-    seen.clear()  # the samples whose fingerprints are recorded at the start
-    list(trainer.events())
-    assert seen == ["train"] * 4 + ["val"] * 4
+        def loss(self, model, batch):
+            marks["trained" if model.training else "evaluated"].update(batch[0].unique().tolist())
+            return super().loss(model, batch)
+
+    list(opened(configure(epochs=1), tmp_path, Marked(augmented=True)).events())
+    assert marks == {"trained": {1.0}, "evaluated": {2.0}}
 
 
 def test_validation_without_targets_says_so(tmp_path, opened, configure, toy):
