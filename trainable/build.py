@@ -22,6 +22,7 @@ from trainable.inheritance import with_inheritance
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
 from trainable.model import fit_model
+from trainable.opened_files import opened_files
 from trainable.optim import Clipper, build_optimizer, check_form, check_groups
 from trainable.own_loop import OwnLoop
 from trainable.precision import Precision, resolve_precision
@@ -167,6 +168,7 @@ class Parts:
         schedule: The learning rate at every step.
         precision: How forward and backward passes compute.
         cautions: What can be trained as it is, but is probably not meant, in sentences.
+        opened: Files that the task opened and did not name; see `opened_files.py`.
         summary: Of what the task built, where a run is to compare it; see `built.py`.
     """
 
@@ -179,6 +181,7 @@ class Parts:
     schedule: Schedule
     precision: Precision
     cautions: list[str]
+    opened: dict[str, str]
     summary: Summary | None = None
 
 
@@ -203,19 +206,22 @@ def build_parts(
     set_determinism(train.deterministic)
     precision = Precision(resolve_precision(train.precision, device), device)
     data_seed = data_seed_of(config)
-    set_seed(data_seed)
-    if task is None:
-        task = load_task(config.task.name, config.task.arguments)
+    with opened_files(config.task.name) as opened:
+        set_seed(data_seed)
+        if task is None:
+            task = load_task(config.task.name, config.task.arguments)
 
-    set_seed(data_seed)  # again, so that samples do not depend on what the constructor drew
-    data = check_data(task.build_data(), task)
-    set_seed(config.seed)  # again, so that initial weights do not depend on what build_data drew
-    built = _build_model(task)
+        set_seed(data_seed)  # again, so that samples do not depend on what the constructor drew
+        data = check_data(task.build_data(), task)
+        set_seed(
+            config.seed
+        )  # again, so that initial weights do not depend on what build_data drew
+        built = _build_model(task)
     cautions = list(_cautions(built, data, train))
     compared = rules_of(config.training_rules).compares_built and compare
     no_workers = train.loader.num_workers == 0
     summary = (
-        summarise(task, built, data, arguments=config.task.arguments, items=no_workers)
+        opened | summarise(task, built, data, arguments=config.task.arguments, items=no_workers)
         if compared
         else None
     )
@@ -236,7 +242,17 @@ def build_parts(
         mode=config.modes[0],
     )
     return Parts(
-        task, data, model, groups, train_source, val_source, schedule, precision, cautions, summary
+        task,
+        data,
+        model,
+        groups,
+        train_source,
+        val_source,
+        schedule,
+        precision,
+        cautions,
+        opened,
+        summary,
     )
 
 

@@ -25,6 +25,9 @@ ARGUMENTS = "arguments"
 """The key of a summary (`built.py`) that says with which arguments its task was made."""
 COLLATED = "its collated batch"
 """Ends the keys for what a collate function returns; the earliest summaries have none."""
+OPENED = "opened file"
+"""Begins the keys for files that were not named (`opened_files.py`). One that is opened the first
+time alone, or from the second on, may be a cache: it is compared where both summaries have it."""
 
 
 def code_digests(task: str) -> dict[str, str]:
@@ -37,20 +40,33 @@ def code_digests(task: str) -> dict[str, str]:
     Args:
         task: Its name in a spec; its module is imported already.
     """
-    name = BUILT_IN.get(task, task).partition(":")[0]
-    file = _source(sys.modules[name])
+    file = _source(sys.modules[BUILT_IN.get(task, task).partition(":")[0]])
     if file is None:
         return {}  # a module without a source file, such as one that was compiled
-    if task in BUILT_IN:
+    root = task_directory(task)
+    if root is None:
         root, sources = file.parent, {file}
     else:
-        root = (_source(sys.modules[name.partition(".")[0]]) or file).parent
         loaded = [m for m in list(sys.modules.values()) if not _is_library(m)]
         sources = {path for path in map(_source, loaded) if path and _lies_below(root, path)}
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(sources)
     }
+
+
+def task_directory(task: str) -> Path | None:
+    """Return where a user's task lies: the directory of its outermost package, or its module's;
+    None for a built-in task, and for a module without a source file.
+
+    Args:
+        task: Its name in a spec; its module is imported already.
+    """
+    if task in BUILT_IN:
+        return None
+    name = task.partition(":")[0]
+    file = _source(sys.modules[name])
+    return file and (_source(sys.modules[name.partition(".")[0]]) or file).parent
 
 
 def tensor_digest(*tensors: Tensor) -> str:
@@ -68,7 +84,10 @@ def tensor_digest(*tensors: Tensor) -> str:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the keys under which two summaries differ by more than rounding."""
     keys = [key for key in {**before, **now} if key in before or not key.endswith(COLLATED)]
-    return [key for key in keys if not _alike(before.get(key), now.get(key))]
+    compared = [
+        key for key in keys if not key.startswith(OPENED) or (key in before and key in now)
+    ]
+    return [key for key in compared if not _alike(before.get(key), now.get(key))]
 
 
 def _alike(one: Any, other: Any) -> bool:

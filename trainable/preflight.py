@@ -60,7 +60,7 @@ def examine(
     answer = {
         "code": code_digests(config.task.name) | dict(parts.task.files_read),
         "data": parts.task.fingerprint(parts.data),
-        "samples": summarise_data(parts.data, arguments=config.task.arguments),
+        "samples": parts.opened | summarise_data(parts.data, arguments=config.task.arguments),
         "cautions": parts.cautions,
         **measure(config, parts.groups, plans, parts.precision),
     }

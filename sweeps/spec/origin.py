@@ -105,7 +105,7 @@ def _sample_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
     if differing := differences(before, now):
         more = len(differing) - _SHOWN
         shown = [*differing[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-        yield f"the data differ in {', '.join(shown)}"
+        yield f"what the task builds differs in {', '.join(shown)}"
 
 
 def _short(digest: str | None) -> str:

@@ -94,7 +94,7 @@ def _with_samples(**other: object) -> Origin:
 
 def test_other_samples_are_refused_with_what_differs_unless_accepted(spec: SweepSpec) -> None:
     now = _with_samples(**{"train[17]": ["float", [1.0, 2.1]]})
-    with pytest.raises(OriginChanged, match=r"the data differ in train\[17\]; trials before"):
+    with pytest.raises(OriginChanged, match=r"builds differs in train\[17\]; trials before"):
         check_origin(_with_samples(), now, spec, spec, accepted=False)
     check_origin(_with_samples(), now, spec, spec, accepted=True)
 
