@@ -9,9 +9,10 @@ from __future__ import annotations
 import resource
 
 from sweeps.layout import SweepPaths
+from sweeps.ledger.view import TrialSummary
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.spec import SweepSpec
-from trainable.checkpoint import CheckpointStore
+from trainable.checkpoint import CheckpointStore, Generation
 from trainable.files import RunFiles, files_of, probe_directory
 
 KEY = ("storage", "checkpoints")
@@ -37,6 +38,25 @@ def trial_files(paths: SweepPaths, spec: SweepSpec, number: int) -> RunFiles:
 def trial_store(paths: SweepPaths, spec: SweepSpec, number: int) -> CheckpointStore:
     """Return a trial's generations, to be read."""
     return CheckpointStore(paths.trial(number), files=trial_files(paths, spec, number))
+
+
+def best_generation(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> Generation | str:
+    """Return the checkpoint that a trial's best value is of; where it is gone, a sentence that
+    says so and what is left.
+    """
+    found = trial_store(paths, spec, record.number).best()
+    if found is None:
+        where = trial_files(paths, spec, record.number).address("")
+        return f"there is no sound checkpoint with a value at {where}"
+    told, value = found.value, record.value
+    if told is None or value is None or record.others or told == value:
+        return found
+    if (told < value) is (spec.modes[0] == "min"):
+        return found  # better than what was told: the driver ended in between
+    return (
+        f"the checkpoint of trial {record.number}'s best value, {value!r}, is gone; the best that "
+        f"is left has {told!r} and lies at {found.address}"
+    )
 
 
 def takes_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:

@@ -57,16 +57,17 @@ def code_digests(task: str) -> dict[str, str]:
 
 def task_directory(task: str) -> Path | None:
     """Return where a user's task lies: the directory of its outermost package, or its module's;
-    None for a built-in task, and for a module without a source file.
+    None for a built-in task, and for a module without a source file or that is not imported.
 
     Args:
-        task: Its name in a spec; its module is imported already.
+        task: Its name in a spec.
     """
-    if task in BUILT_IN:
-        return None
     name = task.partition(":")[0]
-    file = _source(sys.modules[name])
-    return file and (_source(sys.modules[name.partition(".")[0]]) or file).parent
+    module, package = sys.modules.get(name), sys.modules.get(name.partition(".")[0])
+    if task in BUILT_IN or module is None or package is None:
+        return None
+    file = _source(module)
+    return file and (_source(package) or file).parent
 
 
 def tensor_digest(*tensors: Tensor) -> str:

@@ -7,7 +7,6 @@ live here: tests of the platform itself.
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from trainable.data import sample_count
-from trainable.errors import TaskError
+from trainable.errors import CheckpointError, TaskError
 from trainable.losses import cross_entropy
+from trainable.object_state import ObjectState
 from trainable.optim import Scalar, check_form
 from trainable.run import one_number
 from trainable.seeding import (
@@ -28,13 +28,8 @@ from trainable.seeding import (
     seed_host,
     set_seed,
 )
-from trainable.task import (
-    Batch,
-    Data,
-    Samples,
-    Task,
-    check_data,
-)
+from trainable.state import check_read_back, check_state, model_state
+from trainable.task import Batch, Data, Samples, Task, check_data
 from trainable.task_checks import (
     MEAN,
     batch_problem,
@@ -45,6 +40,7 @@ from trainable.task_checks import (
     result_problem,
     uncalled_methods,
 )
+from trainable.task_state import modules_state
 
 _SAMPLES = 8  # enough for two halves of a batch, few enough for a large model on a CPU
 _TOLERANCE = 1e-3  # relative; sums of float32 in another order differ by far less
@@ -110,10 +106,11 @@ def _problems(task: Task, seed: int) -> Iterator[str]:
         )
     yield from broken
     trained = _copy(task, model).train()
+    modules = modules_state(trained, trained.parameters(), task)
     if not broken:  # whatever breaks the loss breaks the evaluation too: say it once
         yield from _training_problems(task, trained, batch)
         yield from _evaluation_problems(task, model, few(data, "val", _SAMPLES)[0])
-    yield from _state_problems(task, trained)
+    yield from _state_problems(task, trained, modules)
 
 
 def _initialisation_problems(task: Task, model: nn.Module, seed: int) -> Iterator[str]:
@@ -132,26 +129,13 @@ def _initialisation_problems(task: Task, model: nn.Module, seed: int) -> Iterato
         )
 
 
-def _state_problems(task: Task, model: nn.Module) -> Iterator[str]:
-    """Whether the model's state goes through a file into a new model, as resumption needs."""
-    remedy = "a run could not be resumed; hold state in parameters and registered buffers"
+def _state_problems(task: Task, model: nn.Module, modules: ObjectState) -> Iterator[str]:
+    """Whether the state of a trained model goes into a new one, as resumption needs."""
     try:
-        file = io.BytesIO()
-        torch.save(model.state_dict(), file)
-        file.seek(0)
-        saved = torch.load(file, weights_only=True)
-    # objects may refuse to be pickled in any way, and to be read back without running code
-    except Exception as problem:
-        reason = str(problem).strip().splitlines()[0] if str(problem).strip() else ""
-        yield (
-            "the model's state_dict() cannot be written and read back "
-            f"({type(problem).__name__}: {reason}); {remedy}"
-        )
-        return
-    try:
-        task.build_model().load_state_dict(saved, strict=True)
-    except (RuntimeError, KeyError, ValueError) as problem:
-        yield f"a new model does not take the state_dict() of another ({problem}); {remedy}"
+        check_state(model_state(model), "the model's state_dict()")
+        check_read_back(model, task.build_model(), modules)
+    except (TaskError, CheckpointError) as problem:
+        yield str(problem)
 
 
 def _group_problems(task: Task, model: nn.Module) -> Iterator[str]:

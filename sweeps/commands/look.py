@@ -202,7 +202,10 @@ def best(
             fail(str(error), code=NO_SUCCESS)
         except NoVersion as error:
             fail(str(error), code=LATE)
-    show_found(found, as_json, lambda: tables.best(found, view.spec, written))
+    lost = view.lost_weights(view.record(found["number"]))
+    if lost is not None:
+        found["best_checkpoint"] = None
+    show_found(found, as_json, lambda: tables.best(found, view.spec, written, lost))
 
 
 def compare(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import NamedTuple
 
 from sweeps.driver.departure import EXPORT
 from sweeps.driver.opening import OpenSweep
@@ -46,6 +47,17 @@ wait for them as long as for the sweep; two seconds draw those of some thirty tr
 """
 
 
+class _Published(NamedTuple):
+    """What of a sweep's end is not there yet, or never will be."""
+
+    undrawn: int = 0
+    """Trials that were not waited for until their pictures were drawn."""
+    waiting: str | None = None
+    """Why the best weights have to wait, for an object store that is away."""
+    lost: str | None = None
+    """Why there are none."""
+
+
 def conclude(
     sweep: OpenSweep,
     gallery: Gallery,
@@ -67,8 +79,7 @@ def conclude(
     left, stop = sweep.left, sweep.stopped
     failed: int | None = None
     cause: str | None = None
-    unpublished: str | None = None
-    undrawn = 0
+    published = _Published()
     if hopeless and (left or not best):  # else nobody was saved by it
         failed, cause = hopeless.numbers[-1], hopeless.cause
     elif not best:
@@ -80,17 +91,17 @@ def conclude(
     elif cause is not None:
         gallery.hurry()
         _publish_report(sweep.paths, recorder, write_report)
-        undrawn = gallery.finish(_patience(gallery))
+        published = _Published(gallery.finish(_patience(gallery)))
         recorder.finish(None, "FAILED", {"reason": cause})
     else:
         if len(spec.metrics) > 1:
-            undrawn = _publish_front(sweep, best, trials, gallery, write_report)
+            published = _publish_front(sweep, best, trials, gallery, write_report)
         else:
-            unpublished, undrawn = _publish_best(sweep, best[0], trials, gallery, write_report)
+            published = _publish_best(sweep, best[0], trials, gallery, write_report)
         recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
     pending = _deliver(sweep.tracking, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
-    if not interruption.requested and not left and unpublished is None:
+    if not interruption.requested and not left and published.waiting is None:
         ledger.conclude()
     return Outcome(
         code,
@@ -103,8 +114,9 @@ def conclude(
         spec.metrics,
         stop,
         spec.most_trials(2 * len(trials)),
-        unpublished,
-        undrawn,
+        published.waiting,
+        published.lost,
+        published.undrawn,
     )
 
 
@@ -132,19 +144,16 @@ def _publish_front(
     trials: list[TrialRecord],
     gallery: Gallery,
     write_report: ReportWriter,
-) -> int:
+) -> _Published:
     """Say which trials the Pareto front is. No weights are published: which of these trials is
     wanted is the user's choice.
-
-    Returns:
-        How many trials were not waited for until they were drawn.
     """
     for number, tags in front_tags(front, trials).items():
         sweep.recorder.tag(number, tags)
     ranked = [trial.number for trial in front]
     gallery.hurry(ranked)
     _publish_report(sweep.paths, sweep.recorder, write_report)
-    return gallery.finish(_patience(gallery), ranked)
+    return _Published(gallery.finish(_patience(gallery), ranked))
 
 
 def _patience(gallery: Gallery) -> float:
@@ -158,14 +167,10 @@ def _publish_best(
     trials: list[TrialRecord],
     gallery: Gallery,
     write_report: ReportWriter,
-) -> tuple[str | None, int]:
-    """Put the best trial's weights, configuration, card and pictures on the sweep's own run.
-
-    Returns:
-        Why the weights have to wait, for an object store that is away; None when they do not. How
-        many trials were not waited for until they were drawn.
-    """
+) -> _Published:
+    """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""
     away: str | None = None
+    lost: str | None = None
     paths, ledger, recorder = sweep.paths, sweep.ledger, sweep.recorder
     recorder.tag(None, best_tags(best))
     with (
@@ -193,7 +198,8 @@ def _publish_best(
             for file in weights.result():
                 recorder.artifact(None, file, f"best/{file.name}")
         except NoBest as missing:
-            recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
+            lost = str(missing)
+            recorder.tag(None, {"best_checkpoint": f"missing: {lost}"})
         except StorageError as problem:  # the trials are complete; so is the sweep
             away = str(problem)
             recorder.tag(None, {"best_checkpoint": f"waiting: {away}"})
@@ -201,7 +207,7 @@ def _publish_best(
             if len(ledger.attempts) > 1:  # an earlier one may have said otherwise
                 recorder.tag(None, {"best_checkpoint": ""})
         report.result()
-    return away, undrawn
+    return _Published(undrawn, away, lost)
 
 
 def _ranked(trials: list[TrialRecord], best: TrialRecord, minimize: bool) -> list[int]:

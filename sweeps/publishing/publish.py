@@ -19,7 +19,7 @@ from sweeps.recording.configuration import trained_with
 from sweeps.recording.tags import attempt_tags
 from sweeps.results.sweep_view import NoBest, SweepView
 from sweeps.spec.spec import SweepSpec, trial_yaml
-from sweeps.stores import trial_files, trial_store
+from sweeps.stores import best_generation
 from trainable.errors import StorageError
 from trainable.export import AWAY
 
@@ -77,15 +77,14 @@ def export_trial(
         The files written.
 
     Raises:
-        NoBest: The trial saved no evaluated checkpoint, or it is damaged.
+        NoBest: The checkpoint of its best value is gone or damaged, or it never saved one.
         OSError: Its configuration cannot be read, or nothing be written.
         StorageError: The object store that has it cannot be reached, or the machine ended the
             process that writes it; it may be done later.
     """
-    generation = trial_store(paths, spec, record.number).best()
-    if generation is None:
-        where = trial_files(paths, spec, record.number).address("")
-        raise NoBest(f"there is no sound checkpoint with a value at {where}")
+    generation = best_generation(paths, spec, record)
+    if isinstance(generation, str):
+        raise NoBest(generation)
     if record.lineage:  # the file beside the trial is that of its last hyperparameters
         resolved = trial_yaml(spec.trial_config(record.number, record.best_params)).encode()
     else:

@@ -15,7 +15,7 @@ from pathlib import Path
 from sweeps.layout import SweepPaths, tracking_uri
 from sweeps.recording.configuration import trained_with
 from sweeps.results.sweep_view import NoBest, SweepView
-from sweeps.stores import trial_store
+from sweeps.stores import best_generation
 from tracking.registry import NotRegistered, register_model
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
@@ -38,14 +38,14 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
         The version.
 
     Raises:
-        NoBest: It saved no weights.
+        NoBest: The checkpoint of its best value is gone, or it saved none.
         NotRegistered: The sweep's run does not exist yet, or the registry refuses.
         TrainingError: The model cannot be built again.
     """
     record = view.record(number)
-    generation = trial_store(view.paths, view.spec, record.number).best()
-    if generation is None:
-        raise NoBest(f"trial {record.number} of '{view.paths.name}' saved no evaluated checkpoint")
+    generation = best_generation(view.paths, view.spec, record)
+    if isinstance(generation, str):
+        raise NoBest(generation)
     run_id = view.delivered.sweep_run_id
     if run_id is None:
         raise NotRegistered(

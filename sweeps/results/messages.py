@@ -60,6 +60,9 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
         said = f"the best weights are not published: {result.unpublished}; publish them with:"
         sentence(err, said, style="yellow")
         resume(err, paths)
+    if result.lost_weights:
+        said = f"there are no best weights to take: {result.lost_weights}"
+        sentence(err, said, style="yellow")
     grows = result.most_trials > result.num_trials
     more: tuple[str, ...] = (f"trials={result.most_trials}",)
     if result.stop is not None:
@@ -68,11 +71,12 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
     changes = [word for change in more for word in ("-s", change)]
     if result.exit_code == 0:
         choose = ("--trial", "K") if several else ()
+        take = sweep("best", *choose, "--export", "DIR")
         missing = f"make the pictures of {result.undrawn} more trials"
         for what, command in (
             ("compare in MLflow", sweep("ui")),
             ("all trials", sweep("trials")),
-            ("take the best weights", sweep("best", *choose, "--export", "DIR")),
+            *([] if result.lost_weights else [("take the best weights", take)]),
             *([(missing, sweep("sync"))] if result.undrawn else []),
             *([("try more", sweep("resume", *changes))] if grows else []),
         ):

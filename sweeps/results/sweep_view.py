@@ -27,7 +27,7 @@ from sweeps.spec.origin import FIXED
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
-from sweeps.stores import trial_files, trial_store
+from sweeps.stores import best_generation, trial_files, trial_store
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import rank
 from trainable.errors import ConfigError
@@ -61,6 +61,8 @@ class Outcome:
     """How many trials it can be given next; no more than it has where it cannot grow."""
     unpublished: str | None = None
     """Why the best weights wait for the next resume."""
+    lost_weights: str | None = None
+    """Why there are no weights of the best trial to take."""
     undrawn: int = 0
     """Trials whose pictures the end did not wait for."""
 
@@ -175,7 +177,17 @@ class SweepView:
             metrics=self.spec.metrics,
             stop=self.stop,
             most_trials=self.spec.most_trials(2 * len(self.records)),
+            lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
         )
+
+    def lost_weights(self, record: TrialSummary) -> str | None:
+        """Why there are no weights of a trial's best value to take; None where there are, or
+        where an object store would have to be asked.
+        """
+        if self.spec.storage.checkpoints is not None:
+            return None
+        found = best_generation(self.paths, self.spec, record)
+        return found if isinstance(found, str) else None
 
     def trial_state(self, record: TrialSummary) -> str:
         """A trial's state; one that nobody works on waits."""

@@ -182,8 +182,14 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     return Group(*parts)
 
 
-def best(found: dict[str, Any], spec: SweepSpec, written: Sequence[Path]) -> RenderableType:
-    """The lines of `sweep best`."""
+def best(
+    found: dict[str, Any], spec: SweepSpec, written: Sequence[Path], lost: str | None
+) -> RenderableType:
+    """The lines of `sweep best`.
+
+    Args:
+        lost: Why there are no weights of its best value to take.
+    """
     lines: list[RenderableType] = [
         Text(
             f"trial {found['number']}: {format_best(spec.metrics, found['value'])}",
@@ -191,8 +197,10 @@ def best(found: dict[str, Any], spec: SweepSpec, written: Sequence[Path]) -> Ren
         ),
         Text(joined(found["params"])),
     ]
-    if found["best_checkpoint"]:
+    if found["best_checkpoint"] and lost is None:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
+    if lost is not None:
+        lines.append(Text(f"no weights to take: {lost}", style="yellow"))
     if "registered" in found:
         model, version = found["registered"]["model"], found["registered"]["version"]
         lines.append(Text(f"registered as {model}, version {version}: models:/{model}@best"))
