@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.driver.opening import OpenSweep
+from sweeps.results import messages
 from tests.unit.sweeps.made_sweep import MadeSweep
+from trainable.checkpoint import CheckpointStore
+from trainable.config import CheckpointConfig
 
 COMMANDS = ["status", "trials", "best", "resume", "stop"]
 
@@ -65,3 +71,68 @@ def test_what_a_trial_lost_is_said_when_the_sweep_is_opened(
     sentences = list(opened._lost_files())
     assert len(sentences) == (said is not None)
     assert said is None or sentences[0].startswith(said)
+
+
+def _with_checkpoints(root: Path, *values: float) -> tuple[MadeSweep, list[Path]]:
+    """A sweep whose one trial is complete, with a checkpoint of each report."""
+    sweep = MadeSweep(root)
+    number = sweep.add("complete", *values)
+    directory = sweep.paths.trial(number)
+    directory.mkdir(parents=True)
+    store = CheckpointStore(directory, CheckpointConfig(keep=len(values)), metric="val/loss")
+    for epoch, value in enumerate(values, start=1):
+        store.offer(
+            lambda: {"step": torch.ones(())},
+            step=epoch * 10,
+            epoch=epoch,
+            boundary=True,
+            value=value,
+            new_best=True,
+        )
+    store.close()
+    return sweep, [Path(one.address) for one in CheckpointStore(directory).generations()]
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ([], None),
+        ([0], None),
+        (
+            [1],
+            "trial 0's best value, 0.25, is gone; the best that is left has 0.5",
+        ),
+        ([0, 1], "there is no sound checkpoint with a value at"),
+    ],
+)
+@pytest.mark.parametrize("damaged", [False, True])
+def test_weights_that_are_gone_are_not_offered(
+    tmp_path: Path, lost: list[int], said: str | None, damaged: bool
+) -> None:
+    sweep, generations = _with_checkpoints(tmp_path, 0.5, 0.25)
+    for place in lost:
+        if damaged:
+            (generations[place] / "state.pt").write_bytes(b"damaged")
+        else:
+            shutil.rmtree(generations[place])
+
+    done = CliRunner().invoke(app, ["best", "small", "--root", str(tmp_path)])
+    words = " ".join(done.output.split())
+    assert ("no weights to take: " in words) is (said is not None), words
+    assert said is None or said in words
+    assert (f"checkpoint: {generations[1]}".replace(" ", "") in "".join(words.split())) is (
+        said is None
+    )
+
+    outcome, told = sweep.view.outcome(), (io.StringIO(), io.StringIO())
+    messages.outcome(*(Console(file=file, width=500) for file in told), outcome, sweep.paths)
+    printed, warned = (file.getvalue() for file in told)
+    assert ("--export" in printed) is (said is None)
+    assert said is None or ("there are no best weights to take: " in warned and said in warned)
+
+    if said is not None:
+        export = ["best", "small", "--root", str(tmp_path), "--export", str(tmp_path / "there")]
+        done = CliRunner().invoke(app, export)
+        assert done.exit_code == 3
+        assert said in " ".join(done.output.split())
+        assert not (tmp_path / "there").exists()
