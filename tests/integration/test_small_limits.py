@@ -32,6 +32,7 @@ def _limited(cli: CommandLine, limits: str, command: str) -> str:
     [
         ("-n 60", "ulimit -n is 60;"),
         ("-f 2048", "ulimit -f is 2 MiB;"),
+        ("-v 4194304", "ulimit -v is 4096 MiB;"),
     ],
 )
 def test_a_sweep_is_refused_before_anything_is_created(

@@ -98,6 +98,7 @@ def _set_limits(monkeypatch: pytest.MonkeyPatch, **limits: tuple[int, int]) -> l
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
+        ("RLIMIT_AS", 4 * 2**30, "ulimit -v is 4096 MiB;"),
         ("RLIMIT_FSIZE", 2 * 2**20, "ulimit -f is 2 MiB;"),
         ("RLIMIT_NOFILE", 60, "ulimit -n is 60;"),
         ("RLIMIT_NPROC", 20, "ulimit -u is 20;"),
@@ -114,7 +115,7 @@ def test_under_a_hopeless_limit_nothing_begins(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("RLIMIT_AS", 4 * 2**30),
+        ("RLIMIT_AS", 5 * 2**30),
         ("RLIMIT_FSIZE", 128 * 2**20),
         ("RLIMIT_NOFILE", 128),
         ("RLIMIT_NPROC", 500),
