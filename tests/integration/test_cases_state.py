@@ -27,6 +27,8 @@ def test_flags_that_change_in_training_are_resumed(tmp_path):
     for line in found[:2]:
         assert "resumed equals uninterrupted: True | grad flags True True" in line
         assert "(uninterrupted): True (resumed): True" in line
+    assert "default" in found[2]
+    assert "backbone moved (uninterrupted): True" in found[2]
     assert "resumed equals uninterrupted: True" in found[2]
 
 
