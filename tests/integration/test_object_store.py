@@ -35,7 +35,7 @@ from sweeps.reconciliation.corrections import close_store
 from sweeps.results import messages
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
-from sweeps.stores import trial_files, trial_store
+from sweeps.stores import best_generation, trial_files
 from tests.integration.commandline import TINY
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from tests.unit.sweeps.made_sweep import MadeSweep
@@ -384,9 +384,9 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     writer.close()
 
     def found_and_cut(*given):
-        best = trial_store(*given).best()
+        best = best_generation(*given)
         store.wire.cut()
-        return SimpleNamespace(best=lambda: best)
+        return best
 
     def ended():
         recorder = _Delivered()
@@ -399,7 +399,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     monkeypatch.setattr(conclusion, "_publish_report", lambda *_: None)  # has no weights in it
     with monkeypatch.context() as patch:
         if lost == "before they are read":
-            patch.setattr(publish, "trial_store", found_and_cut)
+            patch.setattr(publish, "best_generation", found_and_cut)
         else:
             store.wire.cut()
         outcome, run = ended()
