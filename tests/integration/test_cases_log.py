@@ -30,6 +30,25 @@ def run(config, context):
             context.log_figure("own", Figure())
             yield {"val/loss": state["x"]}, state
 """
+DYING = """
+import os, pathlib
+import mlflow
+
+def run(config, context):
+    state = context.restored or {"x": 1.0}
+    for epoch in context.remaining_epochs():
+        mlflow.log_metric("plain", float(epoch), step=epoch)
+        context.log("own", float(epoch))
+        mlflow.set_tag(f"epoch_{epoch}", "seen")
+        mlflow.log_param(f"begun_{epoch}", epoch)
+        mlflow.log_text(str(epoch), f"notes/{epoch}.txt")
+        here = pathlib.Path(f"died-{epoch}")
+        if not here.exists():
+            here.touch()
+            os.kill(os.getpid(), 9)
+        state = {"x": state["x"] * (1 - config.train.optimizer.lr)}
+        yield {"val/loss": state["x"]}, state
+"""
 SPEC = """
 name: plain
 task: plain_api:run
@@ -79,3 +98,29 @@ def test_the_plain_mlflow_api_goes_to_the_trials_own_run(module_cli):
         ]
         names = {file.path for file in client.list_artifacts(run_id)}
         assert {"own.png", "figures"} <= names
+
+
+def test_what_is_logged_is_there_once_though_its_process_was_killed(module_cli):
+    """In each epoch the process is killed after everything was logged, and before the report."""
+    from mlflow import MlflowClient
+
+    directory = module_cli.directory
+    (directory / "dying.py").write_text(DYING)
+    text = SPEC.replace("plain_api:run", "dying:run").replace("name: plain", "name: dying")
+    text = text.replace("trials: 2", "trials: 1") + "failures: {max_retries: 5}\n"
+    (directory / "dying.yaml").write_text(text)
+    done = module_cli("run", "dying.yaml", timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (trial,) = json.loads(module_cli("trials", "dying", "--json").stdout)
+    assert (trial["state"], trial["attempts"]) == ("complete", 4)
+    client = MlflowClient(f"sqlite:///{next(directory.rglob('mlflow.db'))}")
+    run_id = trial["mlflow_run_id"]
+    run = client.get_run(run_id)
+    for key, steps in (("plain", [0, 1, 2]), ("own", [1, 2, 3]), ("val/loss", [1, 2, 3])):
+        points = client.get_metric_history(run_id, key)
+        assert sorted(point.step for point in points) == steps, key
+    for epoch in range(3):
+        assert run.data.tags[f"epoch_{epoch}"] == "seen"
+        assert run.data.params[f"begun_{epoch}"] == str(epoch)
+    notes = {file.path for file in client.list_artifacts(run_id, "notes")}
+    assert notes == {f"notes/{epoch}.txt" for epoch in range(3)}
