@@ -87,3 +87,51 @@ def test_the_order_of_a_set_is_the_same_in_every_process_or_refused(tmp_path: Pa
     assert done.returncode == 2
     assert "train: tensor 1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+CLOCKED = """
+import os, pathlib, time
+import torch
+from torch import nn
+from trainable import Data, Task
+
+
+class Clocked(Task):
+    # What differs between two processes stands for a clock, or for a host's name.
+
+    def build_model(self):
+        self.again = pathlib.Path("killed").exists()
+        return nn.Sequential(nn.Linear(4, 2), *([nn.Tanh()] if self.again else []))
+
+    def build_data(self):
+        x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+        return Data((x, (x.sum(1) > 0).long()), (x, (x.sum(1) > 0).long()))
+
+    def evaluate(self, model, batches):
+        if pathlib.Path("evaluated").exists() and not self.again:
+            while not [*pathlib.Path("runs").rglob("manifest.json")]:
+                time.sleep(0.01)  # until the first epoch is saved
+            pathlib.Path("killed").touch()
+            os.kill(os.getpid(), 9)
+        pathlib.Path("evaluated").touch()
+        return super().evaluate(model, batches)
+"""
+
+
+def test_a_trial_that_builds_another_model_in_its_next_process_fails(tmp_path: Path) -> None:
+    (tmp_path / "clocked.py").write_text(CLOCKED)
+    (tmp_path / "clocked.yaml").write_text(
+        "name: clocked\ntask: clocked:Clocked\nmetric: val/loss\nmode: min\ntrials: 1\n"
+        "budget: {epochs: 3}\nspace: {}\nfailures: {max_retries: 1}\n"
+    )
+    entry = [sys.executable, "-m", "sweeps.entry"]
+    done = subprocess.run(
+        [*entry, "run", "clocked.yaml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    (trial,) = json.loads(_run(tmp_path, "-m", "sweeps.entry", "trials", "clocked", "--json"))
+    assert trial["state"] == "failed"
+    assert (
+        "builds something else than when this run was begun (model: its modules"
+        in (trial["reason"])
+    )
