@@ -123,11 +123,12 @@ class Case:
         self._driver = None
 
     def _stop(self, driver: Driver, worker: int, place: str) -> None:
-        """`sweep stop` from another terminal; asked while the trial is held."""
+        """`sweep stop` from another terminal; the trial is held until the driver has heard it: all
+        that is left to train may take less time than that.
+        """
         del worker
-        control = self._sandbox.paths.control
         stop = self._sandbox.start("stop", self._sandbox.paths.name)
-        stop.until(lambda: any(control.iterdir()) if control.is_dir() else False)
+        stop.until(self._sandbox.paths.drain.exists)
         self._sandbox.probe.let_go(place)
         assert_ended(stop.wait(), 0)
         assert_says_how_to_go_on(driver.wait(), 130)
