@@ -248,7 +248,10 @@ def test_row_31_lost_at_the_same_step(troubled: Sandbox) -> None:
     """
     poison = _trouble(troubled, "poison")
     ended = troubled.run().wait()
-    reason = "lost: its process ended 5 times in a row without a new checkpoint"
+    reason = (
+        "lost: its process ended 5 times in a row without a new checkpoint; it ended with exit "
+        "status 9"
+    )
     assert_ended(ended, 3, f"^stopped: the trial failed: {reason}")
     assert ended.last_line == "sweep resume chaos -s trials=2"
     (trial,) = troubled.cli.json("trials", "chaos")
