@@ -10,7 +10,7 @@ import math
 import re
 from typing import Any
 
-from sweeps.spec.problems import printable
+from redaction.escapes import printable
 
 _SHOWN = 60  # characters of a value that a message quotes
 
