@@ -14,8 +14,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from redaction.escapes import printable
-
 _GAP = 2
 """Spaces between two columns."""
 
@@ -77,7 +75,7 @@ class _WholeWords(Table):
 class Grid:
     """A table of many rows. Rich measures and wraps every cell of its own tables, a second for a
     thousand trials; where all fits on the lines as it is, there is nothing to decide. Breaks
-    within a cell become escapes: a row is one line.
+    within a cell become blanks: a row is one line.
     """
 
     def __init__(self, columns: Sequence[str], *, right: Container[str]) -> None:
@@ -110,4 +108,4 @@ class Grid:
 
 
 def _unbroken(cell: str | Text) -> str | Text:
-    return cell if isinstance(cell, Text) else printable(cell)
+    return cell if isinstance(cell, Text) else " ".join(cell.splitlines())
