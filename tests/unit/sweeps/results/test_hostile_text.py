@@ -5,6 +5,8 @@ shown.
 from __future__ import annotations
 
 import io
+from collections import defaultdict
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from sweeps.commands import console as commands_console
 from sweeps.formats import format_value, joined
 from sweeps.ledger.view import noted
 from sweeps.publishing.report_page import table
+from sweeps.results import tables
 from sweeps.results.grid import Grid
 from sweeps.results.live import PlainLines
 from sweeps.results.plain_console import PlainConsole
@@ -74,6 +77,14 @@ def test_what_an_earlier_release_kept_is_read_with_escapes() -> None:
     assert "\x1b" not in fields["traceback"]
     assert fields["traceback"].startswith("Traceback\nbad\n")
     assert noted({}, {})["reason"] is None
+
+
+def test_lines_of_a_traceback_do_not_begin_as_ours() -> None:
+    console = _console()
+    found: dict[str, Any] = defaultdict(lambda: None, params={}, lineage=[], reports={})
+    found["traceback"] = "Traceback\nValueError: bad\nbest: trial 9"
+    console.print(tables.trial(found, parse_spec(SPEC, "s.yaml")))
+    assert "\n  best: trial 9\n" in _shown(console)
 
 
 def test_a_page_shows_escapes() -> None:
