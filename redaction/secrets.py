@@ -61,9 +61,9 @@ _QUOTED = r"""
 """
 _PLAIN = r"[^\s&;,'\"()\[\]{}]++"
 # Punctuation within a word is the value's own, unless a name follows it: `a=X&b=Y`.
-_INSIDE = r"[&;,'\")\]}]++(?=\w)(?![\w.-]{1,60}+[ \t]?[=:])"
+_INSIDE = r"[&;,'\")\]}]++(?=\S)(?![\w.-]{1,60}+\\*+[\"']?[ \t]?[=:])"
 _ONE = (
-    rf"(?=[^\s&;,)\]}}])(?:(?:{_QUOTED})++ | {_BRACKETS})?+"
+    rf"(?=[^\s&;,)\]}}]|{_INSIDE})(?:(?:{_QUOTED})++ | {_BRACKETS})?+"
     rf"(?: {_PLAIN} | {_INSIDE} | {_BRACKETS})*+"
 )
 _VALUE = rf"{_ONE}(?:[ \t]{{0,9}}=[ \t]{{0,9}}{_ONE})*+"  # `password: str = "X"`

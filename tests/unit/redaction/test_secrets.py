@@ -79,6 +79,8 @@ def test_ordinary_text_is_unchanged(text: str) -> None:
         ("postgres://ada:X/w?d'X#X@X@host/db", "postgres://[hidden]@host/db"),
         ("http://h/?to=s3://ada:X@b and more", "http://h/?to=s3://[hidden]@b and more"),
         ("API_KEY=X was refused", "API_KEY=[hidden] was refused"),
+        ('{"a_key":"X","n":1}', '{"a_key":[hidden],"n":1}'),
+        ("a_key='X',n=1", "a_key=[hidden],n=1"),
         ("API_KEY='X' was refused", "API_KEY=[hidden] was refused"),
         ("{'hub_token': 'X X', 'n': 1}", "{'hub_token': [hidden], 'n': 1}"),
         ('{"password": "X \\" X", "n": 1}', '{"password": [hidden], "n": 1}'),
@@ -140,6 +142,11 @@ def test_no_secret_survives_whatever_surrounds_it(
     text = f"{before} {form.format(n=name, v=value)} {after}"
     shown = redact(text)
     assert value not in shown.replace(before, "").replace(after, "")
+
+
+@given(st.text("a!&;,)]}'([{\"", max_size=12), st.sampled_from(["", "q"]))
+def test_punctuation_ends_no_value(inside: str, first: str) -> None:
+    assert "z" not in redact(f"DB_PASS={first}{inside}z and more")
 
 
 @given(
