@@ -10,13 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from redaction.escapes import printable
+
 
 def format_number(value: Any) -> str:
-    """A number for people: four significant digits."""
+    """A number for people: four significant digits; a text in one line."""
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return printable(str(value))
     if isinstance(value, int) or not math.isfinite(value):
         return str(value)
     return f"{value:.4g}"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from redaction.secrets import redact_value
 from tracking.address import store_of
 from tracking.batches import Kind
 from tracking.delivery import Server, logger
@@ -23,7 +24,6 @@ from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.points import Row
 from tracking.probe import is_gone
-from tracking.provenance import redact_value
 from tracking.recorder import Status, stored
 
 _INHERITED = (

@@ -14,9 +14,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redaction.secrets import redact
 from tracking.address import fault_of, file_of, is_database, is_server, names_store
 from tracking.mlflow_server import connect
-from tracking.provenance import redact
 from tracking.tables import (
     EXPERIMENT_QUERY,
     REVISION_QUERY,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import getpass
 import os
 import platform
-import re
 import shlex
 import socket
 import subprocess
@@ -18,44 +17,11 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from redaction.secrets import HIDDEN, is_secret, redact
 from tracking.limits import clean_text
-
-HIDDEN = "[hidden]"
 
 _PACKAGES = ("torch", "ray", "optuna", "mlflow", "pydantic", "gradsweep")
 _GIT_SECONDS = 5.0
-_SECRET = "(?:token|passw(?:or)?d|pwd|passphrase|secret|credentials?|key)"
-_SECRET_NAME = re.compile(rf"(?:^|[-_./])\w*{_SECRET}$", re.IGNORECASE)
-_USERINFO = re.compile(r"(?<=://)[^\s/?#'\"]+@")
-_ASSIGNED = re.compile(
-    rf"(?P<name>(?<![\w])[\w./-]*{_SECRET})(?P<sep>\s*[=:]\s*|\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s&;,'\"]+)",
-    re.IGNORECASE,
-)
-
-
-def redact(text: str) -> str:
-    """Return `text` without secrets.
-
-    Removed are the userinfo of URLs, and the values of options, variables and query parameters
-    whose names end in token, password, secret, credentials or key: `--api-key X`,
-    `MLFLOW_TRACKING_TOKEN=X`, `?key=X`.
-    """
-    text = _USERINFO.sub(f"{HIDDEN}@", text)
-
-    def hide(match: re.Match[str]) -> str:
-        separator = match["sep"]
-        # Without = or : only an option's name is followed by its value; in prose "the key is" is
-        # no secret.
-        if separator.isspace() and not match["name"].startswith("-"):
-            return match[0]
-        return f"{match['name']}{separator}{HIDDEN}"
-
-    return _ASSIGNED.sub(hide, text)
-
-
-def redact_value(name: str, value: str) -> str:
-    """Return what may be shown of the value of a field called `name`."""
-    return HIDDEN if value and _SECRET_NAME.search(name) else redact(value)
 
 
 def provenance(
@@ -100,7 +66,7 @@ def _command_line(command: Sequence[str]) -> str:
     shown: list[str] = []
     for argument in command:
         follows = bool(shown) and shown[-1].startswith("-") and "=" not in shown[-1]
-        if follows and _SECRET_NAME.search(shown[-1]) and not argument.startswith("-"):
+        if follows and is_secret(shown[-1]) and not argument.startswith("-"):
             shown.append(HIDDEN)
         else:
             shown.append(redact(argument))

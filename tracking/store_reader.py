@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
+from redaction.secrets import redact
 from tracking.address import file_of, is_database
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
 from tracking.outbox import SWEEP
-from tracking.provenance import redact
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import IO
 from urllib.parse import quote, urlencode
 
+from redaction.secrets import redact
 from tracking.address import is_server
-from tracking.provenance import redact
 
 DEFAULT_ADDRESS = "http://127.0.0.1:5000"
 """Where the user interface is, unless another port is asked for."""

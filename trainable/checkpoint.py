@@ -22,6 +22,7 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
+from redaction.secrets import redact
 from trainable import heartbeat
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
@@ -35,7 +36,6 @@ from trainable.manifest import (
     read_manifest,
     read_state,
 )
-from trainable.masking import mask
 
 if TYPE_CHECKING:
     from trainable.snapshot import Snapshots
@@ -87,7 +87,7 @@ class CheckpointStore:
             except OSError as problem:
                 raise StorageError(
                     f"no checkpoints can be written to {self._files.address('')}: "
-                    f"{mask(str(problem))}; {remedy(problem, self._files.remedy)}"
+                    f"{redact(str(problem))}; {remedy(problem, self._files.remedy)}"
                 ) from problem
             self._kept = self.generations()
 
@@ -324,7 +324,7 @@ class CheckpointStore:
         except OSError as problem:
             raise StorageError(
                 f"the checkpoint of step {step} ({num_bytes(state)} bytes) could not be written "
-                f"to {self._files.address(name)}: {mask(str(problem))}; earlier checkpoints are "
+                f"to {self._files.address(name)}: {redact(str(problem))}; earlier checkpoints are "
                 f"untouched; {remedy(problem, self._files.remedy)}, then resume"
             ) from problem
         except Exception as problem:  # what cannot be pickled decides itself what it raises

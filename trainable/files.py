@@ -22,8 +22,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self, TypeVar
 
+from redaction.secrets import redact
 from trainable.errors import Fenced, StorageError
-from trainable.masking import mask
 
 STATE = "state.pt"
 MANIFEST = "manifest.json"
@@ -341,8 +341,8 @@ def reading(files: Files, what: str = "") -> Iterator[None]:
         raise
     except OSError as problem:
         raise StorageError(
-            f"the checkpoints at {files.address(what)} cannot be read: {mask(str(problem))}; what "
-            f"was saved there is untouched; {remedy(problem, files.remedy)}, then resume"
+            f"the checkpoints at {files.address(what)} cannot be read: {redact(str(problem))}; "
+            f"what was saved there is untouched; {remedy(problem, files.remedy)}, then resume"
         ) from problem
 
 

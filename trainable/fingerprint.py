@@ -113,4 +113,10 @@ def _lies_below(root: Path, path: Path) -> bool:
 
 def _is_library(module: ModuleType) -> bool:
     # Where someone works in this project's own tree, it is a library there as anywhere else.
-    return module.__name__.partition(".")[0] in ("sweeps", "tracking", "trainable", "__main__")
+    return module.__name__.partition(".")[0] in (
+        "sweeps",
+        "tracking",
+        "trainable",
+        "redaction",
+        "__main__",
+    )

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from redaction.secrets import redact
 from trainable.errors import StorageError
 from trainable.files import LocalFiles, RunFiles, remedy
-from trainable.masking import mask
 
 FILE_NAME = "metrics.jsonl"
 LOGGED = "logged.jsonl"
@@ -213,7 +213,7 @@ class History:
                 yield
         except OSError as problem:
             raise StorageError(
-                f"the curve {self._path} could not be written: {mask(str(problem))}; earlier "
+                f"the curve {self._path} could not be written: {redact(str(problem))}; earlier "
                 f"checkpoints are untouched; {remedy(problem, LocalFiles.remedy)}, then resume"
             ) from problem
 

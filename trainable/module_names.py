@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-OURS = ("sweeps", "trainable", "tracking")
+OURS = ("sweeps", "trainable", "tracking", "redaction")
 _MOST_FILES = 1_000  # of the user's, that are read
 
 

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from redaction.secrets import redact
 from trainable.errors import Fenced, StorageError
 from trainable.files import (
     MANIFEST,
@@ -28,7 +29,6 @@ from trainable.files import (
     reading,
     unused_name,
 )
-from trainable.masking import mask
 
 SCHEME = "s3://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -308,7 +308,7 @@ def _endpoint() -> tuple[str | None, str | None]:
     plain = parts.hostname and parts.path in ("", "/") and not (parts.query or parts.fragment)
     if parts.scheme not in ("http", "https") or "@" in address or not plain:
         raise StoreUnusable(
-            f"{variable} is {mask(address)!r}; it is the address of an object store, without "
+            f"{variable} is {redact(address)!r}; it is the address of an object store, without "
             "credentials or a path; write for example https://minio.example.org:9000"
         )
     return parts.scheme, parts.netloc
@@ -352,7 +352,7 @@ def probe(prefix: str, *, empty: str | None = None) -> None:
         system.exists(key)
     except OSError as problem:
         raise StoreUnusable(
-            f"{prefix} cannot be {failed}: {mask(str(problem))}; trials list, write, read and "
+            f"{prefix} cannot be {failed}: {redact(str(problem))}; trials list, write, read and "
             f"remove objects there; correct the address, {_ENDPOINTS[-1]}, or the credentials in "
             "the environment"
         ) from problem

@@ -15,9 +15,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from redaction.secrets import redact
 from trainable.config import TaskConfig, TrialConfig
 from trainable.errors import ConfigError, TrainingError
-from trainable.masking import mask
 from trainable.startup import without_collection
 from trainable.task_import import prepare_process
 
@@ -67,7 +67,7 @@ def examine(
     # Both run the model, and so come last. A state that cannot be read back would be found when it
     # is saved; what the first pass makes shows only to whoever looks before it.
     check_state(parts)
-    answer["checked"] = [*map(mask, quick_check(parts))]
+    answer["checked"] = [*map(redact, quick_check(parts))]
     if thorough:
         from trainable.testing import check_task
 
@@ -129,13 +129,13 @@ def _answer(first: str, second: str) -> dict[str, Any]:
     try:
         return examine(wanted, far, thorough="--thorough" in sys.argv)
     except ConfigError as error:
-        return {"refused": mask(error.message), "key": error.key or "task"}
+        return {"refused": redact(error.message), "key": error.key or "task"}
     except TrainingError as error:
-        return {"refused": mask(str(error)), "key": "task"}
+        return {"refused": redact(str(error)), "key": "task"}
     # a user's task may raise anything while it builds its model or data
     except Exception as error:
         return {
-            "refused": mask(
+            "refused": redact(
                 f"'{wanted.task.name}' could not be built ({type(error).__name__}: {error}); its "
                 "model and its data are built once before anything is created; correct the task "
                 f"or its arguments{_fractions(wanted.task)}"

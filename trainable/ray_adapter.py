@@ -27,15 +27,17 @@ from typing import Any, Literal
 
 import psutil
 
+from redaction.secrets import redact
 from trainable import heartbeat
 from trainable.config import TrialConfig
 from trainable.errors import OutOfMemory, StorageError, TrainingError
+from trainable.exception_text import reason_of, traceback_of
 from trainable.files import make_directory
-from trainable.masking import TRIAL_LOG, MaskedLog, mask
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 from trainable.process_state import ProcessState
 from trainable.startup import load_training, without_collection
 from trainable.task_import import prepare_process
+from trainable.trial_log import TRIAL_LOG, TrialLog
 
 with without_collection():
     import ray
@@ -86,9 +88,9 @@ class TuneTrial(tune.Trainable):
             # Its parents are made where the sweep is: a node that lacks them does not see it.
             if self._directory.parent.is_dir():
                 make_directory(self._directory)
-            self._log = MaskedLog(self._directory / TRIAL_LOG)
+            self._log = TrialLog(self._directory / TRIAL_LOG)
         except OSError:  # the run, which needs the directory, says why
-            self._log = MaskedLog(os.devnull)
+            self._log = TrialLog(os.devnull)
         faulthandler.enable(self._log.fileno())  # of a fatal signal nothing else says where it was
         if "heartbeat" in config:
             heartbeat.watch(config["heartbeat"], self._log)
@@ -352,12 +354,8 @@ class TuneTrial(tune.Trainable):
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._failure = {
                 "kind": kind,
-                "reason": mask(
-                    f"{kind}: {error}"
-                    if kind != "error"
-                    else f"{type(error).__name__}: {error}".removesuffix(": ")
-                ),
-                "traceback": mask(traceback.format_exc()),
+                "reason": reason_of(error, kind),
+                "traceback": traceback_of(error),
                 "place": f"{where.filename}:{where.lineno}",
             }
             if isinstance(error, StorageError) and isinstance(error.__cause__, OSError):
@@ -380,7 +378,7 @@ class TuneTrial(tune.Trainable):
 def _said_by_the_system(problem: OSError) -> dict[str, Any]:
     """What tells a limit of this process from a storage that fails everybody."""
     number, host = problem.errno, socket.gethostname()
-    return {"errno": number, "system": mask(str(problem)), "host": host}
+    return {"errno": number, "system": redact(str(problem)), "host": host}
 
 
 @functools.cache

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,6 +178,7 @@ def input_errors() -> Iterator[None]:
         OutOfMemory,
         TaskError,
     )
+    from trainable.exception_text import traceback_of
 
     try:
         yield
@@ -190,7 +190,7 @@ def input_errors() -> Iterator[None]:
         fail(str(error), code=NO_SUCCESS)
     except TaskError as error:
         if error.__cause__ is not None:  # of the task's own code, for its author
-            traceback.print_exception(error.__cause__)
+            err.print(traceback_of(error.__cause__), soft_wrap=True)
         fail(str(error), code=NO_SUCCESS)
     except (ValueError, LedgerError, CheckpointError) as error:
         if type(error) is ValueError:

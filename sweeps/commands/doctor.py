@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from redaction.secrets import redact
 from sweeps.engine.orphans import clean_up_after_the_dead
 from sweeps.engine.resources import Machine
 from sweeps.engine.system_limits import shortages
@@ -32,7 +33,7 @@ from sweeps.layout import LedgerError, SweepPaths, list_sweeps, tracking_place
 from sweeps.ledger.place import place_of
 from sweeps.ledger.view import LedgerView
 from sweeps.lock import is_held, read_holder
-from sweeps.spec.problems import Refused, redact
+from sweeps.spec.problems import Refused
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import probe_store

@@ -45,7 +45,7 @@ from sweeps.spec.spec import SpecError, SweepSpec, trial_yaml
 from sweeps.stores import takes_checkpoints, trial_store
 from tracking.recorder import Recorder
 from trainable.files import make_directory
-from trainable.masking import TRIAL_LOG
+from trainable.trial_log import TRIAL_LOG
 
 _NOT_KEPT = (
     "earlier",

@@ -12,6 +12,7 @@ from ray import tune
 from ray.tune import TuneError
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 
+from redaction.secrets import is_secret
 from sweeps.driver import control
 from sweeps.driver.callbacks import Bookkeeper, Release
 from sweeps.driver.control import Wishes
@@ -31,7 +32,6 @@ from sweeps.results.running import View
 from sweeps.search.searcher import LedgerSearcher
 from trainable.errors import StorageError
 from trainable.history import CurveDamaged
-from trainable.masking import is_secret
 
 
 def tune_trials(

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import trainable
+from redaction.secrets import redact
 from sweeps.engine.resources import Plan, StepMemory
 from sweeps.engine.system_limits import shortages
 from sweeps.formats import format_bytes
@@ -166,7 +167,7 @@ class Inspection:
             answer, *measured = [json.loads(line) for line in printed.splitlines()]
         except ValueError:
             code = f"exit code {self._child.returncode}"
-            last = (complaints.strip().splitlines() or [code])[-1]
+            last = redact((complaints.strip().splitlines() or [code])[-1])
             raise TaskRefused(
                 self._spec,
                 "task",

@@ -6,13 +6,15 @@ What must not live here: what that means for a trial (`driver`).
 from __future__ import annotations
 
 import glob
+import os
 import re
 import signal
 from pathlib import Path
 from typing import NamedTuple
 
+from redaction.escapes import visible
+from redaction.secrets import redact
 from sweeps.engine import fork_server
-from trainable.masking import mask
 
 _PATIENCE = 1.0
 """Seconds in which the process that waits for a worker hears of its end after Ray has."""
@@ -70,9 +72,11 @@ def _last_lines(pid: int) -> str:
     for path in map(Path, glob.glob(pattern)):
         try:
             with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - _LAST_BYTES))
+                cut = path.stat().st_size > _LAST_BYTES
+                file.seek(-_LAST_BYTES if cut else 0, os.SEEK_END if cut else os.SEEK_SET)
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:  # what it said is a help, and no more
             continue
-        return mask("\n".join(lines[-_LAST_LINES:]))
+        # What was cut may be the end of a secret.
+        return visible(redact("\n".join(lines[cut:][-_LAST_LINES:])))
     return ""

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from redaction.escapes import printable, visible
 from sweeps.ledger.place import Place, as_place
 from sweeps.ledger.sql import Rows, check_tables, one
 
@@ -209,8 +210,9 @@ def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str,
         "lineage": lineage,
         "params": lineage[-1].params if lineage else suggested,
         "attempts": int(attributes.get("attempts", 0)),
-        "reason": attributes.get("reason"),
-        "traceback": attributes.get("traceback"),
+        # A user's code said so, to an earlier release perhaps, which kept it as it came.
+        "reason": printable(reason) if (reason := attributes.get("reason")) else None,
+        "traceback": visible(said) if (said := attributes.get("traceback")) else None,
         "step": progress.get("step", 0),
         "epoch": progress.get("epoch", 0),
         "best_step": progress.get("best_step"),

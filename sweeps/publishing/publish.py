@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from redaction.secrets import redact
 from sweeps.layout import TRIAL_CONFIG, SweepPaths
 from sweeps.ledger.view import TrialSummary
 from sweeps.publishing.model_card import FILE_NAME, model_card
@@ -192,4 +193,4 @@ def _last_words(code: int, stderr: str) -> str:
             f"its process was ended by {signal.Signals(-code).name}, as a machine "
             "short of memory does; free some, then try again"
         )
-    return said[-1] if said else f"its process ended with {code}"
+    return redact(said[-1]) if said else f"its process ended with {code}"

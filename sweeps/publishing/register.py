@@ -22,7 +22,7 @@ from trainable.errors import TrainingError
 from trainable.export import load_model
 from trainable.task_import import prepare_process
 
-_OURS = ("sweeps", "trainable", "tracking")
+_OURS = ("sweeps", "trainable", "tracking", "redaction")
 """Who loads a model need not have them."""
 
 

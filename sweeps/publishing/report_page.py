@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from plotly.offline import get_plotlyjs
 
+from redaction.escapes import visible
+
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; margin: 0 auto; max-width: 1200px;
        padding: 24px; }
@@ -44,8 +46,8 @@ class Section(NamedTuple):
 
 
 def escape(text: str) -> str:
-    """Return a text as HTML shows it."""
-    return html.escape(text)
+    """Return a text as HTML shows it, with control characters as escapes."""
+    return html.escape(visible(text))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

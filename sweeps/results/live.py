@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from redaction.escapes import printable
 from sweeps.formats import format_best, format_duration, format_number, joined
 from sweeps.results.plain_console import redraws
 from sweeps.results.running import Progress
@@ -262,9 +263,9 @@ class PlainLines:
         self._print(f"trial {number} {state}{best}{why} ({self._finished}/{self._total} trials)")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True)
+        self._console.print(printable(line), soft_wrap=True)
 
 
 def _warn(console: Console, number: int, sentence: str) -> None:
-    line = f"trial {number}: {sentence}"
+    line = printable(f"trial {number}: {sentence}")
     console.print(line, style="yellow", soft_wrap=True)

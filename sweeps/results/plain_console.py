@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from sweeps.spec.problems import printable
+from redaction.escapes import printable
 
 
 def line(text: str, style: str = "") -> Text:

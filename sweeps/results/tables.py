@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -178,7 +179,8 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         reports.add_row(str(epoch), *cells(value, spec))
     parts: list[RenderableType] = [table, Text(), reports]
     if found["traceback"]:
-        parts += [Text(), Text(found["traceback"], style="red")]
+        # Indented, as its lines are somebody else's.
+        parts += [Text(), Text(indent(found["traceback"], "  "), style="red")]
     return Group(*parts)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from redaction.secrets import is_secret
 from sweeps.spec.problems import (
     FOLLOWS,
     RANGE_ERRORS,
@@ -34,7 +35,6 @@ from sweeps.spec.search_space import UNFIT, SearchSpace, mutable
 from sweeps.spec.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
 from sweeps.spec.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
 from trainable.config import BudgetConfig, TrainConfig
-from trainable.masking import is_secret
 
 LONGEST_VALUE = 6000  # characters that the tracking store takes for a parameter
 _LEAST_SHARE = 0.0001

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from trainable.masking import mask_assigned
+from redaction.escapes import printable
+from redaction.secrets import redact
 
 KeyPath = tuple[str | int, ...]
-
-_USERINFO = re.compile(r"(?<=://)[^\s'\"]*@")
 
 # The words of neighbouring tools for the same thing; suggestions only, never accepted as keys.
 _ALSO_KNOWN_AS = {
@@ -112,20 +111,6 @@ class SpecError(ValueError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = list(problems)
-
-
-def redact(text: str) -> str:
-    """Replace the user and password inside every URL of `text`, and the value of every secret that
-    is named there.
-    """
-    return mask_assigned(_USERINFO.sub("***@", text))
-
-
-def printable(text: str) -> str:
-    """Return a text with line breaks and other invisible characters as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def dotted(path: KeyPath) -> str:

@@ -10,7 +10,8 @@ import math
 import re
 from typing import Any
 
-from sweeps.spec.problems import printable
+from redaction.escapes import printable
+from redaction.secrets import redact
 
 _SHOWN = 60  # characters of a value that a message quotes
 
@@ -75,8 +76,11 @@ def shown(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text short enough, and printable, for a message."""
-    text = printable(text)
+    """Return a text short enough, and printable, for a message.
+
+    Without secrets: what shows an address to hold a password may lie beyond the cut.
+    """
+    text = printable(redact(text))
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 

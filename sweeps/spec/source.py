@@ -27,10 +27,10 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
+from redaction.secrets import is_secret
 from sweeps.spec.document import AFTER_THE_FILE, Document, Place
 from sweeps.spec.problems import Fault, KeyPath, Problem, SpecError, dotted
 from sweeps.spec.scalars import LEADING_ZERO, NULL, cut, quoted, resolve
-from trainable.masking import is_secret
 
 MAX_BYTES = 1024 * 1024
 MAX_VALUES = 10_000

@@ -31,8 +31,17 @@ SECRETS = {
         "HUB_TOKEN",
         "AWS_SECRET_ACCESS_KEY",
         "RAY_AUTH_TOKEN",
+        "TOKEN",
+        "PGPASSWORD",
+        "MYSQL_PWD",
+        "SSH_PASSPHRASE",
+        "GITHUB_PAT",
+        "GOOGLE_CREDENTIALS",
     )
-} | {"MLFLOW_TRACKING_URI": f"http://ada:{CANARY}-in-an-address@127.0.0.1:1"}
+} | {
+    "DB_PASS": f"{CANARY}/with a blank & more",
+    "MLFLOW_TRACKING_URI": f"http://ada:{CANARY}-in-an-address@127.0.0.1:1",
+}
 LOOP = """
 import torch
 
@@ -51,7 +60,9 @@ import os
 import sys
 import time
 import warnings
+from base64 import b64encode
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import torch
 from torch import nn
@@ -111,6 +122,22 @@ class Mine(Task):
         loss, weight = super().loss(model, batch)
         return (loss * float("nan"), weight) if self.behaviour == "diverges" else (loss, weight)
 
+    def say_everywhere(self, known):
+        names = "TOKEN", "PGPASSWORD", "MYSQL_PWD", "SSH_PASSPHRASE", "GITHUB_PAT", "DB_PASS"
+        for value in map(os.environ.__getitem__, (*names, "GOOGLE_CREDENTIALS")):
+            print(value, quote(value), quote_plus(value), json.dumps(value), repr(value))
+        print("api_key:", known)
+        print(json.dumps({"password": f"x {known}"}), {"db_pass": known, "n": 1})
+        print(f"GET /a?token={known}&n=1, ?sig={known}, ?X-Amz-Signature={known}")
+        print(f"Authorization: Bearer {known}, or Bearer {known}, --password {known} -n 1")
+        login = b64encode(f"ada:{known}".encode()).decode()
+        print(f"postgres://ada:p/w?'{known}@host/db", "Basic", login)
+        for part in ("DB_PA", "SS='", *known, "'\\n"):
+            sys.stdout.write(part)
+            sys.stdout.flush()
+        sys.stdout.buffer.write(f"GITHUB_PAT={known}\\n".encode())
+        print("\\x1b[2J\\x9b2J\\u202e", end="\\r")
+
     def log_in(self, password, token):
         print("as ada with", password)
         print(f"and {token}", file=sys.stderr)
@@ -118,6 +145,7 @@ class Mine(Task):
         warnings.warn(f"{token} is old")
         try:
             known = password.partition("-store")[0]
+            self.say_everywhere(known)
             raise ConnectionError(f"s3://ada:{known}@store: {password}; hub_key={known}")
         except ConnectionError as error:
             raise ValueError("out of cheese") from error
@@ -336,7 +364,11 @@ def test_secrets_are_written_nowhere(module_cli: CommandLine, ran: Ran, told: li
     assert (module_cli.directory / "exported").is_dir()
     assert _holding(module_cli.directory, CANARY) == []
     assert _holding(module_cli.directory, "as ada with [hidden]") != []
+    assert _holding(module_cli.directory, "api_key: [hidden]") != []
     assert CANARY not in ran.printed
+    logs = [path.read_text() for path in module_cli.root.glob("mine/trials/*/trial.log")]
+    assert any(r"\x1b[2J\x9b2J\u202e" in log for log in logs)
+    assert not any(mark in "".join(logs) for mark in "\x1b\x9b\r\u202e")
     assert ran.watcher.leaks == set()
     assert ran.watcher.num_files > 5
     assert not any(CANARY in command for command in ran.watcher.command_lines)

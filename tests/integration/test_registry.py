@@ -59,7 +59,7 @@ class Store:
 
     def register(self, name: str, model: nn.Module, digest: str, *, pickled: bool = False) -> str:
         inputs = (torch.ones(2, 3),)
-        ours = ("sweeps", "trainable", "tracking")
+        ours = ("sweeps", "trainable", "tracking", "redaction")
         return register_model(
             self.uri, self.run_id, name, model.eval(), inputs,
             digest=digest, tags={}, pickled=pickled, without=ours,

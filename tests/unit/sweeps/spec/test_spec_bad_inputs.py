@@ -389,7 +389,7 @@ CASES = [
     pytest.param(
         HEAD + "storage: {ledger: 'mysql://ada@host/sweeps'}\n",
         [
-            "s.yaml:6:19: storage.ledger: 'mysql://***@host/sweeps' is no address of a PostgreSQL database; a ledger lies in one, or in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null",
+            "s.yaml:6:19: storage.ledger: 'mysql://[hidden]@host/sweeps' is no address of a PostgreSQL database; a ledger lies in one, or in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null",
         ],
         id="storage.ledger in another kind of database",
     ),
@@ -542,7 +542,7 @@ OVERRIDES = [
     pytest.param(
         ["tracking.uri=http://user:geheim@host"],
         [
-            "-s tracking.uri=http://***@host: tracking.uri: the address holds credentials; a spec is stored and tracked in clear; leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
+            "-s tracking.uri=http://[hidden]@host: tracking.uri: the address holds credentials; a spec is stored and tracked in clear; leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
         ],
         id="59 credentials",
     ),
@@ -575,5 +575,5 @@ def test_options_are_named_as_the_place(tmp_path: Path) -> None:
         load_spec(path, name="../x", tracking_uri="http://user:geheim@host")
     assert str(caught.value).split("\n") == [
         "--name ../x: name: '../x' holds a path separator; a name becomes a directory of that name below the root; use --root to choose another place",
-        "--tracking-uri http://***@host: tracking.uri: the address holds credentials; a spec is stored and tracked in clear; leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
+        "--tracking-uri http://[hidden]@host: tracking.uri: the address holds credentials; a spec is stored and tracked in clear; leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
     ]

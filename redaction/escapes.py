@@ -1,0 +1,34 @@
+"""Control characters as visible escapes, so that text can neither drive a terminal nor imitate
+another line.
+
+What must not live here: secrets (`secrets`), and where the text goes.
+"""
+
+from __future__ import annotations
+
+_CONTROLS = (
+    *range(0x20), *range(0x7F, 0xA0),  # C0, DEL and C1
+    0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A),  # ways of writing
+    0x2028, 0x2029, 0xFEFF,  # line separators, a mark
+    *range(0xD800, 0xE000),  # halves of characters
+)  # fmt: skip
+_VISIBLE = {code: chr(code).encode("unicode_escape").decode() for code in _CONTROLS} | {
+    ord("\t"): "\t",
+    ord("\n"): "\n",
+}
+
+
+def printable(text: str) -> str:
+    """Return a text as one line: line breaks and other invisible characters are escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def visible(text: str) -> str:
+    """Return a text of several lines: tabs and newlines stay, a carriage return is a newline,
+    other control characters are escapes.
+    """
+    if text.isprintable():
+        return text
+    return text.replace("\r\n", "\n").replace("\r", "\n").translate(_VISIBLE)

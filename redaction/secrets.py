@@ -1,0 +1,238 @@
+"""The one redactor: which names mean a secret, and text without the secrets that it holds.
+
+It takes time linear in the text: no attempt of a pattern scans again what another has scanned, but
+for a bounded number of characters. What must not live here: where the text comes from or goes to,
+and what a specification may hold.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import json
+import os
+import re
+import urllib.parse
+
+HIDDEN = "[hidden]"
+
+SHORTEST = 6
+"""Characters of an environment variable's value that is looked for by itself: a shorter one would
+be found in words."""
+
+# In lower case, as is the text in which they are looked for; each begins with a plain letter and
+# stands in no group, which makes that search fast. A name ends with one of them.
+_NAME = (
+    r"(?P<name>passw(?:or)?ds?|passcodes?|passphrases?|pwd|secret(?!ar)[\w-]{0,40}+|credentials?"
+    r"|authorization|cookies?|api_?keys|accesssignature|x-amz-signature|token|pat(?<=[_-]pat)"
+    r"|sig(?<=[_?&-]sig)|signature(?<=[?&]signature)|code(?<=[?&]code)"
+    # neither a key alone nor the end of a word
+    r"|key(?<=[\w?&-]key)(?<!monkey)(?<!donkey)(?<!turkey)(?<!turnkey)(?<!hockey)(?<!jockey)"
+    r"(?<!whiskey)(?<!hotkey)"
+    # neither a pass over data or of a filter, nor the end of a word; alone where it is assigned
+    r"|pass(?:(?<=[\w-]pass)|(?=[ \t]?=|\\?['\"]))(?<!bypass)(?<!compass)(?<!trespass)(?<!surpass)"
+    r"(?<!overpass)(?<!underpass)(?<!ward.pass)(?<!low.pass)(?<!lowpass)(?<!high.pass)"
+    r"(?<!highpass)(?<!band.pass)(?<!bandpass))"
+)
+_WORDY = ("authorization", "cookie", "passphrase")
+"""Their values have several words: all that follows on the line is hidden."""
+_PROBABLE = ("token", "key", "pass")
+"""Words of machine learning, too: a plain number, null or a truth value beside them is no secret.
+"""
+_NOT_SECRET = re.compile(
+    r"[\"']?(?:[-+]?(?:\d{1,5}|\d{0,5}\.\d+(?:e[-+]?\d+)?|nan|inf)(?:[mun]?s|%|[kmg]i?b?)?"
+    r"|none|null|true|false)[\"']?[.,;:]?"
+)
+_CLOSED = "'\"[{("
+"""What a value begins with that says itself where it ends."""
+_DIRECTORIES = {"PWD", "OLDPWD"}
+"""What a shell calls so."""
+
+# Nothing crosses a line, and what has begun to match never gives back: what is not closed ends
+# with the line.
+_BRACKETS = r"\[[^\]\n]*+\]?+ | \{[^}\n]*+\}?+ | \([^)\n]*+\)?+"
+_QUOTED = r"""
+    [rbuf]{0,2}(?:
+        \"{3}(?:(?!\"{3})[^\n])*+(?:\"{3})?+ | '{3}(?:(?!'{3})[^\n])*+(?:'{3})?+
+        | \"(?:[^\"\\\n]|\\[^\n])*+\"?+ | '(?:[^'\\\n]|\\[^\n])*+'?+
+    )
+    | \\++(?:\"[^\"\n]*+\"?+ | '[^'\n]*+'?+)    # JSON inside JSON
+"""
+_PLAIN = r"[^\s&;,'\"()\[\]{}]++"
+# Punctuation within a word is the value's own, unless a name follows it: `a=X&b=Y`.
+_INSIDE = r"[&;,'\")\]}]++(?=\S)(?![\w.-]{1,60}+\\*+[\"']?[ \t]?[=:])"
+_ONE = (
+    rf"(?=[^\s&;,)\]}}]|{_INSIDE})(?:(?:{_QUOTED})++ | {_BRACKETS})?+"
+    rf"(?: {_PLAIN} | {_INSIDE} | {_BRACKETS})*+"
+)
+_VALUE = rf"{_ONE}(?:[ \t]{{0,9}}=[ \t]{{0,9}}{_ONE})*+"  # `password: str = "X"`
+_BETWEEN = r"""
+    (?: \\*+[\"'`]?\]?[ \t]{0,99}+(?:=>|->|:=|==?|:|>)[ \t]{0,99}+(?:[\"'][ \t]?,[ \t]?)?
+    | \\*+[\"'][ \t]?,[ \t]?(?=\\*+[rbuf]{0,2}[\"']) )    # a pair: "password", "X"
+"""
+_ASSIGNED = re.compile(rf"{_NAME}(?P<between>{_BETWEEN})(?P<value>{_VALUE})", re.VERBOSE)
+_OPTION = re.compile(
+    rf"(?<![^\s'\"])--?(?=[a-z])[\w.-]{{0,60}}?{_NAME}(?P<between>[ \t]{{1,99}}+)"
+    rf"(?P<value>(?!-){_VALUE})",
+    re.VERBOSE,
+)
+_WORDS = (
+    "pass", "pwd", "secret", "credential", "authorization", "cookie", "signature", "token", "key",
+    "pat", "sig", "code",
+)  # fmt: skip
+"""One of them is in every name. A text without them, or without what stands between a name and a
+value, is not looked at twice."""
+_FIRST_LOOK = re.compile(r"[=:>\"']|(?<!\S)-")
+_NAME_ENDS = re.compile(rf"{_NAME}=")
+_REST = re.compile(r"(?:[^\n'\"]|['\"](?=\w))*+")
+
+_BEARER = re.compile(
+    r"(?<!\w)(?P<name>bearer)(?=[ \t:=])(?P<between>(?:[ \t:=]{1,9}(?:bearer|tokens?)(?!\w))*+"
+    r"[ \t:=]{0,9}+)(?P<value>[^\s\"',;]*+)"
+)
+_BASIC = re.compile(r"(?i:\b(basic[ \t]{1,9}))([A-Za-z0-9+/]{4,}+={0,2})")
+_ADDRESS = re.compile(r"://(?:(?P<before>\S*)@|\S+)")
+_LOGIN = re.compile(r"(?:\A|://)(?=[^/?#:]*+:(?!//))")
+_USER = re.compile(r"(?P<start>\A|://)[^/?#:@]*+(?=@|\Z)")
+_PASSWORD = re.compile(r"://[^\s/?#:@]*+:(\S+)@")
+
+
+def is_secret(name: str, value: object = "?") -> bool:
+    """Return whether what has that name is a secret, such as `DB_PASSWORD` or `api-key`.
+
+    Args:
+        name: Of a variable, an argument or an option, or a parameter's dotted path.
+        value: What it holds. A number, a truth value or None is no token and no key.
+    """
+    found = _NAME_ENDS.search(f"{_lower(name[-100:])}=")
+    return found is not None and not _is_plain(found["name"], _lower(str(value)))
+
+
+def redact_value(name: str, value: str) -> str:
+    """Return what may be shown of the value of a field called `name`."""
+    return HIDDEN if value and is_secret(name, value) else redact(value)
+
+
+def redact(text: str) -> str:
+    """Return `text` without secrets.
+
+    Hidden are the values of this process' environment variables with names of secrets, also as
+    addresses, JSON and Python write them; what stands beside such a name (`API_KEY=X`,
+    `"password": "X"`, `--token X`, `?sig=X`); what follows `Bearer` and `Basic`; the userinfo of
+    addresses. A secret in none of these places is not known to be one.
+    """
+    for value in _values_of_environment():
+        text = text.replace(value, HIDDEN)
+    lowered = _lower(text)
+    if _FIRST_LOOK.search(lowered) and any(word in lowered for word in _WORDS):
+        text = _without_values(text, lowered, _ASSIGNED)
+        text = _without_values(text, _lower(text), _OPTION)
+    if "bearer" in lowered:
+        text = _without_values(text, _lower(text), _BEARER)
+    if "basic" in lowered:
+        text = _BASIC.sub(_without_login, text)
+    return _ADDRESS.sub(_without_userinfo, text) if "://" in text else text
+
+
+def redact_clipped(text: str, limit: int) -> str:
+    """Return the first `limit` characters of `text` without secrets, with an ellipsis where it was
+    cut; what follows takes no time. No beginning of an environment variable's secret stays there.
+    """
+    if len(text) <= limit:
+        return redact(text)
+    text = text[:limit]
+    for value in _values_of_environment():
+        size = next((n for n in range(len(value) - 1, 2, -1) if text.endswith(value[:n])), 0)
+        text = text[: len(text) - size]
+    return f"{redact(text)}…"
+
+
+def _lower(text: str) -> str:
+    # No other letter becomes two.
+    return text.replace("\u0130", "i").lower()
+
+
+def _is_plain(name: str, value: str) -> bool:
+    return name in _PROBABLE and _NOT_SECRET.fullmatch(value) is not None
+
+
+def _without_values(text: str, lowered: str, pattern: re.Pattern[str]) -> str:
+    parts, end = [], 0
+    for found in pattern.finditer(lowered):
+        start, stop = found.span("value")
+        if start < end or _is_plain(found["name"], found["value"]):
+            continue
+        wordy = found["name"].startswith(_WORDY) and lowered[start] not in _CLOSED
+        if wordy and (rest := _REST.match(lowered, stop)):
+            stop = rest.end()
+        parts += [text[end:start], HIDDEN]
+        end = stop
+    return "".join([*parts, text[end:]]) if parts else text
+
+
+def _without_login(found: re.Match[str]) -> str:
+    if len(found[2]) % 4:
+        return found[0]
+    try:
+        login = base64.b64decode(found[2], validate=True)
+    except binascii.Error:
+        return found[0]
+    return f"{found[1]}{HIDDEN}" if b":" in login else found[0]
+
+
+def _without_userinfo(found: re.Match[str]) -> str:
+    before = found["before"]
+    if before is None:
+        return found[0]
+    if login := _LOGIN.search(before):  # a password may hold whatever ends a host
+        return f"://{before[: login.end()]}{HIDDEN}@"
+    if user := _USER.search(before):
+        return f"://{before[: user.end('start')]}{HIDDEN}{before[user.end() :]}@"
+    return found[0]
+
+
+def _values_of_environment() -> list[str]:
+    return _as_written(
+        frozenset(
+            (name, value)
+            for name, value in os.environ.items()
+            if len(value) >= SHORTEST and (_is_named(name) or "://" in value)
+        )
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_named(name: str) -> bool:
+    return name not in _DIRECTORIES and is_secret(name)
+
+
+@functools.lru_cache(maxsize=1)
+def _as_written(variables: frozenset[tuple[str, str]]) -> list[str]:
+    """Return secret values in each form in which they may stand somewhere, the longest first, as
+    one may be the beginning of another.
+    """
+    values: set[str] = set()
+    for name, value in variables:
+        if _is_named(name):
+            values |= {value, *value.splitlines()}
+        else:
+            values |= {part for one in _PASSWORD.findall(value) for part in (one, _unquoted(one))}
+    forms = {
+        form
+        for value in values
+        for form in (
+            value,
+            urllib.parse.quote(value, errors="surrogateescape"),
+            urllib.parse.quote(value, safe="", errors="surrogateescape"),
+            urllib.parse.quote_plus(value, errors="surrogateescape"),
+            json.dumps(value)[1:-1],
+            json.dumps(value, ensure_ascii=False)[1:-1],
+            repr(value)[1:-1],
+        )
+    }
+    return sorted((one for one in forms if len(one) >= SHORTEST), key=len, reverse=True)
+
+
+def _unquoted(text: str) -> str:
+    return urllib.parse.unquote(text, errors="surrogateescape")

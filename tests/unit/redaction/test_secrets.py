@@ -1,0 +1,232 @@
+"""What is hidden of any text, what is left as it is, and that it takes time linear in the text."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.parse
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redaction.secrets import HIDDEN, is_secret, redact, redact_clipped, redact_value
+
+CANARY = "canary7f3a"
+NAMES = (
+    "DB_PASSWORD", "PGPASSWORD", "MYSQL_PWD", "DB_PASS", "SSH_PASSPHRASE", "TOKEN", "HUB_TOKEN",
+    "GITHUB_PAT", "API_KEY", "apikey", "apiKey", "api-key", "AWS_SECRET_ACCESS_KEY", "OPENAIKEY",
+    "client_secret", "SECRET_OF_ADA", "GOOGLE_CREDENTIALS", "db.passwd", "AUTHORIZATION", "Cookie",
+    "REQUEST_SIG",
+)  # fmt: skip
+NO_NAMES = (
+    "key", "task.key", "task.key_dim", "task.num_tokens", "task.tokenizer", "tokens", "monkey",
+    "keyboard", "compass", "bypass", "lowpass", "low_pass", "forward_pass", "passes", "passed",
+    "keys", "missing_keys", "AWS_ACCESS_KEY_ID", "PATH", "pattern", "n_pat_h", "sigma", "design",
+    "signature", "secretary", "val/token_accuracy", "train.optimizer.lr",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_this_machine() -> Iterator[None]:
+    with mock.patch.dict(os.environ, {"PATH": os.environ["PATH"]}, clear=True):
+        yield
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name)
+    assert redact_value(name, "v") == HIDDEN
+    assert redact_value(name, "") == ""
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_names_of_other_things(name: str) -> None:
+    assert not is_secret(name)
+    assert redact(f"{name}=value, {name}: 'value'") == f"{name}=value, {name}: 'value'"
+
+
+@pytest.mark.parametrize("value", [0, 128, 2.5e-3, True, None])
+def test_a_number_is_no_token(value: object) -> None:
+    assert not is_secret("task.pad_token", value)
+    assert is_secret("task.db_password", value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the key is 3, token 5 of 7", "token embedding dim", "n_tokens=512", "max_tokens: 4096",
+        "tokenizer=bert", "pass 2 of 3", "key=lambda x", "monkey=1", "val/token_accuracy=0.5",
+        "KeyError: 'key'", "short stays: abc", "eos_token: 2, pad_token=None", "PASS: test_one",
+        "seconds_per_token=0.0123456", "forward_pass: 3.1ms", "missing_keys=['a.weight']",
+        "the token is lost and the key was here", "-s train.lr=0.1 --trials 4", "basic features",
+        "http://127.0.0.1:5000/#/experiments/1", "https://host/p@th?n=1&x=2", "ada@host: hello",
+        "Basic block 3", "sorted(x, key=len)", "sig=3", "s3://bucket/prefix", "código: já está",
+    ],
+)  # fmt: skip
+def test_ordinary_text_is_unchanged(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://ada:X@db:5432/x", "postgresql://[hidden]@db:5432/x"),
+        ("http://X@host/p@th", "http://[hidden]@host/p@th"),
+        ("postgres://ada:X/w?d'X#X@X@host/db", "postgres://[hidden]@host/db"),
+        ("http://h/?to=s3://ada:X@b and more", "http://h/?to=s3://[hidden]@b and more"),
+        ("API_KEY=X was refused", "API_KEY=[hidden] was refused"),
+        ('{"a_key":"X","n":1}', '{"a_key":[hidden],"n":1}'),
+        ("a_key='X',n=1", "a_key=[hidden],n=1"),
+        ("API_KEY='X' was refused", "API_KEY=[hidden] was refused"),
+        ("{'hub_token': 'X X', 'n': 1}", "{'hub_token': [hidden], 'n': 1}"),
+        ('{"password": "X \\" X", "n": 1}', '{"password": [hidden], "n": 1}'),
+        (r'{\"password\": \"X X\", \"n\": 1}', r'{\"password\": [hidden], \"n\": 1}'),
+        ('login(db_password="X", n=1)', "login(db_password=[hidden], n=1)"),
+        ("f(password=Secret('X'), n=1)", "f(password=[hidden], n=1)"),
+        ("api_key: X", "api_key: [hidden]"),
+        ('print("api_key:", "X")', 'print("api_key:", [hidden])'),
+        ("password = 'X'", "password = [hidden]"),
+        ('password: str = "X X"', "password: [hidden]"),
+        ("os.environ['DB_PASSWD'] = 'X'", "os.environ['DB_PASSWD'] = [hidden]"),
+        ("password=b'X X' n", "password=[hidden] n"),
+        ('password="""X "X" X""" n', "password=[hidden] n"),
+        ("PGPASSWORD=a,X&X;X'X(X", "PGPASSWORD=[hidden]"),
+        ("('token', 'X')", "('token', [hidden])"),
+        ("['mysql', '--password', 'X']", "['mysql', '--password', [hidden]]"),
+        ("mysql --password X -n 1", "mysql --password [hidden] -n 1"),
+        ("sweep --token X --lr 3", "sweep --token [hidden] --lr 3"),
+        ("<password>X</password>", "<password>[hidden]"),
+        ("a.b?token=X&n=1", "a.b?token=[hidden]&n=1"),
+        ("a.b?sig=X%2F&n=1", "a.b?sig=[hidden]&n=1"),
+        ("a.b?n=1&access_token=X'", "a.b?n=1&access_token=[hidden]'"),
+        ("a.b?X-Amz-Signature=X&n=1", "a.b?X-Amz-Signature=[hidden]&n=1"),
+        ("a.b?key=X&n=1", "a.b?key=[hidden]&n=1"),
+        ("Authorization: Digest X, X X", "Authorization: [hidden]"),
+        ("{'Authorization': 'Bearer X', 'n': 1}", "{'Authorization': [hidden], 'n': 1}"),
+        ("sent Bearer X, got 401", "sent Bearer [hidden], got 401"),
+        ("sent bearer token X", "sent bearer token [hidden]"),
+        ("Cookie: a=X; b=X", "Cookie: [hidden]"),
+        ("passphrase: X's X", "passphrase: [hidden]"),
+        ("sent Basic YWRhOmNhbmFyeTdmM2E= there", "sent Basic [hidden] there"),
+        ("İ password=X", "İ password=[hidden]"),
+        ("password: X\nnext: 1", "password: [hidden]\nnext: 1"),
+        ('password="X\nnext: 1', "password=[hidden]\nnext: 1"),
+    ],
+)  # fmt: skip
+def test_secrets_are_hidden_and_the_rest_is_kept(text: str, shown: str) -> None:
+    text = text.replace("X-Amz", "x-amz").replace("X", CANARY).replace("x-amz", "X-Amz")
+    assert redact(text) == shown
+    assert redact(shown) == shown
+
+
+VALUES = st.text("abcXYZ019_-+/.~%!?#@$^*|", min_size=6, max_size=30).map(lambda it: f"q{it}")
+ANYTHING = st.text(max_size=20) | st.sampled_from(["(", "{'a': 1, '", "?", "f(", "x=1&", "@", '"'])
+FORMS = st.sampled_from(
+    [
+        "{n}={v}", "{n}='{v}'", '{n}="{v}"', "{n}: {v}", "{n} = {v}", "'{n}': '{v}'",
+        '"{n}": "{v}"', r"\"{n}\": \"{v}\"", "--{n} {v}", "--{n}={v}", "?{n}={v}", "{n} => {v}",
+        "x://ada:{v}@host", "('{n}', '{v}')", "export {n}={v}", "{n}:={v}", "d['{n}'] = '{v}'",
+    ]
+)  # fmt: skip
+
+
+@given(VALUES, st.sampled_from(NAMES), FORMS, ANYTHING, ANYTHING)
+def test_no_secret_survives_whatever_surrounds_it(
+    value: str, name: str, form: str, before: str, after: str
+) -> None:
+    # A word that is longer because of its neighbours has another name, or is an address.
+    text = f"{before} {form.format(n=name, v=value)} {after}"
+    shown = redact(text)
+    assert value not in shown.replace(before, "").replace(after, "")
+
+
+@given(st.text("a!&;,)]}'([{\"", max_size=12), st.sampled_from(["", "q"]))
+def test_punctuation_ends_no_value(inside: str, first: str) -> None:
+    assert "z" not in redact(f"DB_PASS={first}{inside}z and more")
+
+
+@given(
+    st.text(min_size=6, max_size=30).filter(lambda it: it.strip() not in HIDDEN),
+    st.sampled_from(["TOKEN", "DB_PASS", "GITHUB_PAT"]),
+    st.sampled_from(
+        [str, urllib.parse.quote, urllib.parse.quote_plus, json.dumps, repr,
+         lambda it: urllib.parse.quote(it, safe="")]
+    ),
+    ANYTHING,
+    ANYTHING,
+)  # fmt: skip
+def test_the_value_of_a_variable_is_hidden_wherever_it_stands(
+    value: str, name: str, write: object, before: str, after: str
+) -> None:
+    try:
+        assert callable(write)
+        text = f"{before}{write(value)}{after}"
+        value.encode()
+        os.environ[name] = value
+    except (UnicodeEncodeError, ValueError):  # no value of a variable
+        return
+    assert value not in redact(text) or value in HIDDEN
+
+
+def test_the_password_of_a_variables_address_is_hidden_alone() -> None:
+    os.environ["DATABASE_URL"] = "postgres://ada:ca%2Fnary-pw@host/db"
+    assert redact("refused ca/nary-pw, ca%2Fnary-pw") == "refused [hidden], [hidden]"
+
+
+def test_of_two_values_the_longer_is_hidden_and_a_short_one_is_found_in_words() -> None:
+    os.environ |= {"DB_PASSWORD": "in-env", "HUB_TOKEN": "in-env-and-more", "SHORT_KEY": "abc"}
+    assert redact("longer: in-env-and-more.") == "longer: [hidden]."
+    assert redact("password=in-env-and-others") == "password=[hidden]"
+    assert redact("abc") == "abc"
+    os.environ["PWD"] = "/home/ada"
+    assert redact("in /home/ada") == "in /home/ada"
+
+
+def test_lines_of_a_variable_are_hidden_each() -> None:
+    os.environ["SSH_PRIVATE_KEY"] = "-----BEGIN-----\nbody-of-it\n"
+    assert redact("it has body-of-it") == "it has [hidden]"
+
+
+def test_what_is_cut_ends_in_no_beginning_of_a_secret() -> None:
+    os.environ["HUB_TOKEN"] = CANARY
+    text = f"{'-' * 90}{CANARY} and more"
+    assert redact_clipped(text, 1000) == f"{'-' * 90}[hidden] and more"
+    for limit in range(60, 101):
+        assert CANARY[:3] not in redact_clipped(text, limit)
+        assert len(redact_clipped(text, limit)) <= limit + 1
+
+
+@given(st.text())
+def test_what_was_redacted_stays_as_it_is(text: str) -> None:
+    assert redact(redact(text)) == redact(text)
+
+
+PATTERNS = (
+    *"-a'\"=:/@\\[({_.?&,; p\n", "a_", "://", "password", "key=", "Bearer ", "Basic ", "token=",
+    "password='", 'password="""', "--token x ", "- ", "secret", "a://a/", "a@", "://@", "cookie: ",
+    "?sig=a&", '"password", ', "password=x,", "password=(", "--" + "a" * 50 + " ", "İ",
+    "password" + " " * 50, "password\\", "authorization:'", "password=[x](", "key='",
+)  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    found = []
+    for _ in range(3):
+        start = time.process_time()
+        redact(text)
+        found.append(time.process_time() - start)
+    return min(found)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("end", ["", "@"])
+def test_time_is_linear_in_the_text(pattern: str, end: str) -> None:
+    """Eight times the text takes about eight times as long, where a quadratic pattern takes 64
+    times; times that are too short to be compared pass.
+    """
+    short, long = (pattern * (size // len(pattern)) + end for size in (20_000, 160_000))
+    assert _seconds(long) < 24 * _seconds(short) + 0.05

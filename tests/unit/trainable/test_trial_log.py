@@ -1,0 +1,141 @@
+"""What a trial prints reaches its log line by line, without secrets and control characters."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainable.trial_log import LONGEST_LINE, MOST_LOG_BYTES, TrialLog
+
+
+def test_a_log_holds_what_is_printed_without_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "trial.log"
+    path.write_text("before\n")
+    with TrialLog(path) as log:
+        print("epoch", 1, "von s3://u:canary@bucket ä", file=log)
+    assert path.read_text(encoding="utf-8") == "before\nepoch 1 von s3://[hidden]@bucket ä\n"
+
+
+def test_what_is_no_text_is_told_as_escapes(tmp_path: Path) -> None:
+    path = tmp_path / "trial.log"
+    with TrialLog(path) as log:
+        print(FileNotFoundError("caf\udce9.bin"), file=log)
+    assert path.read_text() == "caf\\udce9.bin\n"
+
+
+def test_a_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "trial.log"
+    for start in (0, 20):  # also where it was opened again
+        with TrialLog(path) as log:
+            for number in range(start, start + 20):
+                print(number, "x" * (1 << 20), number, file=log)
+    text = path.read_text()
+    assert len(text) <= MOST_LOG_BYTES
+    assert text.startswith("0 xxx")
+    assert text.endswith("xxx 39\n")
+    [told] = re.findall(r"\n\[about (\d+) bytes were cut here: .*\]\n", text)
+    printed = 40 * (2**20 + 6) - 2 * 10
+    assert int(told) + len(text) == pytest.approx(printed, abs=1000)
+
+
+CANARY = "canary-in-env"
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialLog:
+    monkeypatch.setenv("DB_PASS", CANARY)
+    return TrialLog(tmp_path / "trial.log")
+
+
+def _text(log: TrialLog) -> str:
+    log.close()
+    return Path(log._path).read_bytes().decode()
+
+
+@pytest.mark.parametrize("size", range(1, len(CANARY) + 1))
+def test_a_value_in_many_writes_is_hidden(log: TrialLog, size: int) -> None:
+    text = f"as {CANARY}, API_KEY='a b'\nthen"
+    for start in range(0, len(text), size):
+        log.write(text[start : start + size])
+        log.flush()
+    assert _text(log) == "as [hidden], API_KEY=[hidden]\nthen"
+
+
+def test_bytes_are_no_way_around(log: TrialLog) -> None:
+    for byte in f"é {CANARY}".encode():
+        log.buffer.write(bytes([byte]))
+    log.buffer.write(b"\xff\n")
+    assert _text(log) == "é [hidden]\\xff\n"
+
+
+def test_a_complete_line_is_in_the_file_at_once(log: TrialLog, tmp_path: Path) -> None:
+    print("one", file=log)
+    log.write("two")
+    assert (tmp_path / "trial.log").read_text() == "one\n"
+    assert _text(log) == "one\ntwo"
+
+
+def test_lines_survive_the_end_of_the_process(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from trainable.trial_log import TrialLog; log = TrialLog(sys.argv[1]); "
+        "print('said', file=log); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "trial.log")], check=False)
+    assert (tmp_path / "trial.log").read_text() == "said\n"
+
+
+def test_states_of_a_progress_bar_are_lines(log: TrialLog) -> None:
+    for percent in (10, 20):
+        log.write(f"\r{percent}% |##\x1b[A")
+    log.write("\r\ndone\r")
+    log.write("\nagain\x9b2J\u202e\n")
+    assert _text(log) == "\n10% |##\\x1b[A\n20% |##\\x1b[A\ndone\nagain\\x9b2J\\u202e\n"
+
+
+@pytest.mark.parametrize("before", [0, 3, len(CANARY)])
+def test_a_line_without_end_is_bounded_and_hides_what_crosses_the_bound(
+    log: TrialLog, before: int
+) -> None:
+    for _ in range(3):
+        log.write("-" * (LONGEST_LINE - before))
+        for character in CANARY:
+            log.write(character)
+    log.write("\n")
+    text = _text(log)
+    assert "canary" not in text
+    assert text == ("-" * (LONGEST_LINE - before) + "[hidden]") * 3 + "\n"
+
+
+def test_threads_write_whole_lines(log: TrialLog) -> None:
+    def write(name: str) -> None:
+        for _ in range(200):
+            log.write(f"{name * 50}\n")
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(_text(log).split()) == [name * 50 for name in "abcd" for _ in range(200)]
+
+
+def _say(log: TrialLog) -> None:
+    log.write(f"child {CANARY}")
+    log.flush()  # as multiprocessing does at a child's end
+    os._exit(0)
+
+
+def test_a_forked_process_writes_its_own_lines_alone(log: TrialLog) -> None:
+    log.write("parent ")
+    child = multiprocessing.get_context("fork").Process(target=_say, args=(log,))
+    child.start()
+    child.join()
+    log.write("again\n")
+    assert _text(log) == "child [hidden]parent again\n"

@@ -1,0 +1,151 @@
+"""What a trial prints, in a file that others read: line by line, without secrets and control
+characters.
+
+What must not live here: what counts as a secret (`redaction`), and who prints.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import re
+import threading
+from typing import Any
+
+from redaction.escapes import visible
+from redaction.secrets import redact
+
+TRIAL_LOG = "trial.log"
+"""What a trial printed, in its directory."""
+MOST_LOG_BYTES = 10 << 20
+_HEAD, _TAIL = 2 << 20, 4 << 20
+_PIECE = 1 << 20
+_CUT = re.compile(rb"\n\[about (\d+) bytes were cut here")
+
+LONGEST_LINE = 2 << 20
+"""Characters of a line that are held until it ends."""
+_KEPT_BACK = 8 << 10
+"""Characters at the end of what a longer line has so far: a secret may have begun there."""
+
+
+class TrialLog(io.TextIOWrapper):
+    """A text file in UTF-8 that keeps the beginning and the end of what grows beyond
+    `MOST_LOG_BYTES`.
+
+    A line is written once it is complete, at once and without its secrets, whether it came as text
+    or through `buffer` as bytes, in one piece or in many; what is left of one when the log is
+    closed is written then. A carriage return ends a line, too: of a progress bar each state is
+    kept. What a full disk refuses is missing: a log ends nobody's work. What a program that was
+    given `fileno()` writes goes past all this.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        super().__init__(
+            _Lines(path),  # type: ignore[arg-type]  # it has all that is used
+            encoding="utf-8",
+            errors="backslashreplace",
+            write_through=True,
+        )
+
+    def reopened(self) -> TrialLog:
+        """Return the same log, where this one was closed."""
+        return TrialLog(self._path)
+
+
+class _Lines(io.RawIOBase):
+    """Takes bytes, and writes lines."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  closed with it
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._begin()
+
+    def _begin(self) -> None:
+        self._owner, self._lock = os.getpid(), threading.RLock()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._line: list[str] = []
+        self._length = 0
+
+    def _in_this_process(self) -> threading.RLock:
+        if self._owner != os.getpid():  # a fork: the line, and whoever holds the lock, are not its
+            self._begin()
+            self._forked = True
+        return self._lock
+
+    _forked = False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def write(self, data: Any, /) -> int:
+        with self._in_this_process():
+            text = self._decoder.decode(bytes(data))
+            self._line.append(text)
+            self._length += len(text)
+            if "\n" in text or "\r" in text or self._length > LONGEST_LINE:
+                self._write_lines()
+        return len(data)
+
+    def flush(self) -> None:
+        """Write, in a process that was forked and ends without closing this, what is left."""
+        if not self.closed:
+            with self._in_this_process():
+                if self._forked:
+                    self._write_rest()
+
+    def close(self) -> None:
+        if not self.closed:
+            with self._in_this_process():
+                self._write_rest()
+                super().close()
+                with contextlib.suppress(OSError):
+                    self._file.close()
+
+    def _write_lines(self) -> None:
+        text = "".join(self._line)
+        # A carriage return may be half of a line break.
+        end = max(text.rfind("\n"), text.rfind("\r", 0, -1)) + 1
+        lines, rest = text[:end], text[end:]
+        if len(rest) > LONGEST_LINE:
+            rest = redact(rest)
+            lines, rest = redact(lines) + rest[:-_KEPT_BACK], rest[-_KEPT_BACK:]
+        self._line, self._length = [rest], len(rest)
+        self._write(lines)
+
+    def _write_rest(self) -> None:
+        text = "".join([*self._line, self._decoder.decode(b"", final=True)])
+        self._line, self._length = [], 0
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        data = memoryview(visible(redact(text)).encode())
+        with contextlib.suppress(OSError):
+            for start in range(0, len(data), _PIECE):
+                piece = data[start : start + _PIECE]
+                while piece:
+                    piece = piece[self._file.write(piece) :]
+                self._size += len(data[start : start + _PIECE])
+                if self._size > MOST_LOG_BYTES:
+                    self._cut()
+
+    def _cut(self) -> None:
+        number = self._file.fileno()
+        size = os.fstat(number).st_size
+        if size > MOST_LOG_BYTES:  # a process that was forked may have cut it
+            with open(self._path, "rb") as file:
+                file.seek(_HEAD)
+                mark = _CUT.match(file.read(200))
+                file.seek(size - _TAIL)
+                end = file.read()
+            cut = size - _HEAD - _TAIL + (int(mark[1]) if mark else 0)
+            os.ftruncate(number, _HEAD)
+            said = f"a trial's log keeps its first {_HEAD >> 20} and its last {_TAIL >> 20} MiB"
+            os.write(number, f"\n[about {cut} bytes were cut here: {said}]\n".encode() + end)
+        self._size = os.fstat(number).st_size
