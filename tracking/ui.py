@@ -35,6 +35,7 @@ _ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PYTHONSAFEPATH": "1",  # it starts processes of its own
 }
 
 
@@ -131,6 +132,7 @@ def start_server(
     port = _free_port(host, port)
     command = [
         sys.executable,
+        "-P",
         "-m",
         "mlflow",
         "server",

@@ -21,6 +21,10 @@ from trainable.errors import ConfigError
 
 ARGUMENTS = ("sweep",)
 """`sys.argv` for a task: a program without arguments, so that no parser reads ours."""
+SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "gradsweep"
+"""What the command line sets for all of its children, so that none of them imports from the
+directory of its program or from the working directory; any value does. This one tells it from the
+user's own, which programs that a task starts keep."""
 
 
 @functools.cache
@@ -33,6 +37,8 @@ def prepare_process() -> None:
     """
     sys.path[:] = _import_path(sys.argv[0])
     sys.argv[:] = ARGUMENTS
+    if os.environ.get(SAFE_PATH_VARIABLE) == SAFE_PATH:
+        del os.environ[SAFE_PATH_VARIABLE]  # `python prepare.py` of a task finds its neighbours
 
 
 @contextmanager
