@@ -1,5 +1,5 @@
-"""Where the `sweep` command begins: who interrupts it while it is loaded is shown no traceback, and
-neither it nor its children import from the working directory.
+"""Where the `sweep` command begins: neither it nor its children import from the working directory,
+and who interrupts it while it is loaded is shown no traceback.
 
 What must not live here: any import that takes time.
 """

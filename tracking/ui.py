@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -142,6 +143,9 @@ def start_server(
         str(port),
         "--workers",
         "1",
+        # Else uvicorn, whatever Python's options are, imports from the working directory first.
+        "--uvicorn-opts",
+        shlex.join(("--app-dir", os.path.dirname(os.__file__))),
     ]
     command += ["--artifacts-destination", str(artifact_root.absolute())]
     # The database's address may hold a password, and command lines are readable by every user of

@@ -11,6 +11,8 @@ import io
 import os
 import re
 
+from trainable.regular_files import UNLIMITED, open_regular
+
 HIDDEN = "[hidden]"
 
 TRIAL_LOG = "trial.log"
@@ -67,7 +69,9 @@ class MaskedLog(io.TextIOWrapper):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        super().__init__(open(path, "ab"), encoding="utf-8")  # noqa: SIM115  closed with it
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        number = open_regular(path, flags, limit=UNLIMITED)  # one that has grown is cut
+        super().__init__(os.fdopen(number, "ab"), encoding="utf-8")
         self._size = os.fstat(self.fileno()).st_size
 
     def write(self, text: str) -> int:
@@ -96,7 +100,7 @@ class MaskedLog(io.TextIOWrapper):
         number = self.fileno()
         size = os.fstat(number).st_size
         if size > MOST_LOG_BYTES:  # characters were counted
-            with open(self._path, "rb") as file:
+            with os.fdopen(open_regular(self._path, limit=UNLIMITED), "rb") as file:
                 file.seek(_HEAD)
                 mark = _CUT.match(file.read(200))
                 file.seek(size - _TAIL)
