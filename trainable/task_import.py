@@ -37,8 +37,7 @@ def prepare_process() -> None:
     """
     sys.path[:] = _import_path(sys.argv[0])
     sys.argv[:] = ARGUMENTS
-    if os.environ.get(SAFE_PATH_VARIABLE) == SAFE_PATH:
-        del os.environ[SAFE_PATH_VARIABLE]  # `python prepare.py` of a task finds its neighbours
+    _take_back_safe_path()
 
 
 @contextmanager
@@ -47,10 +46,23 @@ def prepared() -> Iterator[None]:
     arguments, path = list(sys.argv), list(sys.path)
     sys.path[:] = _import_path(sys.argv[0])
     sys.argv[:] = ARGUMENTS
+    ours = _take_back_safe_path()
     try:
         yield
     finally:
         sys.argv[:], sys.path[:] = arguments, path
+        if ours:
+            os.environ[SAFE_PATH_VARIABLE] = SAFE_PATH
+
+
+def _take_back_safe_path() -> bool:
+    """Have what a task starts find its neighbours, as `python prepare.py` does for its user;
+    returns whether it would not have.
+    """
+    ours = os.environ.get(SAFE_PATH_VARIABLE) == SAFE_PATH
+    if ours:
+        del os.environ[SAFE_PATH_VARIABLE]
+    return ours
 
 
 def _import_path(program: str) -> list[str]:
