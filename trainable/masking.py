@@ -70,7 +70,10 @@ class MaskedLog(io.TextIOWrapper):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        number = open_regular(path, flags, limit=UNLIMITED)  # one that has grown is cut
+        if path == os.devnull:  # where there is no room for a log
+            number = os.open(path, flags)
+        else:
+            number = open_regular(path, flags, limit=UNLIMITED)  # one that has grown is cut
         super().__init__(os.fdopen(number, "ab"), encoding="utf-8")
         self._size = os.fstat(self.fileno()).st_size
 
