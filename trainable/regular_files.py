@@ -98,8 +98,11 @@ def read_regular(path: str | os.PathLike[str], limit: int, *, follow: bool = Fal
         IrregularFile: Something else lies there, or it is too large.
         OSError: It cannot be read, or is not there.
     """
-    # Unbuffered: all of it is read at once.
-    with os.fdopen(open_regular(path, limit=limit, follow=follow), "rb", buffering=0) as file:
+
+    def opener(name: str, flags: int) -> int:
+        return open_regular(name, flags, limit=limit, follow=follow)
+
+    with open(path, "rb", buffering=0, opener=opener) as file:  # all of it is read at once
         return file.read()
 
 
