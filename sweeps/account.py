@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-import tempfile
 
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 """Where `getpass.getuser` looks before it asks the password database."""
@@ -31,6 +30,8 @@ def complete_account() -> None:
 
 
 def _temporary_home() -> str | None:
+    import tempfile
+
     try:
         home = os.path.join(tempfile.gettempdir(), f"gradsweep-home-{os.getuid()}")
         os.makedirs(home, mode=0o700, exist_ok=True)

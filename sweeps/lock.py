@@ -13,7 +13,9 @@ import errno
 import fcntl
 import json
 import os
+import pwd
 import re
+import shlex
 import socket
 import threading
 import time
@@ -24,6 +26,7 @@ from typing import IO, Protocol
 
 from sweeps.layout import command_line
 from trainable.files import make_directory
+from trainable.regular_files import LARGEST_NOTE, open_regular, read_regular
 
 _LOOKING_SECONDS = 1.0
 """For how long those who only look are waited for."""
@@ -95,6 +98,10 @@ class SweepHeld(Exception):
         self.holder = holder
 
 
+class LockTaken(OSError):
+    """A process that is no driver has locked the sweep's lock."""
+
+
 class SweepLock:
     """An exclusive lock on a sweep's directory, held until `release` or the process' end.
 
@@ -117,6 +124,8 @@ class SweepLock:
 
         Raises:
             SweepHeld: Another live process holds it.
+            LockTaken: A process that is no driver of its owner's has locked the file.
+            IrregularFile: The lock is no regular file.
             LedgerError: The ledger's lock cannot be asked for.
         """
         holder = Holder(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
@@ -141,10 +150,17 @@ class SweepLock:
         make_directory(self._path.parent)
         while True:
             # For as long as the file is open, the lock is held; nobody else writes to it.
-            file = open(self._path, "a+", encoding="utf-8", opener=_for_its_owner)  # noqa: SIM115
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            number = open_regular(self._path, flags, limit=LARGEST_NOTE, mode=0o600)
+            file = os.fdopen(number, "a+", encoding="utf-8")
             if not _take(file, self._path):
                 file.close()
+                if (stranger := locked_by_a_stranger(self._path)) is not None:
+                    raise LockTaken(stranger)
                 raise SweepHeld(self._path.parent, _read_live_holder(self._path))
+            if os.fstat(number).st_uid == os.geteuid():
+                # Who can open it can lock it: those of earlier releases everybody could read.
+                os.fchmod(number, 0o600)
             self._file = file
             if self.is_ours():
                 return file
@@ -217,15 +233,16 @@ def _take(file: IO[str], path: Path) -> bool:
             return True
 
 
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, mode=0o644)
-
-
 def read_holder(path: Path) -> Holder | None:
-    """The holder written in a lock file; None when it was released, never held, or is damaged."""
+    """The holder written in a lock file; None when it was released, never held, is damaged, or is
+    another user's.
+
+    Raises:
+        IrregularFile: It is no regular file.
+    """
     try:
-        holder = Holder(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+        holder = Holder(**json.loads(read_regular(path, LARGEST_NOTE)))
+    except (FileNotFoundError, PermissionError, ValueError, TypeError):
         return None
     # A shorter token would mean the processes of many drivers, an empty one all of a user's.
     return holder if _TOKEN.fullmatch(str(holder.token)) else None
@@ -241,12 +258,73 @@ def _read_live_holder(path: Path) -> Holder | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a live process holds the lock at `path`."""
+    """Whether a live driver holds the lock at `path`; of another user's lock only what this
+    machine's kernel knows of it.
+
+    Raises:
+        IrregularFile: It is no regular file.
+    """
     try:
-        with open(path, encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        file = open_regular(path, limit=LARGEST_NOTE)
     except FileNotFoundError:
         return False
+    except PermissionError:
+        return any(exclusive for _, exclusive in _lockers(path)) and _stranger(path) is None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return _stranger(path) is None
+    finally:
+        os.close(file)
     return False
+
+
+def locked_by_a_stranger(path: Path) -> str | None:
+    """Return a sentence about a process that has locked the file and cannot be a driver, for it is
+    neither the file's owner's nor root's; None: there is none, as far as this machine knows.
+    """
+    if (found := _stranger(path)) is None:
+        return None
+    pid, user = found
+    return (
+        f"{path} is locked by process {pid} of user {user}, which is no driver: a sweep is run by "
+        f"who owns its lock; what nobody runs goes on with a new lock: "
+        f"{shlex.join(('rm', str(path)))}"
+    )
+
+
+def _stranger(path: Path) -> tuple[int, str] | None:
+    """The process id and the user of who has locked a file and is neither its owner nor root."""
+    try:
+        trusted = {0, os.stat(path, follow_symlinks=False).st_uid}
+    except OSError:
+        return None
+    for pid, _ in _lockers(path):
+        try:
+            user = os.stat(f"/proc/{pid}").st_uid
+        except OSError:  # it has ended; a child that has the file may hold the lock still
+            continue
+        if user not in trusted:
+            return pid, _name(user)
+    return None
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
+def _lockers(path: Path) -> list[tuple[int, bool]]:
+    """The processes of this machine that have locked a file, and whether they exclude others; the
+    kernel tells it everybody who can see the file's directory.
+    """
+    try:
+        found = os.stat(path, follow_symlinks=False)
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    fields = (line.split() for line in lines if " FLOCK " in line and " -> " not in line)
+    return [(int(each[4]), each[3] == "WRITE") for each in fields if each[5] == wanted]

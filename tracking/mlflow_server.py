@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 _PAGE = 1000
+_CREATE_SECONDS = 180.0
+"""How long another process may take to create a store; a busy machine takes 20."""
 _FILE = re.compile(r"sqlite(\+pysqlite)?:///(?!file:|:memory:|.*\?)")
 """The address of a file that may be made."""
 # A plain "bad request" is not among them: a proxy on the way answers so, too, and the next attempt
@@ -83,7 +86,7 @@ def _create(store: Path) -> None:
     store.parent.mkdir(parents=True, exist_ok=True)
     directory = os.open(store.parent, os.O_RDONLY)
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX)  # another sweep may be creating it
+        _lock(directory, store)  # another sweep may be creating it
         if store.exists():
             return
         for rest in (aside, aside.with_name(f"{aside.name}-journal")):
@@ -93,6 +96,26 @@ def _create(store: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _lock(directory: int, store: Path) -> None:
+    """Lock a directory, which everybody can who may read it.
+
+    Raises:
+        TimeoutError: Somebody had it for longer than a store takes to be created.
+    """
+    deadline = time.monotonic() + _CREATE_SECONDS
+    while True:
+        try:
+            return fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{store.parent} has been locked for {_CREATE_SECONDS:g} s, in which another "
+                    f"sweep would have created {store.name} there; see who has it locked in "
+                    "/proc/locks, end that, or keep sweeps elsewhere with --root"
+                ) from None
+            time.sleep(0.1)
 
 
 def search(

@@ -74,9 +74,11 @@ class Outbox:
         self._prepared: dict[int, _Prepared] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._owner = os.open(
-                directory / "drain.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-            )
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            # Its owner's alone: who can open it can lock it, and keep everybody from delivering.
+            self._owner = os.open(directory / "drain.lock", flags, 0o600)
+            if os.fstat(self._owner).st_uid == os.geteuid():
+                os.fchmod(self._owner, 0o600)
         except OSError as error:
             raise OutboxError(f"cannot write the outbox {directory}: {error}") from error
         try:

@@ -5,7 +5,9 @@ What must not live here: what the records mean.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 import uuid
 from pathlib import Path
 
@@ -37,6 +39,22 @@ class OutboxError(OSError):
     """The queue's file cannot be used."""
 
 
+def check_file(path: Path) -> None:
+    """Look at the queue's file, and at what SQLite keeps beside it, before SQLite opens them: of a
+    FIFO it would read for ever.
+
+    Raises:
+        sqlite3.DatabaseError: One of them is there and no regular file.
+    """
+    for suffix in ("", "-wal", "-journal", "-shm"):
+        try:
+            found = os.lstat(f"{path}{suffix}")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if not stat.S_ISREG(found.st_mode):
+            raise sqlite3.DatabaseError(f"{path.name}{suffix} is no regular file")
+
+
 def open_file(path: Path) -> sqlite3.Connection:
     """Open the queue's file, creating its tables in an empty one.
 
@@ -44,6 +62,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         OutboxError: A newer version wrote it.
         sqlite3.DatabaseError: It is not a database, or cannot be opened.
     """
+    check_file(path)
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
     try:
         db.execute("PRAGMA journal_mode = WAL")
@@ -71,9 +90,14 @@ def open_file(path: Path) -> sqlite3.Connection:
 def move_aside(path: Path) -> Path:
     """Rename a damaged file, so that it can be looked at; returns its new path."""
     aside = path.with_name(f"{path.name}.damaged-{uuid.uuid4().hex[:8]}")
-    path.rename(aside)
-    for suffix in ("-wal", "-shm"):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    if os.path.lexists(path):
+        path.rename(aside)
+    for suffix in ("-wal", "-journal", "-shm"):
+        beside = Path(f"{path}{suffix}")
+        if beside.is_dir() and not beside.is_symlink():
+            beside.rename(f"{aside}{suffix}")
+        else:
+            beside.unlink(missing_ok=True)
     return aside
 
 

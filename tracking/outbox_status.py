@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tracking.outbox import LOST, SWEEP, held
-from tracking.outbox_file import FILE_NAME, OutboxError, read_meta
+from tracking.outbox_file import FILE_NAME, OutboxError, check_file, read_meta
 from tracking.points import Marks, Row
 
 
@@ -64,9 +65,10 @@ def read_outbox(directory: Path, trial: int | None = None) -> Delivered:
         OutboxError: The file cannot be opened.
     """
     path = directory / FILE_NAME
-    if not path.exists():
+    if not os.path.lexists(path):
         return _EMPTY
     try:
+        check_file(path)
         with contextlib.closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         ) as db:

@@ -27,9 +27,10 @@ _DIGEST = "gradsweep.sha256"
 _FORMAT = "gradsweep.format"
 _GRAPH, _PICKLE = "pt2", "pickle"
 _LOAD = """
-import sys
+import os, sys
 sys.modules.update(dict.fromkeys(sys.argv[2:]))  # importing one of them fails
 import mlflow.pytorch
+sys.path.append(os.getcwd())  # where the model's class may be; last, as where a task is imported
 mlflow.pytorch.load_model(sys.argv[1])
 """
 
@@ -119,7 +120,7 @@ def _create(client: MlflowClient, name: str) -> None:
 def _check_loads(path: Path, without: Sequence[str]) -> None:
     """Load a pickle in a fresh process, as others will."""
     child = subprocess.run(
-        [sys.executable, "-c", _LOAD, str(path), *without],
+        [sys.executable, "-P", "-c", _LOAD, str(path), *without],
         capture_output=True,
         text=True,
         check=False,

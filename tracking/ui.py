@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -35,6 +36,7 @@ _ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PYTHONSAFEPATH": "1",  # it starts processes of its own
 }
 
 
@@ -131,6 +133,7 @@ def start_server(
     port = _free_port(host, port)
     command = [
         sys.executable,
+        "-P",
         "-m",
         "mlflow",
         "server",
@@ -140,6 +143,9 @@ def start_server(
         str(port),
         "--workers",
         "1",
+        # Else uvicorn, whatever Python's options are, imports from the working directory first.
+        "--uvicorn-opts",
+        shlex.join(("--app-dir", os.path.dirname(os.__file__))),
     ]
     command += ["--artifacts-destination", str(artifact_root.absolute())]
     # The database's address may hold a password, and command lines are readable by every user of

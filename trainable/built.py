@@ -26,6 +26,7 @@ from torch.nn.parameter import is_lazy
 
 from trainable.errors import ConfigError
 from trainable.fingerprint import ARGUMENTS, COLLATED, differences
+from trainable.regular_files import LARGEST_TEXT, read_regular
 from trainable.rules import BUILT
 from trainable.seeding import derive_seed, isolated_host_randomness, seed_host
 from trainable.task import Data, Samples, Task
@@ -116,7 +117,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
 
 def _read(file: Path) -> Summary | None:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(file, LARGEST_TEXT))
     except (FileNotFoundError, ValueError):  # of an earlier release; cut short with the power
         return None
     return found if isinstance(found, dict) else None

@@ -24,6 +24,7 @@ from typing import BinaryIO, Protocol, Self, TypeVar
 
 from redaction.secrets import redact
 from trainable.errors import Fenced, StorageError
+from trainable.regular_files import LARGEST_NOTE, UNLIMITED, IrregularFile, read_regular
 
 STATE = "state.pt"
 MANIFEST = "manifest.json"
@@ -330,14 +331,15 @@ class LocalFiles:
 
 @contextlib.contextmanager
 def reading(files: Files, what: str = "") -> Iterator[None]:
-    """Only what the storage itself says is not there is missing; all else is a `StorageError`.
+    """Only what the storage itself says is not there, or is no file, counts as missing or damaged;
+    all else is a `StorageError`.
 
     Args:
         what: Which part of the store is read.
     """
     try:
         yield
-    except _MISSING:
+    except (*_MISSING, IrregularFile):
         raise
     except OSError as problem:
         raise StorageError(
@@ -408,15 +410,16 @@ def _ask_again(ask: Callable[[str], _T], path: str) -> _T:
     """Ask for a file once more: a stale handle, of what another host removed, is gone then."""
     try:
         return ask(path)
-    except _MISSING:
+    except (*_MISSING, IrregularFile):
         raise
     except OSError:
         return ask(path)
 
 
 def _content(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:  # unbuffered: all of it is read at once
-        return file.read()
+    # A state may have been moved to another disk; its size is that of its manifest.
+    state = path.endswith(f"/{STATE}")
+    return read_regular(path, UNLIMITED if state else LARGEST_NOTE, follow=state)
 
 
 def _remove_tree(path: Path) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from trainable.regular_files import LARGEST_NOTE, read_regular
+
 DUMP_STACKS = signal.SIGRTMIN + 7
 """The signal on which a worker writes the stacks of all its threads into its log."""
 
@@ -150,7 +152,7 @@ def at_work() -> contextlib.AbstractContextManager[None]:
 def read(path: Path) -> Stamp | None:
     """Return what a heartbeat's file says; None where there is none."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path, LARGEST_NOTE)
     except OSError:
         return None
     if len(content) != _FORM.size:

@@ -20,12 +20,22 @@ from typing import BinaryIO, NamedTuple
 from redaction.secrets import redact
 from trainable.errors import StorageError
 from trainable.files import LocalFiles, RunFiles, remedy
+from trainable.regular_files import (
+    LARGEST_CURVE,
+    LARGEST_TEXT,
+    IrregularFile,
+    open_regular,
+    read_regular,
+)
 
 FILE_NAME = "metrics.jsonl"
 LOGGED = "logged.jsonl"
 ARTIFACTS = "artifacts"
 """The directory of a run in which files lie that its code logged."""
 RESUMED = "resumed.json"
+
+_LONGEST_LINE = 64 << 20
+"""Bytes; a hundred thousand metrics of a hundred characters are a fifth of it."""
 
 
 class CurveDamaged(ValueError):
@@ -103,8 +113,12 @@ def read_resumptions(directory: Path) -> list[int]:
     """
     path = directory / RESUMED
     try:
-        steps: list[int] = json.loads(path.read_bytes()) if path.exists() else []
+        steps: list[int] = json.loads(read_regular(path, LARGEST_TEXT))
         return [int(step) for step in steps]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except IrregularFile as error:
+        raise CurveDamaged(str(error)) from None
     except (ValueError, TypeError) as error:
         raise CurveDamaged(
             f"{path} is damaged ({type(error).__name__}: {error}); it is the list of steps after "
@@ -145,7 +159,7 @@ class History:
             now = [earlier for earlier in before if earlier < step] + [step] * interrupted
             if now != before:
                 files.replace(directory / RESUMED, json.dumps(now).encode())
-            self._file: BinaryIO = path.open("ab")
+            self._file = _appending(path)
             self._logged_path = logged = directory / LOGGED
             if logged.exists():
                 files.replace(logged, _up_to(logged, step))
@@ -173,7 +187,7 @@ class History:
             return
         with self._writing():
             if self._logged_file is None:
-                self._logged_file = self._logged_path.open("ab")
+                self._logged_file = _appending(self._logged_path)
             lines = (
                 json.dumps(
                     {
@@ -244,8 +258,22 @@ def _parse(line: bytes, path: Path) -> Row:
         ) from error
 
 
+def _appending(path: Path) -> BinaryIO:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.fdopen(open_regular(path, flags, limit=LARGEST_CURVE), "ab")
+
+
 def _complete_lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        for line in file:
+    try:
+        number = open_regular(path, limit=LARGEST_CURVE)
+    except IrregularFile as error:
+        raise CurveDamaged(str(error)) from None
+    with os.fdopen(number, "rb") as file:
+        while line := file.readline(_LONGEST_LINE):
             if line.endswith(b"\n"):
                 yield line
+            elif len(line) == _LONGEST_LINE:
+                raise CurveDamaged(
+                    f"{path} has a line of more than {_LONGEST_LINE} bytes; a curve is one JSON "
+                    "object a line; restore the file from a backup, or cut it before that line"
+                )

@@ -21,6 +21,10 @@ from trainable.errors import ConfigError
 
 ARGUMENTS = ("sweep",)
 """`sys.argv` for a task: a program without arguments, so that no parser reads ours."""
+SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "gradsweep"
+"""What the command line sets for all of its children, so that none of them imports from the
+directory of its program or from the working directory; any value does. This one tells it from the
+user's own, which programs that a task starts keep."""
 
 
 @functools.cache
@@ -33,6 +37,7 @@ def prepare_process() -> None:
     """
     sys.path[:] = _import_path(sys.argv[0])
     sys.argv[:] = ARGUMENTS
+    _take_back_safe_path()
 
 
 @contextmanager
@@ -41,10 +46,23 @@ def prepared() -> Iterator[None]:
     arguments, path = list(sys.argv), list(sys.path)
     sys.path[:] = _import_path(sys.argv[0])
     sys.argv[:] = ARGUMENTS
+    ours = _take_back_safe_path()
     try:
         yield
     finally:
         sys.argv[:], sys.path[:] = arguments, path
+        if ours:
+            os.environ[SAFE_PATH_VARIABLE] = SAFE_PATH
+
+
+def _take_back_safe_path() -> bool:
+    """Have what a task starts find its neighbours, as `python prepare.py` does for its user;
+    returns whether it would not have.
+    """
+    ours = os.environ.get(SAFE_PATH_VARIABLE) == SAFE_PATH
+    if ours:
+        del os.environ[SAFE_PATH_VARIABLE]
+    return ours
 
 
 def _import_path(program: str) -> list[str]:

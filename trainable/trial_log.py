@@ -16,6 +16,7 @@ from typing import Any
 
 from redaction.escapes import visible
 from redaction.secrets import redact
+from trainable.regular_files import UNLIMITED, open_regular
 
 TRIAL_LOG = "trial.log"
 """What a trial printed, in its directory."""
@@ -60,7 +61,12 @@ class _Lines(io.RawIOBase):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  closed with it
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        if path == os.devnull:  # where there is no room for a log
+            number = os.open(path, flags)
+        else:
+            number = open_regular(path, flags, limit=UNLIMITED)  # one that has grown is cut
+        self._file = os.fdopen(number, "ab", buffering=0)
         self._size = os.fstat(self._file.fileno()).st_size
         self._begin()
 
@@ -139,7 +145,7 @@ class _Lines(io.RawIOBase):
         number = self._file.fileno()
         size = os.fstat(number).st_size
         if size > MOST_LOG_BYTES:  # a process that was forked may have cut it
-            with open(self._path, "rb") as file:
+            with os.fdopen(open_regular(self._path, limit=UNLIMITED), "rb") as file:
                 file.seek(_HEAD)
                 mark = _CUT.match(file.read(200))
                 file.seek(size - _TAIL)

@@ -20,7 +20,7 @@ from sweeps.engine.resources import Machine, plan
 from sweeps.engine.system_limits import check_limits
 from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths, tracking_place
-from sweeps.lock import LockLost
+from sweeps.lock import LockLost, LockTaken
 from sweeps.results import messages
 from sweeps.results.sweep_view import Outcome
 from sweeps.spec.origin import Origin
@@ -33,6 +33,7 @@ from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox
 from trainable.errors import StorageError
 from trainable.history import CurveDamaged
+from trainable.regular_files import IrregularFile
 from trainable.startup import without_collection
 
 _REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
@@ -215,6 +216,8 @@ def give_up(
     code = WRONG_INPUT
     if isinstance(error, LedgerBusy | LockLost):
         code = HELD
+    elif isinstance(error, IrregularFile | LockTaken):
+        pass  # for the user to put right, whether or not there is a sweep
     elif isinstance(error, LedgerRefused | StorageError | OSError) and paths.exists():
         code = NO_SUCCESS
     cause = str(error)

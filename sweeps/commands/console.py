@@ -126,13 +126,14 @@ def _without_values(params: list[Any]) -> list[Any]:
 
 
 def view_of(name: str, root: Path | None) -> SweepView:
-    """Return a sweep as it is now; what of its spec or its outbox is damaged is said."""
+    """Return a sweep as it is now; what of its spec or its outbox is damaged is
+    said, and who has locked it and is no driver."""
     from sweeps.layout import SweepPaths, resolve_root
     from sweeps.results import messages
     from sweeps.results.sweep_view import SweepView
 
     view = SweepView(SweepPaths(resolve_root(root), name))
-    for damage in filter(None, (view.damage, view.delivered.damage)):
+    for damage in filter(None, (view.damage, view.delivered.damage, view.stranger)):
         messages.sentence(err, damage, style="yellow")
     return view
 

@@ -45,7 +45,7 @@ from sweeps.spec.spec import SpecError, SweepSpec, trial_yaml
 from sweeps.stores import takes_checkpoints, trial_store
 from tracking.recorder import Recorder
 from trainable.files import make_directory
-from trainable.trial_log import TRIAL_LOG
+from trainable.trial_log import TRIAL_LOG, TrialLog
 
 _NOT_KEPT = (
     "earlier",
@@ -415,7 +415,7 @@ class Bookkeeper(Callback):
         """Write into a trial's log how its process ended, which could not do so itself."""
         end = self._end_of_worker(trial.get_pickled_error())
         log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
-        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+        with contextlib.suppress(OSError), TrialLog(log) as file:
             said = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
             file.write(f"the trial's process ended{end.how and ' '}{end.how}{said}\n")
         return end

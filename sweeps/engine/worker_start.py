@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not sys.flags.safe_path:
     sys.path.pop(0)  # this directory: a program finds its neighbours under the names of others
 
 import argparse
@@ -138,7 +138,7 @@ def _main(arguments: list[str]) -> None:
         if os.environ.get("RAY_RAYLET_PID") not in (None, str(os.getppid())):
             sys.exit(1)  # the raylet has ended as well, and so has its driver
     theirs = os.path.join(os.path.dirname(command[0]), "setup_worker.py")
-    os.execv(sys.executable, [sys.executable, theirs, *arguments])
+    os.execv(sys.executable, [sys.executable, "-P", theirs, *arguments])
 
 
 if __name__ == "__main__":

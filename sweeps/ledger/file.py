@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.ledger.sql import Dialect
+from trainable.regular_files import check_database
 
 WAIT_SECONDS = 30.0
 """How long another process' transaction is waited for."""
@@ -45,7 +46,11 @@ class LedgerFile:
         Raises:
             LedgerError: There is no such file, or it is not sound.
         """
-        if not self.path.exists():
+        try:
+            exists = check_database(self.path)
+        except OSError as error:
+            raise LedgerError(str(error)) from error
+        if not exists:
             num_left = len(list(self.path.parent.glob("trials/[0-9]*")))
             raise LedgerError(
                 f"there is no ledger at {self.path}; it is the record of all trials, and none is "

@@ -23,6 +23,7 @@ from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.stores import best_generation
 from trainable.errors import StorageError
 from trainable.export import AWAY
+from trainable.regular_files import LARGEST_TEXT, read_regular
 
 
 class NoReport(Exception):
@@ -89,7 +90,7 @@ def export_trial(
     if record.lineage:  # the file beside the trial is that of its last hyperparameters
         resolved = trial_yaml(spec.trial_config(record.number, record.best_params)).encode()
     else:
-        resolved = (paths.trial(record.number) / TRIAL_CONFIG).read_bytes()
+        resolved = read_regular(paths.trial(record.number) / TRIAL_CONFIG, LARGEST_TEXT)
     directory.mkdir(parents=True, exist_ok=True)
     weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
     # A child process: torch would stay in this one's memory, and the driver must remain small.

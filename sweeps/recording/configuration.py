@@ -17,6 +17,7 @@ from sweeps.spec.source import parse
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
 from trainable.config import TrialConfig
+from trainable.regular_files import LARGEST_TEXT, read_regular
 from trainable.rules import EARLIEST
 
 
@@ -40,7 +41,7 @@ def read_config(file: Path) -> TrialConfig:
         OSError: It cannot be read.
         ValueError: It holds something else.
     """
-    found = parse(file.read_text(encoding="utf-8"), str(file), {}).data
+    found = parse(read_regular(file, LARGEST_TEXT).decode(), str(file), {}).data
     if not found:  # its driver died right before it wrote
         raise ValueError(f"{file} is empty")
     # Runs of an earlier release do not say, and there was one version of the rules then.

@@ -21,6 +21,7 @@ from sweeps.exits import NO_SUCCESS
 from sweeps.layout import SweepPaths, list_sweeps
 from sweeps.ledger.place import holder_of, place_of
 from sweeps.ledger.view import LedgerView, TrialSummary
+from sweeps.lock import locked_by_a_stranger
 from sweeps.reconciliation.facts import gather
 from sweeps.reconciliation.reconcile import Correction, Stranger, reconcile
 from sweeps.spec.origin import FIXED
@@ -127,6 +128,8 @@ class SweepView:
         self.damage = self.revision.damage
         self.place = place_of(paths, self.spec)
         self.running, self.holder = holder_of(paths, self.place)
+        self.stranger = locked_by_a_stranger(paths.lock)
+        """A sentence about who has locked the sweep and is no driver; None: nobody."""
         self.ledger = LedgerView(self.place)
         self.records = self.ledger.trials
         self.delivered: Delivered = read_outbox(paths.outbox)

@@ -29,6 +29,7 @@ from sweeps.spec.parameters import flatten
 from sweeps.spec.scalars import write_flow
 from sweeps.spec.spec import SweepSpec, parse_spec
 from trainable.config import Section
+from trainable.regular_files import LARGEST_TEXT, IrregularFile, read_regular
 from trainable.rules import EARLIEST
 
 _RULES_SINCE = 2
@@ -67,7 +68,9 @@ def read_spec(path: Path) -> Revision:
         SpecError: The revision is of a version that this program does not know.
     """
     try:
-        documents = _BREAK.split(path.read_bytes())
+        documents = _BREAK.split(read_regular(path, LARGEST_TEXT))
+    except IrregularFile as error:
+        raise RevisionError(str(error)) from None
     except OSError as error:
         raise RevisionError(
             f"{path} cannot be read ({error.strerror}); it says what the sweep is; correct its "
@@ -102,7 +105,7 @@ def read_revisions(path: Path) -> list[SweepSpec]:
         SpecError: A revision is of a version that this program does not know.
         OSError: The file cannot be read.
     """
-    texts = [_unsealed(document)[0] for document in _BREAK.split(path.read_bytes())]
+    texts = [_unsealed(document)[0] for document in _BREAK.split(read_regular(path, LARGEST_TEXT))]
     return [
         parse_spec(_with_rules(text), str(path), drawn=None) for text in texts if text is not None
     ]
@@ -125,7 +128,7 @@ def write_spec(path: Path, spec: SweepSpec) -> None:
         newest = read_spec(path)
         if is_unchanged(newest.spec, spec) and newest.format is not None:
             return
-        before = path.read_bytes()
+        before = read_regular(path, LARGEST_TEXT)
         before += (b"" if before.endswith(b"\n") else b"\n") + b"---\n"
         if changed := describe_changes(newest.spec, spec):
             what = f": {changed}"

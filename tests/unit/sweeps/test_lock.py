@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,10 +13,20 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from sweeps.lock import LockLost, SweepHeld, SweepLock, is_held, read_holder
+from sweeps.lock import (
+    LockLost,
+    LockTaken,
+    SweepHeld,
+    SweepLock,
+    is_held,
+    locked_by_a_stranger,
+    read_holder,
+)
 
 _HOLD = """
 import sys, time
@@ -284,12 +295,85 @@ def test_a_lock_that_another_user_wrote_names_nobody_whose_processes_end(
         lock.release()
 
 
-def test_only_its_owner_writes_to_a_lock(path: Path) -> None:
+@pytest.mark.parametrize("earlier", [None, 0o644, 0o666])
+def test_only_its_owner_can_open_a_lock(path: Path, earlier: int | None) -> None:
+    """Who can open it can lock it, for reading too, and so keep its owner from running."""
     before = os.umask(0)
     try:
+        if earlier is not None:  # of an earlier release
+            path.parent.mkdir()
+            path.touch()
+            path.chmod(earlier)
         lock = SweepLock(path)
         lock.acquire()
-        assert path.stat().st_mode & 0o777 == 0o644
+        mode = path.stat().st_mode & 0o777
         lock.release()
+        assert mode == 0o600
     finally:
         os.umask(before)
+
+
+def _locked_by_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[str]:
+    """A process that has locked the file; this machine says that another user started it."""
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    program = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); "
+    program += "print('locked', flush=True); sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "locked\n"
+    theirs = os.stat
+
+    def stat(name: Any, **options: Any) -> Any:
+        found = theirs(name, **options)
+        if name != f"/proc/{other.pid}":
+            return found
+        return SimpleNamespace(st_uid=found.st_uid + 4711)
+
+    monkeypatch.setattr(os, "stat", stat)
+    return other
+
+
+def test_who_is_no_driver_and_locks_a_sweep_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _locked_by_another(path, monkeypatch) as other:
+        assert not is_held(path)
+        with pytest.raises(LockTaken) as refused:
+            SweepLock(path).acquire()
+        told = locked_by_a_stranger(path)
+        assert str(refused.value) == told
+        assert told is not None
+        assert f"{path} is locked by process {other.pid} of user" in told
+        assert told.endswith(f": rm {path}")
+        path.unlink()  # as it says
+        lock = SweepLock(path)
+        lock.acquire()
+        assert is_held(path)
+        lock.release()
+        other.communicate()
+
+
+def test_who_may_not_open_a_lock_sees_that_it_is_held(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = SweepLock(path)
+    lock.acquire()
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sweeps.lock.open_regular", refuse)
+        patched.setattr("trainable.regular_files.open_regular", refuse)
+        assert is_held(path)
+        assert read_holder(path) is None
+    lock.release()
+    with monkeypatch.context() as patched:
+        patched.setattr("sweeps.lock.open_regular", refuse)
+        assert not is_held(path)

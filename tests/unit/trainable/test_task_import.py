@@ -13,7 +13,7 @@ import pytest
 from trainable import Data, Task
 from trainable.errors import ConfigError
 from trainable.module_names import hidden_by, hidden_imports
-from trainable.task_import import no_exit, prepared
+from trainable.task_import import SAFE_PATH, SAFE_PATH_VARIABLE, no_exit, prepared
 
 
 def test_the_working_directory_stands_last_and_no_argument_is_ours(
@@ -39,6 +39,18 @@ def test_a_directory_that_pythonpath_names_stays(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "argv", ["/opt/code/start.py"])
     with prepared():
         assert sys.path[0] == "/opt/code"
+
+
+@pytest.mark.parametrize(("value", "within"), [(SAFE_PATH, None), ("1", "1"), (None, None)])
+def test_what_a_task_starts_has_the_import_path_of_its_user(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, within: str | None
+) -> None:
+    monkeypatch.delenv(SAFE_PATH_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(SAFE_PATH_VARIABLE, value)
+    with prepared():
+        assert os.environ.get(SAFE_PATH_VARIABLE) == within
+    assert os.environ.get(SAFE_PATH_VARIABLE) == value
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
