@@ -13,7 +13,8 @@ from pathlib import Path
 from sweeps.layout import SweepPaths, tracking_place
 from sweeps.spec.document import AFTER_THE_FILE, Document
 from sweeps.spec.spec import SweepSpec
-from tracking.trusted_stores import StoreUntrusted, check_trusted, is_file, remember
+from tracking.store_origin import is_file
+from tracking.trusted_stores import StoreUntrusted, check_trusted, remember
 
 _STORES = (("tracking", "uri"), ("storage", "ledger"), ("storage", "checkpoints"))
 _ROOT = 0

@@ -30,7 +30,8 @@ from tracking.delivery import (
 from tracking.limits import clean_key
 from tracking.outbox import SWEEP
 from tracking.points import Request
-from tracking.trusted_stores import check_artifacts, check_trusted, is_file, secured
+from tracking.store_origin import is_file
+from tracking.trusted_stores import check_artifacts, check_trusted, secured
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

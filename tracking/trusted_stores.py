@@ -4,7 +4,7 @@ A sweep's directory says where its stores are, and a directory can be planted. S
 connected to that the address in a spec alone names: the user has to have named it, on a command
 line, in the environment, or with `sweep trust`. That is remembered in a file of the user's own:
 
-    $XDG_CONFIG_HOME/gradsweep/trusted-stores     one address a line; see `origin_of`
+    $XDG_CONFIG_HOME/gradsweep/trusted-stores     one address a line; see `store_origin`
 
 `SWEEP_TRUSTED_STORES` in the environment holds more of them, separated by spaces. What must not
 live here: whose a sweep is, and connections.
@@ -13,16 +13,24 @@ live here: whose a sweep is, and connections.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import netrc
 import os
 import re
 import shlex
 import stat
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from tracking.store_origin import (
+    is_file,
+    is_libpq,
+    is_local,
+    is_placed_by_environment,
+    is_readable,
+    origin_of,
+)
 
 VARIABLE = "SWEEP_TRUSTED_STORES"
 """Of the environment: addresses that are trusted, separated by spaces."""
@@ -30,29 +38,6 @@ UNENCRYPTED = "unencrypted"
 """Follows an address of http:// in the file to which a password may go in clear."""
 
 _MOST_BYTES = 1 << 20
-_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
-_ADDRESS = re.compile(
-    r"(?P<scheme>[a-z][a-z0-9.-]*)(?:\+\w+)?://(?:[\w.%~-]*@)?(?P<hosts>[^/?#@\\\s]*)"
-    r"(?:/[^?#@\\\s]*)?(?:\?(?P<query>[^?#@\\\s]*))?",
-    re.ASCII,
-)
-"""An address that every parser reads alike: libpq, SQLAlchemy, requests and Python."""
-_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[\w.%~-]*)(?::(?P<port>\d*))?", re.ASCII)
-_HARMLESS = frozenset(
-    {
-        "application_name",
-        "charset",
-        "connect_timeout",
-        "dbname",
-        "options",
-        "port",
-        "sslmode",
-        "user",
-    }
-)
-"""Options in an address that name no host, and loosen nothing on this machine's loopback."""
-_LIBPQ = re.compile(r"postgresql(\+psycopg2?)?://")
-_FILES = re.compile(r"sqlite(\+pysqlite)?:|file:|[^:]*$")
 _PASSWORDLESS = "scram-sha-256,gss,sspi,none"
 """How a PostgreSQL server may have this user prove who it is: no password leaves with any."""
 _REQUIRE_AUTH_SINCE = 160000
@@ -62,7 +47,6 @@ _HTTP_VARIABLES = (
     "MLFLOW_TRACKING_TOKEN",
     "MLFLOW_TRACKING_AUTH",
 )
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 class StoreUntrusted(ValueError):
@@ -73,65 +57,12 @@ class TrustFileRefused(StoreUntrusted):
     """The file of trusted stores could have been written by somebody else, or cannot be used."""
 
 
-class _Where(NamedTuple):
-    """What an address names.
-
-    Attributes:
-        hosts: Names, or paths of sockets; empty where the address itself names none.
-        is_plain: Nothing in it but hosts, a path and harmless options.
-    """
-
-    hosts: tuple[str, ...]
-    is_plain: bool
-
-
-def origin_of(uri: str) -> str:
-    """Return what is trusted of an address: scheme, hosts and ports.
-
-    Options in the address may name other hosts, or switch encryption off: an address with options
-    is another one than without. An address that two programs could read differently stands for
-    itself alone.
-    """
-    found = _ADDRESS.fullmatch(uri)
-    if found is None or not all(map(_HOST.fullmatch, found["hosts"].lower().split(","))):
-        return uri
-    port = _PORTS.get(found["scheme"])
-    hosts = found["hosts"].lower().split(",")
-    if port is not None:
-        hosts = [one if re.search(r":\d+$", one) else f"{one.rstrip(':')}:{port}" for one in hosts]
-    query = f"?{found['query']}" if found["query"] else ""
-    return f"{found['scheme']}://{','.join(hosts)}{query}"
-
-
 def can_be_trusted(uri: str) -> bool:
     """Whether it is an address of a host, which every program reads alike, without a password."""
     from tracking.provenance import redact
 
     origin = origin_of(uri)
-    return _ADDRESS.fullmatch(uri) is not None and redact(origin) == origin
-
-
-def is_file(uri: str) -> bool:
-    """Whether an address is a file's, which nobody sends a password to."""
-    return uri != "databricks" and _FILES.match(uri) is not None
-
-
-def is_local(uri: str) -> bool:
-    """Whether all that an address names is a file, a Unix socket, or on this machine's loopback.
-
-    `s3://` names no host: the environment says where it is.
-    """
-    if is_file(uri):
-        return True
-    if uri.startswith("s3://"):
-        endpoint = _endpoint()
-        return endpoint is not None and is_local(endpoint)
-    where = _where(uri)
-    hosts = where.hosts
-    if not hosts and _LIBPQ.match(uri):
-        named = os.environ.get("PGHOSTADDR") or os.environ.get("PGHOST") or "/"
-        hosts = tuple(named.split(","))
-    return where.is_plain and bool(hosts) and all(map(_is_loopback, hosts))
+    return is_readable(uri) and redact(origin) == origin
 
 
 def check_trusted(uri: str) -> None:
@@ -189,7 +120,7 @@ def secured(uri: str) -> str:
     What the address, or libpq's environment, says itself stays. A libpq older than 16 knows
     nothing that keeps it from answering a server that asks for the password in clear.
     """
-    if not _LIBPQ.match(uri):
+    if not is_libpq(uri):
         return uri
     given = dict(parse_qsl(urlsplit(uri).query))
     added = {}
@@ -329,49 +260,14 @@ def _check_own(found: os.stat_result, path: Path) -> None:
     )
 
 
-def _where(uri: str) -> _Where:
-    found = _ADDRESS.fullmatch(uri)
-    if found is None:
-        return _Where((uri,), is_plain=False)
-    hosts = []
-    for one in filter(None, found["hosts"].split(",")):
-        host = _HOST.fullmatch(one.lower())
-        hosts.append(one if host is None else unquote(host["name"]).strip("[]"))
-    options = parse_qsl(found["query"] or "", keep_blank_values=True)
-    is_libpq = _LIBPQ.match(uri) is not None
-    for key, value in options:
-        if is_libpq and key in ("host", "hostaddr"):
-            hosts += value.split(",")
-    known = _HARMLESS | ({"host", "hostaddr"} if is_libpq else set())
-    return _Where(tuple(hosts), all(key in known for key, _ in options))
-
-
 def _is_named_by_environment(uri: str) -> bool:
-    """Whether the environment, not the address, says which host it is, or says the same."""
-    if uri == "databricks":
-        return True
-    if uri.startswith("s3://"):
-        return _endpoint() is not None
-    where = _where(uri)
-    if _LIBPQ.match(uri) and where.is_plain and not where.hosts:
+    """Whether the environment says which host it is, or says the same."""
+    if is_placed_by_environment(uri):
         return True
     named = os.environ.get("MLFLOW_TRACKING_URI")
     if named is None or origin_of(re.sub("://[^/@]*@", "://", named)) != origin_of(uri):
         return False
     return not (uri.startswith("http://") and _has_http_credentials(origin_of(uri)))
-
-
-def _endpoint() -> str | None:
-    return next((at for name in _ENDPOINTS if (at := os.environ.get(name))), None)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.startswith("/"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _has_http_credentials(origin: str) -> bool:
@@ -393,9 +289,7 @@ def _knows_require(uri: str) -> bool:
     """Whether the libpq of an address's driver can refuse to send a password."""
     try:
         if uri.startswith("postgresql+psycopg:"):
-            from psycopg import pq
-
-            return int(pq.version()) >= _REQUIRE_AUTH_SINCE
+            return int(import_module("psycopg.pq").version()) >= _REQUIRE_AUTH_SINCE
         from psycopg2.extensions import libpq_version
 
         return int(libpq_version()) >= _REQUIRE_AUTH_SINCE

@@ -25,7 +25,7 @@ def trust(
     """Let credentials go to a tracking server, database or bucket; without ADDRESS, list them."""
     from sweeps.results import messages
     from sweeps.spec.problems import Refused
-    from tracking import trusted_stores
+    from tracking import store_origin, trusted_stores
 
     with input_errors():
         for address in addresses or ():
@@ -36,7 +36,7 @@ def trust(
                     "https://mlflow.example or postgresql://db.example"
                 )
         for address in addresses or ():
-            origin = trusted_stores.origin_of(address)
+            origin = store_origin.origin_of(address)
             if not forget:
                 trusted_stores.remember(address, explicit=True)
                 said = f"credentials may go to {origin}"

@@ -8,14 +8,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tracking.store_origin import is_local, origin_of
 from tracking.trusted_stores import (
     StoreUntrusted,
     TrustFileRefused,
     check_artifacts,
     check_trusted,
     forget,
-    is_local,
-    origin_of,
     remember,
     secured,
     trust_file,
