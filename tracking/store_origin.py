@@ -20,6 +20,8 @@ _ADDRESS = re.compile(
     re.ASCII,
 )
 """An address that every parser reads alike: libpq, SQLAlchemy, requests and Python."""
+_NO_HOST = re.compile(r"[a-z][\w.+-]*:(?!//)[\w.:/~+=,-]+", re.ASCII)
+"""An address of a plugin, such as `arn:...`."""
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[\w.%~-]*)(?::(?P<port>\d*))?", re.ASCII)
 _HARMLESS = frozenset(
     {
@@ -70,8 +72,11 @@ def origin_of(uri: str) -> str:
 
 
 def is_readable(uri: str) -> bool:
-    """Whether every program reads an address alike."""
-    return _ADDRESS.fullmatch(uri) is not None
+    """Whether every program reads an address alike, and it fits on one line."""
+    found = _ADDRESS.fullmatch(uri)
+    if found is None:
+        return _NO_HOST.fullmatch(uri) is not None
+    return all(map(_HOST.fullmatch, found["hosts"].lower().split(",")))
 
 
 def is_libpq(uri: str) -> bool:

@@ -79,6 +79,12 @@ def check_trusted(uri: str) -> None:
         return
     origin = origin_of(uri)
     explicit = _consents().get(origin)
+    if explicit is None and not is_readable(uri):
+        raise StoreUntrusted(
+            f"{_shown(uri)} is an address that two programs could read differently, so nobody can "
+            "tell where credentials would go; nothing was connected to; an address is "
+            "SCHEME://HOST:PORT/PATH; write for example https://mlflow.example"
+        )
     if explicit is None:
         raise StoreUntrusted(
             f"{_shown(uri)} is a store that you have not named: credentials go only to stores "
@@ -139,7 +145,8 @@ def remember(uri: str, *, explicit: bool = False) -> None:
     """Remember that this user named a store.
 
     Args:
-        uri: Its address. Nothing is written for one that needs no trust, or has it.
+        uri: Its address. Nothing is written for one that needs no trust, has it, or cannot be
+            trusted (`can_be_trusted`).
         explicit: Asked for by `sweep trust`: a password may go there over http://, too.
 
     Raises:
@@ -147,7 +154,7 @@ def remember(uri: str, *, explicit: bool = False) -> None:
     """
     origin = origin_of(uri)
     explicit = explicit and origin.startswith("http://")
-    if is_local(uri) or _is_named_by_environment(uri):
+    if is_local(uri) or _is_named_by_environment(uri) or not is_readable(uri):
         return
     consents = _consents()
     if consents.get(origin, False) or (origin in consents and not explicit):
