@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote
 
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _ADDRESS = re.compile(
-    r"(?P<scheme>[a-z][a-z0-9.-]*)(?:\+\w+)?://(?:[\w.%~-]*@)?(?P<hosts>[^/?#@\\\s]*)"
+    r"(?P<scheme>[a-z][a-z0-9.-]*)(?:\+\w+)?://(?:[\w.%~-]*(?::[\w.%~!$*+-]*)?@)?(?P<hosts>[^/?#@\\\s]*)"
     r"(?:/[^?#@\\\s]*)?(?:\?(?P<query>[^?#@\\\s]*))?",
     re.ASCII,
 )

@@ -165,6 +165,28 @@ def test_a_planted_database_does_not_send_artifacts_to_its_hosts(
     assert planted.heard == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_a_file_that_is_run_names_its_stores_if_it_is_ones_own(
+    planted: PlantedStore, tmp_path: Path
+) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(MadeSweep(tmp_path / "made", more=ledger_of(planted)).spec.to_yaml())
+    for owner, mode in ((54321, 0o644), (0, 0o666)):
+        os.chown(file, owner, owner)
+        file.chmod(mode)
+        done, said = invoke(tmp_path, "run", str(file))
+        assert planted.heard == []
+        assert (done, "have not named" in said) == (2, True), said
+    file.chmod(0o644)
+    done, said = invoke(tmp_path, "run", str(file))
+    assert (done, "does not support SSL" in said) == (2, True), said
+    assert planted.heard
+    assert not any(PASSWORD.encode() in heard for heard in planted.heard)
+    before = len(planted.heard)
+    invoke(tmp_path / "made", "status", "small")
+    assert len(planted.heard) > before, "what was named is remembered"
+
+
 def test_no_token_goes_over_http_to_a_server_that_was_named(
     planted: PlantedStore, tmp_path: Path
 ) -> None:
