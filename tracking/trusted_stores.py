@@ -219,8 +219,11 @@ def trusted() -> list[str]:
 def trust_file() -> Path:
     """Return where this user's trusted stores are remembered."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    place = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~"), ".config")
-    return place / "gradsweep" / "trusted-stores"
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.config")
+    if not os.path.isabs(base):  # no home: what lies in the present directory is nobody's word
+        base = os.devnull
+    return Path(base, "gradsweep", "trusted-stores")
 
 
 def _consents() -> dict[str, bool]:

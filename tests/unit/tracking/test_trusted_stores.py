@@ -174,6 +174,24 @@ def test_the_file_of_another_user_trusts_nobody(of: str) -> None:
         check_trusted(DB)
 
 
+def test_who_has_no_home_trusts_nothing_in_the_present_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    for home in ("", "~", "."):
+        monkeypatch.setenv("HOME", home)
+        for there in (".config", "~/.config"):
+            (tmp_path / there / "gradsweep").mkdir(parents=True, exist_ok=True, mode=0o700)
+            (tmp_path / there / "gradsweep/trusted-stores").write_text(f"{DB}\n")
+            (tmp_path / there / "gradsweep").chmod(0o700)
+            (tmp_path / there / "gradsweep/trusted-stores").chmod(0o600)
+        with pytest.raises(StoreUntrusted):
+            check_trusted(DB)
+        with pytest.raises(TrustFileRefused, match="SWEEP_TRUSTED_STORES="):
+            remember("https://other.example")
+
+
 def test_a_file_that_cannot_be_written_names_the_variable(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("in the way")
     with pytest.raises(TrustFileRefused, match=r"SWEEP_TRUSTED_STORES=postgresql://db.example"):
