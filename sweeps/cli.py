@@ -37,6 +37,7 @@ from sweeps.commands.console import (
     show_found,
     view_of,
 )
+from sweeps.commands.trust import trust
 from sweeps.commands.unread import outlive_readers
 from sweeps.exits import LATE
 
@@ -163,7 +164,7 @@ def run(
     from sweeps.search.rehearsal import rehearse
     from sweeps.spec.durations import parse_duration
 
-    with _loaded(file, settings, name=name, tracking_uri=tracking_uri) as spec:
+    with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
         check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
@@ -213,6 +214,7 @@ def resume(
     from sweeps.spec.durations import parse_duration
     from sweeps.spec.revisions import is_unchanged
     from sweeps.spec.spec import parse_placed
+    from sweeps.store_access import remember_named
 
     with input_errors():
         view = view_of(name, root)
@@ -221,6 +223,7 @@ def resume(
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)
+        remember_named(spec, document)
         done = view.concluded and is_unchanged(view.spec, spec)
         if done and not find_loss(view, err, offline=offline):
             outcome = view.outcome()
@@ -290,6 +293,7 @@ def stop(
         raise typer.Exit(LATE)
 
 
+app.command()(trust)
 app.command(name="list")(look.list_command)
 app.command()(look.status)
 app.command()(look.trials)
@@ -451,11 +455,17 @@ def _loaded(
     *,
     name: str | None = None,
     tracking_uri: str | None = None,
+    to_run: bool = False,
 ) -> Iterator[SweepSpec]:
-    """Read a spec for what is done with it; what is refused then is told with its place."""
+    """Read a spec for what is done with it; what is refused then is told with its place. The
+    stores of one that is to be run are those that the user names.
+    """
     from sweeps.spec.spec import load_placed
+    from sweeps.store_access import remember_named
 
     with input_errors():
         spec, document = load_placed(file, settings or [], name=name, tracking_uri=tracking_uri)
+        if to_run:
+            remember_named(spec, document, file)
         with document.placing():
             yield spec

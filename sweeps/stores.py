@@ -7,13 +7,18 @@ generation is and how it is committed (`trainable`).
 from __future__ import annotations
 
 import resource
+from typing import TYPE_CHECKING
 
 from sweeps.layout import SweepPaths
-from sweeps.ledger.view import TrialSummary
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.spec import SweepSpec
+from sweeps.store_access import check_store
+from tracking.trusted_stores import StoreUntrusted
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.files import RunFiles, files_of, probe_directory
+
+if TYPE_CHECKING:
+    from sweeps.ledger.view import TrialSummary
 
 KEY = ("storage", "checkpoints")
 """Of a spec: where checkpoints lie."""
@@ -31,8 +36,15 @@ def address_of(paths: SweepPaths, spec: SweepSpec, number: int) -> str | None:
 
 
 def trial_files(paths: SweepPaths, spec: SweepSpec, number: int) -> RunFiles:
-    """Return a trial's generations as files."""
-    return files_of(paths.trial(number), address_of(paths, spec, number))
+    """Return a trial's generations as files.
+
+    Raises:
+        StoreUntrusted: They lie in an object store that the user has not named.
+    """
+    address = address_of(paths, spec, number)
+    if address is not None:
+        check_store(paths.directory, address)
+    return files_of(paths.trial(number), address)
 
 
 def trial_store(paths: SweepPaths, spec: SweepSpec, number: int) -> CheckpointStore:
@@ -74,7 +86,7 @@ def takes_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:
             if place.is_dir():
                 probe_directory(place)
         probe_store(paths, spec, new=False)
-    except (OSError, Refused):
+    except (OSError, Refused, StoreUntrusted):
         return False
     return True
 
@@ -89,8 +101,10 @@ def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
 
     Raises:
         Refused: They cannot; nothing was created.
+        StoreUntrusted: The user has not named the object store.
     """
     if spec.storage.checkpoints is not None:
+        check_store(paths.directory, spec.storage.checkpoints)
         from trainable.objects import StoreUnusable, probe
 
         try:

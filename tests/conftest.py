@@ -26,10 +26,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests see neither the user's sweeps nor the user's tracking server."""
-    for name in ("SWEEP_ROOT", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+def _clean_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Tests see neither the user's sweeps nor the user's tracking server, and trust no store."""
+    for name in ("SWEEP_ROOT", "MLFLOW_TRACKING_URI", "RAY_ADDRESS", "SWEEP_TRUSTED_STORES"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(
+        "XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / f"config-{uuid.uuid4().hex}")
+    )
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

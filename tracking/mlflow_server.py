@@ -31,6 +31,8 @@ from tracking.delivery import (
 from tracking.limits import clean_key
 from tracking.outbox import SWEEP
 from tracking.points import Request
+from tracking.store_origin import is_file
+from tracking.trusted_stores import check_artifacts, check_trusted, secured
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -62,7 +64,11 @@ def connect(uri: str) -> MlflowClient:
 
     An SQLite store that does not exist yet is created, which takes seconds. Environment variables
     that the user has set are left as they are.
+
+    Raises:
+        StoreUntrusted: The user has not named the store.
     """
+    check_trusted(uri)
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import mlflow
@@ -71,7 +77,7 @@ def connect(uri: str) -> MlflowClient:
         _quiet()
     if _FILE.match(uri) and (store := file_of(uri)) is not None and not store.exists():
         _create(store)
-    return mlflow.MlflowClient(tracking_uri=uri)
+    return mlflow.MlflowClient(tracking_uri=secured(uri))
 
 
 def _create(store: Path) -> None:
@@ -160,6 +166,7 @@ class MlflowServer:
         self, uri: str, artifact_root: Path | None, experiment: str, sweep_id: str
     ) -> None:
         self._client = connect(uri)
+        self._uri = uri
         self._artifact_root = artifact_root
         self._experiment = experiment
         self._sweep_id = sweep_id
@@ -278,6 +285,8 @@ class MlflowServer:
     def upload(self, run_id: str, path: Path, folder: str) -> None:
         """Store a file under the artifact path `folder`."""
         with _translated():
+            if is_file(self._uri):
+                check_artifacts(self._uri, self._client.get_run(run_id).info.artifact_uri or "")
             self._client.log_artifact(run_id, str(path), folder or None)
 
 

@@ -24,6 +24,7 @@ from tracking.tables import (
     TablesDiffer,
     check_revision,
 )
+from tracking.trusted_stores import check_trusted, secured
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -214,8 +215,11 @@ def open_database(uri: str, seconds: float = _SECONDS) -> Engine:
 
     Raises:
         ImportError: The driver of its kind is not installed.
+        StoreUntrusted: The user has not named the database.
     """
     import sqlalchemy
+
+    check_trusted(uri)
 
     pool = sqlalchemy.pool.NullPool
     if (file := file_of(uri)) is not None:
@@ -223,7 +227,7 @@ def open_database(uri: str, seconds: float = _SECONDS) -> Engine:
             "sqlite://", creator=lambda: _open(file, seconds), poolclass=pool
         )
     limits = {"connect_timeout": int(seconds)} if uri.startswith(_WITH_TIMEOUT) else {}
-    return sqlalchemy.create_engine(uri, connect_args=limits, poolclass=pool)
+    return sqlalchemy.create_engine(secured(uri), connect_args=limits, poolclass=pool)
 
 
 def _open(file: Path, seconds: float) -> sqlite3.Connection:

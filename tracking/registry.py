@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracking.mlflow_server import connect
+from tracking.trusted_stores import check_artifacts
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -88,6 +89,7 @@ def register_model(
                 _save(model, inputs, path, form)  # what cannot be saved leaves nothing behind
                 if pickled:
                     _check_loads(path, without)
+                check_artifacts(uri, client.get_run(run_id).info.artifact_uri or "")
                 _create(client, name)
                 client.log_artifacts(run_id, str(path), artifacts)
             source = f"{client.get_run(run_id).info.artifact_uri}/{artifacts}"

@@ -28,6 +28,7 @@ from redaction.secrets import redact
 from tracking.address import file_of, is_database
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
 from tracking.outbox import SWEEP
+from tracking.trusted_stores import StoreUntrusted, check_artifacts
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -345,6 +346,7 @@ class _Client:
             return {point.step for point in self._client.get_metric_history(run_id, key)}
 
     def files(self, run: StoredRun, folder: str) -> set[str]:
+        check_artifacts(self._uri, run.artifacts)
         with self._translated():
             found = self._client.list_artifacts(run.run_id, folder or None)
         return {one.path.rpartition("/")[2] for one in found}
@@ -354,7 +356,7 @@ class _Client:
         try:
             yield
         except Exception as error:  # a server, and what stores its artifacts, may raise anything
-            if isinstance(error, StoreUnreadable):
+            if isinstance(error, StoreUnreadable | StoreUntrusted):
                 raise
             raise StoreUnreadable(self._uri, error) from error
 

@@ -19,7 +19,7 @@ from sweeps.engine.preflight import Inspection
 from sweeps.engine.resources import Machine, plan
 from sweeps.engine.system_limits import check_limits
 from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
-from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths, tracking_place
+from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
 from sweeps.lock import LockLost, LockTaken
 from sweeps.results import messages
 from sweeps.results.sweep_view import Outcome
@@ -27,6 +27,7 @@ from sweeps.spec.origin import Origin
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
+from sweeps.store_access import reach_tracking
 from sweeps.stores import probe_store
 from tracking.address import credentials
 from tracking.outbox_file import OutboxError
@@ -75,6 +76,8 @@ def attempt(
     try:
         with leaving(), err.status("loading the task") as spinner, ExitStack() as stack:
             check_tracking(spec)
+            if not offline:
+                reach_tracking(paths, spec)  # before anything is started
             if address is None:
                 check_limits()
             where: Machine | Cluster = Machine.probe()
@@ -183,7 +186,7 @@ def check_tracking(spec: SweepSpec) -> None:
 def _probe_tracking(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
     from tracking.probe import TrackingUnusable, probe
 
-    uri, _ = tracking_place(spec.tracking.uri, paths.root)
+    uri, _ = reach_tracking(paths, spec)
     try:
         probe(uri, known=_is_known(paths, spec, new=new))
     except TrackingUnusable as error:

@@ -36,9 +36,11 @@ from sweeps.lock import is_held, read_holder
 from sweeps.spec.problems import Refused
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
+from sweeps.store_access import check_store
 from sweeps.stores import probe_store
 from tracking.address import file_of, is_database
 from tracking.probe import TrackingUnusable, probe
+from tracking.trusted_stores import StoreUntrusted
 from trainable.errors import StorageError
 
 _GIB = 1024**3
@@ -193,7 +195,7 @@ def object_stores(root: Path) -> list[Finding]:
             continue
         try:
             probe_store(paths, spec, new=False)
-        except Refused as error:
+        except (Refused, StoreUntrusted) as error:
             remedy = "put this right, then resume"
             found[where] = Finding("fail", "object store", str(error), remedy)
         else:
@@ -399,8 +401,15 @@ def _loopback() -> Finding:
 
 def _tracking(root: Path) -> Iterator[Finding]:
     """Look where the sweeps below `root` record, or a new one would."""
-    for uri in dict.fromkeys(spec.tracking.uri for _, spec in _specs(root)) or (None,):
-        yield _tracking_store(root, uri)
+    named = {spec.tracking.uri: paths for paths, spec in _specs(root)}
+    for uri, paths in named.items() or [(None, SweepPaths(root, "none"))]:
+        try:
+            check_store(paths.directory, tracking_place(uri, root)[0])
+        except StoreUntrusted as error:
+            detail, _, remedy = str(error).rpartition("; ")
+            yield Finding("fail", "tracking", detail, remedy)
+        else:
+            yield _tracking_store(root, uri)
     if _MLFLOWS_OWN in os.environ:
         yield Finding(
             "warn",

@@ -39,6 +39,7 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
     from sweeps.spec.problems import Refused
     from sweeps.spec.revisions import RevisionError
     from sweeps.spec.spec import SpecError
+    from tracking.trusted_stores import StoreUntrusted
 
     with input_errors():
         found, where = [], resolve_root(root)
@@ -51,7 +52,7 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
         def look(paths: SweepPaths) -> dict[str, Any] | str:
             try:
                 return SweepView(paths).status()
-            except (RevisionError, SpecError, LedgerError, OSError) as error:
+            except (RevisionError, SpecError, LedgerError, StoreUntrusted, OSError) as error:
                 return str(error)  # the others are shown nevertheless
 
         with ThreadPoolExecutor(_AT_ONCE) as at_once:  # a silent database takes five seconds
@@ -177,6 +178,7 @@ def best(
     from sweeps.results import front, tables
     from sweeps.results.sweep_view import NoBest
     from sweeps.spec.spec import check_name
+    from sweeps.store_access import reach_tracking
 
     if pickled and register is None:
         fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
@@ -184,6 +186,8 @@ def best(
         if register is not None:
             check_name(register, model=True)
         view = view_of(name, root)
+        if register is not None:
+            reach_tracking(view.paths, view.spec)
         if export is not None:
             check_place(export, "--export")
         try:

@@ -10,11 +10,12 @@ import contextlib
 from rich.console import Console
 
 from sweeps.engine.orphans import unmarked_environment
-from sweeps.layout import SweepPaths, tracking_place
+from sweeps.layout import SweepPaths
 from sweeps.reconciliation.store_check import lost_runs
 from sweeps.results import messages
 from sweeps.results.sweep_view import SweepView
 from sweeps.spec.spec import SweepSpec
+from sweeps.store_access import reach_tracking
 from tracking.probe import probe
 from tracking.store_reader import StoreUnreadable, other_sweeps
 
@@ -28,7 +29,7 @@ def find_loss(view: SweepView, err: Console, *, offline: bool) -> bool:
     """
     if offline:
         return False
-    uri, _ = tracking_place(view.spec.tracking.uri, view.paths.root)
+    uri, _ = reach_tracking(view.paths, view.spec)
     probe(uri, known=True)
     try:
         found = lost_runs(
@@ -46,7 +47,7 @@ def find_loss(view: SweepView, err: Console, *, offline: bool) -> bool:
 
 def name_other_sweeps(paths: SweepPaths, spec: SweepSpec, err: Console) -> None:
     """Say which runs lie in the experiment of a new sweep already."""
-    uri, _ = tracking_place(spec.tracking.uri, paths.root)
+    uri, _ = reach_tracking(paths, spec)
     with contextlib.suppress(StoreUnreadable):  # it is not what was asked for
         if others := other_sweeps(uri, spec.name):
             ids = ", ".join(f"{one} ({count} runs)" for one, count in others.items())

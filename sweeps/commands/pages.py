@@ -16,9 +16,11 @@ from sweeps.places import check_place
 from sweeps.publishing.pictures import undrawn
 from sweeps.recording.tags import leaders_view
 from sweeps.results.sweep_view import SweepView
+from sweeps.store_access import reach_tracking
 from tracking.address import is_server
 from tracking.probe import probe
 from tracking.shared_view import of_sweep
+from tracking.trusted_stores import secured
 from tracking.ui import runs_page, start_server
 
 
@@ -29,7 +31,7 @@ def serve(
 
     A tracking server has its pages already: the sweep's is opened there, and nothing is started.
     """
-    uri = (view.spec.tracking.uri if view else None) or tracking_uri(root)
+    uri = tracking_uri(root) if view is None else reach_tracking(view.paths, view.spec)[0]
     if is_server(uri):
         _open(console, _page(uri, view), open_browser=open_browser)
         return
@@ -39,7 +41,7 @@ def serve(
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, signal.default_int_handler)
     with console.status("starting the MLflow UI (20 to 60 seconds)"):
-        server = start_server(uri, artifact_root(root), port=port)
+        server = start_server(secured(uri), artifact_root(root), port=port)
     try:
         console.print("Ctrl-C ends it")
         _open(console, _page(server.url, view), open_browser=open_browser)

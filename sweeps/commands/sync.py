@@ -44,6 +44,7 @@ from sweeps.results.sweep_view import NoBest, SweepView
 from sweeps.spec.parameters import flatten
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
+from sweeps.store_access import reach_tracking
 from tracking.mlflow_recorder import MlflowRecorder, aim, sync, tell_again
 from tracking.outbox_status import Delivered, read_outbox
 from tracking.probe import probe
@@ -99,7 +100,7 @@ def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) ->
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
-    uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
+    uri, artifacts = reach_tracking(paths, spec)
     lock = SweepLock(paths.lock, view.place.lock())
     lock.acquire()
     try:

@@ -38,6 +38,7 @@ from sweeps.spec.revisions import (
 )
 from sweeps.spec.search_changes import check_search_changes
 from sweeps.spec.spec import SpecError, SweepSpec
+from sweeps.store_access import reach_tracking
 from sweeps.stores import trial_files, trial_store
 from tracking.mlflow_recorder import MlflowRecorder, aim, tell_again
 from tracking.provenance import provenance
@@ -198,7 +199,10 @@ def open_sweep(
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
     now = {**provenance(), **ledger.origin.tags()}
     ledger.note_attempt(now)
-    uri, artifacts = tracking_place(spec.tracking.uri, paths.root)
+    where = (
+        tracking_place(spec.tracking.uri, paths.root) if offline else reach_tracking(paths, spec)
+    )
+    uri, artifacts = where
     lost = None if new or offline else _find_lost_runs(paths, spec, ledger)
     aim(paths.outbox, uri)
     tracking = MlflowRecorder(

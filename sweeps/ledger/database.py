@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sweeps.layout import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.ledger.sql import Dialect, check_tables, one
 from sweeps.lock import Holder, LockLost, SweepHeld
+from sweeps.store_access import check_store
+from tracking.trusted_stores import StoreUntrusted, secured
 
 if TYPE_CHECKING:
     from sweeps.ledger.database_lock import DatabaseLock
@@ -105,6 +107,7 @@ class LedgerDatabase:
         """Whose number writes; None until the sweep's lock is taken through this object."""
         self.written: int | None = None
         """How many transactions were committed in that turn; None where that must be asked."""
+        self._may_connect = False
 
     def __str__(self) -> str:
         return f"of sweep '{self.study}' in {self.uri}"
@@ -120,9 +123,11 @@ class LedgerDatabase:
         """Return a new connection of psycopg2.
 
         Raises:
+            LedgerError: The user has not named the database, or the sweep is another user's.
             LedgerRefused: The driver is not installed.
             psycopg2.Error: The database does not answer, or refuses.
         """
+        self._check_access()
         try:
             import psycopg2  # 0.1 s, and not every installation has it
         except ImportError:
@@ -131,7 +136,7 @@ class LedgerDatabase:
                 "PostgreSQL is asked; install it with: pip install 'gradsweep[postgres]'"
             ) from None
         address = re.sub(r"^postgresql\+\w+:", "postgresql:", self.uri)
-        given = psycopg2.extensions.parse_dsn(address)
+        given = psycopg2.extensions.parse_dsn(secured(address))
         options = given.pop("options", None) or os.environ.get("PGOPTIONS", "")
         settings = [f"-c {name}={value}" for name, value in _SETTINGS.items()]
         name = f"gradsweep {self.study}"[:40]
@@ -139,6 +144,14 @@ class LedgerDatabase:
             **{"fallback_application_name": name, **_LIMITS, **given},
             options=" ".join([options, *settings]),
         )
+
+    def _check_access(self) -> None:
+        if not self._may_connect:  # a driver that has connected once is not refused later
+            try:
+                check_store(self.directory, self.uri)
+            except StoreUntrusted as error:
+                raise LedgerError(str(error)) from error
+            self._may_connect = True
 
     @contextlib.contextmanager
     def clear_errors(self) -> Iterator[None]:

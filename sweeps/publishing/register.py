@@ -12,9 +12,10 @@ import contextlib
 import sys
 from pathlib import Path
 
-from sweeps.layout import SweepPaths, tracking_uri
+from sweeps.layout import SweepPaths
 from sweeps.recording.configuration import trained_with
 from sweeps.results.sweep_view import NoBest, SweepView
+from sweeps.store_access import reach_tracking
 from sweeps.stores import best_generation
 from tracking.registry import NotRegistered, register_model
 from trainable.config import TrialConfig
@@ -56,7 +57,7 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints
         built, inputs = load_model(config, generation.address, pickled=pickled)
         return register_model(
-            view.spec.tracking.uri or tracking_uri(view.paths.root),
+            reach_tracking(view.paths, view.spec)[0],
             run_id,
             model,
             built,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.early_stopping.exploit import without_unbegun
-from sweeps.layout import SweepPaths, tracking_place
+from sweeps.layout import SweepPaths
 from sweeps.ledger.view import TrialRecord
 from sweeps.reconciliation.corrections import told_parameters
 from sweeps.reconciliation.facts import trial_facts
@@ -23,6 +23,7 @@ from sweeps.reconciliation.reconcile import STATUSES
 from sweeps.recording.curves import recorded
 from sweeps.recording.tags import end_tags, noted_tags
 from sweeps.spec.spec import SweepSpec
+from sweeps.store_access import reach_tracking
 from tracking.limits import clean_key
 from tracking.mlflow_recorder import stored_tags
 from tracking.outbox import SWEEP
@@ -177,7 +178,7 @@ def lost_runs(
     delivered = read_outbox(paths.outbox)
     if delivered.sweep_run_id is None and not delivered.run_ids:
         return []
-    uri, _ = tracking_place(spec.tracking.uri, paths.root)
+    uri, _ = reach_tracking(paths, spec)
     runs = read_runs(uri, spec.name, delivered.experiment_id, sweep_id, environment)
     statuses = {"INTERRUPTED": "KILLED", "FINISHED": "FINISHED", "FAILED": "FAILED"}
     return check_runs(records, delivered, runs, statuses.get(delivered.sweep_told or ""))

@@ -28,7 +28,8 @@ def test_checkpoints_lie_in_the_trials_directory_unless_the_spec_says_otherwise(
     probe_store(PATHS, LOCAL, new=True)  # asks nobody
 
 
-def test_names_below_the_prefix_are_those_below_the_root():
+def test_names_below_the_prefix_are_those_below_the_root(monkeypatch):
+    monkeypatch.setenv("SWEEP_TRUSTED_STORES", "s3://bucket")
     below = "s3://bucket/team/sweeps/small/trials/0007/checkpoints"
     assert address_of(PATHS, STORED, 7) == below
     files = trial_files(PATHS, STORED, 7)

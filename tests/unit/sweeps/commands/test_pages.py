@@ -52,6 +52,7 @@ def test_artifacts_that_cannot_be_stored_are_told(tmp_path: Path) -> None:
 def test_the_page_on_a_server_is_opened_and_none_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SWEEP_TRUSTED_STORES", SERVER)
     sweep = MadeSweep(tmp_path, more=f"tracking: {{uri: '{SERVER}'}}")
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)

@@ -285,6 +285,7 @@ def test_a_database_that_refuses_is_told_by_its_address_cause_and_remedy(
         nobody = f"postgresql://ada@127.0.0.1:{bound.getsockname()[1]}/sweeps"
         closed = f"/postgres?port={bound.getsockname()[1]},5432&"
         monkeypatch.setenv("PGPASSWORD", "hunter2")
+        monkeypatch.setenv("SWEEP_TRUSTED_STORES", "postgresql://ada@host:x/sweeps")
         for uri, cause in (
             (nobody, "Connection refused"),
             (guarded.uri, 'password authentication failed for user "gradsweep"'),

@@ -1,0 +1,83 @@
+"""Which of the stores that a sweep names may be connected to: those that this user trusts, and
+none for a sweep that another user could have written.
+
+Whoever connects to a ledger's database, a tracking store or an object store asks here first. What
+must not live here: what is trusted (`tracking.trusted_stores`), and connections.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sweeps.layout import SweepPaths, tracking_place
+from sweeps.spec.document import AFTER_THE_FILE, Document
+from sweeps.spec.spec import SweepSpec
+from tracking.store_origin import is_file
+from tracking.trusted_stores import StoreUntrusted, check_trusted, remember
+
+_STORES = (("tracking", "uri"), ("storage", "ledger"), ("storage", "checkpoints"))
+_ROOT = 0
+"""Whoever is root reads every environment anyway; where user numbers are mapped, it is the root
+of the container, or the user who started it."""
+
+
+def check_store(directory: Path, uri: str) -> None:
+    """Make sure that a sweep's store may be connected to.
+
+    Args:
+        directory: The sweep's; it need not exist yet.
+        uri: The store's address.
+
+    Raises:
+        StoreUntrusted: The user has not named the store, or the sweep belongs to another user.
+    """
+    if is_file(uri):
+        return
+    for path in (directory, directory / "sweep.yaml"):
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            continue  # a sweep that is about to be made
+        if found.st_uid not in (os.geteuid(), _ROOT):
+            raise StoreUntrusted(
+                f"{path} belongs to user {found.st_uid}, and names a store beyond its directory: "
+                "no credentials go anywhere for a sweep of another user; nothing was connected "
+                "to; look at it as that user, or run a sweep of your own"
+            )
+    check_trusted(uri)
+
+
+def reach_tracking(paths: SweepPaths, spec: SweepSpec) -> tuple[str, Path | None]:
+    """Return where a sweep is recorded, to be connected to. See `layout.tracking_place`.
+
+    Raises:
+        StoreUntrusted: See `check_store`.
+    """
+    address, artifacts = tracking_place(spec.tracking.uri, paths.root)
+    check_store(paths.directory, address)
+    return address, artifacts
+
+
+def remember_named(spec: SweepSpec, document: Document, file: Path | None = None) -> None:
+    """Remember the stores that this user names for a sweep: by options, or in a file that nobody
+    else can have written.
+
+    Args:
+        document: Says where each key of the spec was written.
+        file: What the user named to be run; None: what the sweep's own spec says is not the
+            user's word.
+
+    Raises:
+        StoreUntrusted: They cannot be remembered.
+    """
+    is_own = file is not None and _is_own(file)
+    for path in _STORES:
+        uri = getattr(getattr(spec, path[0]), path[1])
+        if uri is not None and (is_own or document.place(path).order == AFTER_THE_FILE):
+            remember(uri)
+
+
+def _is_own(file: Path) -> bool:
+    found = os.stat(file)
+    return found.st_uid in (os.geteuid(), _ROOT) and not found.st_mode & 0o002
