@@ -31,7 +31,8 @@ def serve(
     """
     uri = (view.spec.tracking.uri if view else None) or tracking_uri(root)
     if is_server(uri):
-        _open(console, _page(uri, view), open_browser=open_browser)
+        page = _page(uri, view)
+        _open(console, page, page if open_browser else None)
         return
     check_place(root, "--root")
     probe(uri, known=True)
@@ -42,7 +43,9 @@ def serve(
         server = start_server(uri, artifact_root(root), port=port)
     try:
         console.print("Ctrl-C ends it")
-        _open(console, _page(server.url, view), open_browser=open_browser)
+        page = _page(server.url, view)
+        opening = server.opening(root, page).as_uri() if open_browser else None
+        _open(console, server.link(page), opening)
         if view is not None:
             _name_the_undrawn(console, view)
         server.wait()
@@ -78,7 +81,8 @@ def _page(base: str, view: SweepView | None) -> str:
     )
 
 
-def _open(console: Console, page: str, *, open_browser: bool) -> None:
-    console.print(page, soft_wrap=True)
-    if open_browser:
-        webbrowser.open(page)
+def _open(console: Console, link: str, opening: str | None) -> None:
+    """Print a link, and open a browser on what leads to it."""
+    console.print(link, soft_wrap=True)
+    if opening is not None:
+        webbrowser.open(opening)
