@@ -20,26 +20,13 @@ ENV_STORE = "MLFLOW_BACKEND_STORE_URI"
 def main(descriptor: int, artifacts: Path) -> None:
     """Serve until SIGTERM."""
     login = os.environ.pop(ENV_LOGIN)
-    store = os.environ[ENV_STORE]
-    os.environ.update(
-        {
-            "_MLFLOW_SERVER_FILE_STORE": store,
-            "_MLFLOW_SERVER_REGISTRY_STORE": store,
-            "_MLFLOW_SERVER_ARTIFACT_ROOT": artifacts.as_uri(),
-            "_MLFLOW_SGI_NAME": "uvicorn",
-        }
-    )
-    import uvicorn  # first: what mlflow.server sets up depends on who serves it
-    from mlflow.server.fastapi_app import app
-    from mlflow.server.handlers import initialize_backend_stores
+    import uvicorn
 
-    from tracking.ui_artifacts import allow_only
+    from tracking.ui_compat import pages
     from tracking.ui_guard import Guard
 
-    allow_only(artifacts)
-    initialize_backend_stores(store, store, artifacts.as_uri())
     listener = socket.socket(fileno=descriptor)
-    guarded = Guard(app, login, listener.getsockname()[1])
+    guarded = Guard(pages(os.environ[ENV_STORE], artifacts), login, listener.getsockname()[1])
     # no access log: the link's login would stand in it
     config = uvicorn.Config(guarded, access_log=False, log_level="info", proxy_headers=False)
     uvicorn.Server(config).run(sockets=[listener])

@@ -20,38 +20,32 @@ from mlflow.entities import FileInfo
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
-from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 
-def allow_only(root: Path) -> None:
-    """Let MLflow in this process read artifacts below a directory, and no others.
+def below(root: Path) -> type[Artifacts]:
+    """Return what reads the artifacts below a directory, and no others.
 
     Args:
         root: May be a symbolic link itself; it is the user's.
     """
-
-    class Rooted(Artifacts):
-        _root = root
-
-    schemes = _artifact_repository_registry.get_registered_artifact_repositories()
-    lead_to_others = {name: schemes[name] for name in ("runs", "models")}
-    schemes.clear()
-    schemes.update({"": Rooted, "file": Rooted, "mlflow-artifacts": Rooted, **lead_to_others})
+    return type("ArtifactsBelow", (Artifacts,), {"_root": root})
 
 
-class Artifacts(ArtifactRepository):  # type: ignore[misc]  # mlflow has no types
+class Artifacts(ArtifactRepository):
     """The artifacts of one run or model below `_root`."""
 
     _root: Path
 
-    def __init__(self, artifact_uri: str, *arguments: object, **keywords: object) -> None:
-        super().__init__(artifact_uri, *arguments, **keywords)
+    def __init__(
+        self, artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None
+    ) -> None:
+        super().__init__(artifact_uri, tracking_uri, registry_uri)
         place = urlsplit(artifact_uri)
         if place.scheme == "mlflow-artifacts":  # where a server without a guard put its own
             folder = self._root.joinpath(*PurePosixPath(place.path).parts[1:])
         else:
-            folder = Path(local_file_uri_to_path(artifact_uri))
+            folder = Path(local_file_uri_to_path(artifact_uri))  # type: ignore[no-untyped-call]
         self._folder = self._below(folder)
 
     def list_artifacts(self, path: str | None = None) -> list[FileInfo]:

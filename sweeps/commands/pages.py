@@ -5,6 +5,7 @@ What must not live here: how MLflow's server is started, and its addresses (`tra
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import webbrowser
 from pathlib import Path
@@ -44,7 +45,10 @@ def serve(
     try:
         console.print("Ctrl-C ends it")
         page = _page(server.url, view)
-        opening = server.opening(root, page).as_uri() if open_browser else None
+        opening = None
+        if open_browser:
+            with contextlib.suppress(OSError):  # where nothing can be written, the link remains
+                opening = server.opening(root, page).as_uri()
         _open(console, server.link(page), opening)
         if view is not None:
             _name_the_undrawn(console, view)

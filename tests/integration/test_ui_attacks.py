@@ -6,6 +6,7 @@ What must not live here: what its pages show (`test_sweep.py`).
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,10 +18,13 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 import pytest
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 from tests.integration.browser import open_page, require_chromium
+from tracking import ui_compat
 from tracking.mlflow_server import connect
 from tracking.ui import Server, runs_page, start_server
+from tracking.ui_artifacts import below
 
 pytestmark = pytest.mark.integration
 
@@ -257,6 +261,44 @@ def test_a_symlink_among_artifacts_is_not_followed(target: Target, place: str) -
         planted.unlink()
         if place == "artifacts":
             artifacts.with_name("kept").rename(artifacts)
+
+
+def test_mlflow_has_what_its_pages_are_served_with() -> None:
+    from mlflow.environment_variables import _MLFLOW_SGI_NAME
+    from mlflow.server import constants
+    from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
+
+    assert constants.BACKEND_STORE_URI_ENV_VAR == ui_compat.STORE
+    assert constants.REGISTRY_STORE_URI_ENV_VAR == ui_compat.REGISTRY
+    assert constants.ARTIFACT_ROOT_ENV_VAR == ui_compat.ARTIFACTS
+    assert _MLFLOW_SGI_NAME.name == ui_compat.SERVED_BY
+    known = _artifact_repository_registry.get_registered_artifact_repositories()
+    assert known is _artifact_repository_registry.get_registered_artifact_repositories()
+    assert {"", "file", "mlflow-artifacts", "runs", "models"} <= set(known)
+
+
+def test_artifacts_are_read_whichever_way_leads_to_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "own").mkdir(parents=True)
+    (root / "own/a.txt").write_text("a")
+    os.mkfifo(root / "own/fifo")
+    (tmp_path / "other name").symlink_to(root)
+    (tmp_path / "outside").mkdir()
+    reader = below(root)
+    for place in (root / "own", tmp_path / "other name/own"):
+        assert [file.path for file in reader(place.as_uri()).list_artifacts()] == ["a.txt"]
+    own = reader("mlflow-artifacts:/own")
+    assert Path(own.download_artifacts("a.txt", str(tmp_path / "outside"))).read_text() == "a"
+    with pytest.raises(MlflowException, match="is no regular file"):
+        own._download_file("fifo", str(tmp_path / "copy"))
+    for away in ("../../outside", "/etc/passwd", "own/../.."):
+        with pytest.raises(MlflowException, match="is no path below"):
+            own._download_file(away, str(tmp_path / "copy"))
+    with pytest.raises(MlflowException, match="only reads"):
+        own.log_artifact(str(root / "own/a.txt"), "b")
+    for uri in ((tmp_path / "outside").as_uri(), "file:///", f"{root}/../outside", "relative"):
+        with pytest.raises(MlflowException, match="is not below"):
+            reader(uri)
 
 
 @pytest.mark.browser
