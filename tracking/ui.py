@@ -191,7 +191,8 @@ def start_server(
     # The login, and the database's address with its password: command lines are readable by every
     # user of the machine, a process' environment by its own.
     environment = {**os.environ, **SERVER_ENVIRONMENT, ENV_STORE: uri, ENV_LOGIN: login}
-    environment.pop("MLFLOW_TRACKING_URI", None)
+    for other in ("MLFLOW_TRACKING_URI", "MLFLOW_DEPLOYMENTS_TARGET"):  # it asks no other server
+        environment.pop(other, None)
     with listen(host, port) as listener:
         command = [sys.executable, "-P", "-m", "tracking.ui_app"]
         command += [str(listener.fileno()), str(artifact_root.absolute())]

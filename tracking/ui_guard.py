@@ -21,6 +21,7 @@ _Message = MutableMapping[str, Any]
 _Send = Callable[[_Message], Awaitable[None]]
 _App = Callable[[_Message, Callable[[], Awaitable[_Message]], _Send], Awaitable[None]]
 
+# The page of runs asks `gateway-proxy`, which leads nowhere: `tracking.ui` names it no gateway.
 _API = r"/ajax-api/[23]\.0/mlflow/"
 _ALLOWED = {
     "GET": re.compile(
@@ -30,7 +31,7 @@ _ALLOWED = {
         r"registered-models/(get|search|alias|get-latest-versions)|model-versions/(get|search)|"
         r"logged-models/[^/]+(/artifacts/(directories|files))?|"
         r"traces(/[^/]+(/info)?)?|datasets/[^/]+(/records|/experiment-ids)?|"
-        r"scorers/list|label-schemas/list|server-info|ui-telemetry|workspaces)"
+        r"scorers/list|label-schemas/list|gateway-proxy|server-info|ui-telemetry|workspaces)"
     ),
     "POST": re.compile(
         r"/graphql|"
