@@ -142,14 +142,16 @@ def test_who_lacks_the_link_changes_nothing_by_any_method(target: Target) -> Non
         assert ask(target.server, path, {}, method=method)[0] == 401
 
 
-def test_the_login_is_seen_by_nobody_else(target: Target) -> None:
+def test_the_login_is_seen_by_nobody_else(target: Target, tmp_path: Path) -> None:
     (login,) = parse_qs(urlsplit(target.server.link(target.server.url)).query)["login"]
     assert len(login) >= 43
     server = psutil.Process(target.server.pid)
     for process in (server, *server.children(recursive=True)):
         assert login not in " ".join(process.cmdline())
     assert login not in target.server.output()
-    assert login not in target.cookie.partition("=")[0]
+    opening = target.server.opening(tmp_path, target.server.url)
+    assert login in opening.read_text()
+    assert opening.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
