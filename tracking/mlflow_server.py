@@ -1,4 +1,4 @@
-"""The one place that imports mlflow: a server behind the calls that delivery and reading need.
+"""MLflow as its client sees it: a server behind the calls that delivery and reading need.
 
 mlflow is imported inside `connect`, because that takes seconds and 150 MB: the caller decides
 which thread waits. Only `MlflowClient` is used; mlflow's fluent API keeps global state that a

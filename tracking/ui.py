@@ -1,15 +1,17 @@
 """The MLflow user interface: starting its server, and addresses of the pages worth opening.
 
-The server runs in a process of its own, from the same environment, bound to this machine. What
-must not live here: mlflow as an import, opening a browser, printing.
+The server runs in a process of its own, from the same environment, bound to this machine, and
+answers only to who has the link (`tracking.ui_app`). What must not live here: mlflow as an import,
+opening a browser, printing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
-import shlex
+import secrets
 import signal
 import socket
 import subprocess
@@ -18,26 +20,29 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from redaction.secrets import redact
 from tracking.address import is_server
+from tracking.ui_app import ENV_LOGIN, ENV_STORE
+from tracking.ui_guard import LOGIN, cookie_name
 
 DEFAULT_ADDRESS = "http://127.0.0.1:5000"
 """Where the user interface is, unless another port is asked for."""
 
 _START_SECONDS = 180.0  # 20 to 60 s were measured on two cores
 _STOP_SECONDS = 5.0
-_ENVIRONMENT = {
+SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PYTHONSAFEPATH": "1",  # it starts processes of its own
 }
+"""What every server of MLflow's is started with."""
 
 
 class ServerError(RuntimeError):
@@ -49,16 +54,65 @@ class PortTaken(ValueError):
 
 
 class Server:
-    """A running `mlflow server`; a context manager that stops it.
+    """A running server of MLflow's pages; a context manager that stops it.
+
+    Args:
+        url: Its address.
+        process: Its main process, which leads a process group.
+        log: What it prints.
+        login: What its link carries; None: it asks for none.
 
     Attributes:
         url: The address, such as `http://127.0.0.1:5000`.
     """
 
-    def __init__(self, url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    def __init__(
+        self,
+        url: str,
+        process: subprocess.Popen[bytes],
+        log: IO[bytes],
+        login: str | None = None,
+    ) -> None:
         self.url = url
         self._process = process
         self._log = log
+        self._login = login
+        self._openings: list[Path] = []
+
+    def link(self, page: str) -> str:
+        """Return the address of a page of this server with the login that a browser needs once."""
+        if self._login is None:
+            return page
+        query = urlencode({LOGIN: self._login})
+        return urlsplit(page)._replace(path="/", query=query).geturl()
+
+    def opening(self, directory: Path, page: str) -> Path:
+        """Write a file that leads a browser to a page; it goes when the server stops.
+
+        Command lines are readable by every user of the machine, so a browser is given the name
+        of this file and not the link.
+
+        Args:
+            directory: Where the browser of the user may read; some see no directory of /tmp.
+            page: An address of this server.
+        """
+        descriptor, name = tempfile.mkstemp(".html", ".sweep-ui-", directory.absolute())
+        link = html.escape(self.link(page))
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(
+                '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+                f'<meta http-equiv="refresh" content="0; url={link}"><a href="{link}">MLflow</a>'
+            )
+        self._openings.append(Path(name))
+        return Path(name)
+
+    def health(self) -> urllib.request.Request:
+        """Return the request that a running server answers."""
+        headers = {}
+        if self._login is not None:
+            name = cookie_name(urlsplit(self.url).port or 0)
+            headers["Cookie"] = f"{name}={self._login}"
+        return urllib.request.Request(f"{self.url}/health", headers=headers)
 
     @property
     def pid(self) -> int:
@@ -75,6 +129,8 @@ class Server:
 
     def stop(self) -> None:
         """End the server and every process it started; a second call does nothing."""
+        for opening in self._openings:
+            opening.unlink(missing_ok=True)
         if self._log.closed:
             return
         self._signal(signal.SIGTERM)
@@ -117,9 +173,11 @@ def start_server(
 ) -> Server:
     """Start the user interface on a tracking database and wait until it answers.
 
+    It answers only to who has `Server.link`; artifacts are shown that lie below `artifact_root`.
+
     Args:
         uri: The database, such as `sqlite:///runs/mlflow.db`.
-        artifact_root: Where artifacts lie that go through the server.
+        artifact_root: Where artifacts lie.
         port: 0 takes a free one.
         timeout: Seconds to wait; a cold start takes 20 to 60.
 
@@ -130,28 +188,43 @@ def start_server(
     """
     if is_server(uri):
         raise ValueError(f"{redact(uri)} is a tracking server already; open it in a browser")
-    port = _free_port(host, port)
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-        # Else uvicorn, whatever Python's options are, imports from the working directory first.
-        "--uvicorn-opts",
-        shlex.join(("--app-dir", os.path.dirname(os.__file__))),
-    ]
-    command += ["--artifacts-destination", str(artifact_root.absolute())]
-    # The database's address may hold a password, and command lines are readable by every user of
-    # the machine.
-    environment = {**os.environ, **_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
-    environment.pop("MLFLOW_TRACKING_URI", None)
+    login = secrets.token_urlsafe()
+    # The login, and the database's address with its password: command lines are readable by every
+    # user of the machine, a process' environment by its own.
+    environment = {**os.environ, **SERVER_ENVIRONMENT, ENV_STORE: uri, ENV_LOGIN: login}
+    for other in ("MLFLOW_TRACKING_URI", "MLFLOW_DEPLOYMENTS_TARGET"):  # it asks no other server
+        environment.pop(other, None)
+    with listen(host, port) as listener:
+        command = [sys.executable, "-P", "-m", "tracking.ui_app"]
+        command += [str(listener.fileno()), str(artifact_root.absolute())]
+        url = f"http://{host}:{listener.getsockname()[1]}"
+        return launch(
+            command, environment, url, login=login, pass_fd=listener.fileno(), timeout=timeout
+        )
+
+
+def launch(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    url: str,
+    *,
+    login: str | None = None,
+    pass_fd: int | None = None,
+    timeout: float = _START_SECONDS,
+) -> Server:
+    """Start a server's process and wait until it answers.
+
+    Args:
+        command: A program and its arguments.
+        environment: Of the process.
+        url: Where it will answer.
+        login: What its link carries; None: it asks for none.
+        pass_fd: A descriptor that it inherits.
+        timeout: Seconds to wait.
+
+    Raises:
+        ServerError: It ended or did not answer in time; the message holds its last output.
+    """
     log = tempfile.TemporaryFile()  # noqa: SIM115 - Server.stop closes it
     process = subprocess.Popen(
         command,
@@ -160,8 +233,9 @@ def start_server(
         stdout=log,
         stderr=log,
         start_new_session=True,
+        pass_fds=[] if pass_fd is None else [pass_fd],
     )
-    server = Server(f"http://{host}:{port}", process, log)
+    server = Server(url, process, log, login)
     try:
         _wait_until_healthy(server, timeout)
     except BaseException:  # Ctrl-C while it starts leaves no server behind; raised again
@@ -240,22 +314,29 @@ def metrics_page(
     return f"{base.rstrip('/')}/#/metric?{urlencode(query, quote_via=quote)}"
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that holds a port from now on: nobody else can answer in its place.
+
+    Raises:
+        PortTaken: The port is in use, or is none.
+    """
+    listener = socket.socket()
+    # as any server does: a port whose connections are only closing is free
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise PortTaken(
+            f"port {port} of {host} cannot be used ({error}); it must be free, and one from 1 "
+            "to 65535; choose another with --port, or let one be found with --port 0"
+        ) from None
+    return listener
+
+
 def _json(texts: Sequence[str]) -> str:
     return json.dumps(list(texts), separators=(",", ":"))
-
-
-def _free_port(host: str, port: int) -> int:
-    with socket.socket() as probe:
-        # as the server itself does: a port whose connections are only closing is free
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise PortTaken(
-                f"port {port} of {host} cannot be used ({error}); it must be free, and one from 1 "
-                "to 65535; choose another with --port, or let one be found with --port 0"
-            ) from None
-        return int(probe.getsockname()[1])
 
 
 def _wait_until_healthy(server: Server, timeout: float) -> None:
@@ -266,12 +347,12 @@ def _wait_until_healthy(server: Server, timeout: float) -> None:
     while time.monotonic() < deadline:
         if not server.is_running():
             raise ServerError(
-                f"mlflow server ended with status {server.wait()}:\n{server.output()}"
+                f"the MLflow server ended with status {server.wait()}:\n{server.output()}"
             )
         try:
-            with opener.open(f"{server.url}/health", timeout=5) as answer:
+            with opener.open(server.health(), timeout=5) as answer:
                 if answer.status == 200:
                     return
         except OSError:  # refused or reset while it starts; urllib's own errors are OSErrors
             time.sleep(0.2)
-    raise ServerError(f"mlflow server did not answer within {timeout:g} s:\n{server.output()}")
+    raise ServerError(f"the MLflow server did not answer within {timeout:g} s:\n{server.output()}")

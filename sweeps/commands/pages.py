@@ -5,6 +5,7 @@ What must not live here: how MLflow's server is started, and its addresses (`tra
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import webbrowser
 from pathlib import Path
@@ -33,7 +34,8 @@ def serve(
     """
     uri = tracking_uri(root) if view is None else reach_tracking(view.paths, view.spec)[0]
     if is_server(uri):
-        _open(console, _page(uri, view), open_browser=open_browser)
+        page = _page(uri, view)
+        _open(console, page, page if open_browser else None)
         return
     check_place(root, "--root")
     probe(uri, known=True)
@@ -44,7 +46,12 @@ def serve(
         server = start_server(secured(uri), artifact_root(root), port=port)
     try:
         console.print("Ctrl-C ends it")
-        _open(console, _page(server.url, view), open_browser=open_browser)
+        page = _page(server.url, view)
+        opening = None
+        if open_browser:
+            with contextlib.suppress(OSError):  # where nothing can be written, the link remains
+                opening = server.opening(root, page).as_uri()
+        _open(console, server.link(page), opening)
         if view is not None:
             _name_the_undrawn(console, view)
         server.wait()
@@ -80,7 +87,8 @@ def _page(base: str, view: SweepView | None) -> str:
     )
 
 
-def _open(console: Console, page: str, *, open_browser: bool) -> None:
-    console.print(page, soft_wrap=True)
-    if open_browser:
-        webbrowser.open(page)
+def _open(console: Console, link: str, opening: str | None) -> None:
+    """Print a link, and open a browser on what leads to it."""
+    console.print(link, soft_wrap=True)
+    if opening is not None:
+        webbrowser.open(opening)

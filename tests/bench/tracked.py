@@ -23,9 +23,9 @@ import psutil
 
 from tests.bench.table import Goal, Result, paired, size
 from tests.chaos.scripted_proxy import Proxy, done_late
+from tests.tracking_server import start_tracking_server
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.recorder import NullRecorder, Recorder
-from tracking.ui import start_server
 from trainable.history import Row
 
 _EPOCHS, _SMOKE_EPOCHS = 60, 3
@@ -51,7 +51,9 @@ def trial(repeats: int) -> list[Result]:
         directory = Path(name)
         local = f"sqlite:///{directory}/mlflow.db"
         with (
-            start_server(f"sqlite:///{directory}/server.db", directory / "artifacts") as server,
+            start_tracking_server(
+                f"sqlite:///{directory}/server.db", directory / "artifacts"
+            ) as server,
             Proxy(server.url) as away,
             socket.create_server(("127.0.0.1", 0)) as hung,  # the kernel accepts, nobody reads
         ):

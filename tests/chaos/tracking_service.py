@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from tracking.ui import PortTaken, start_server
+from tests.tracking_server import start_tracking_server
+from tracking.ui import PortTaken
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Service:
     def __init__(self, store: str, directory: Path) -> None:
         self.store = store
         self._artifacts = directory / "artifacts"
-        self._server = start_server(store, self._artifacts)
+        self._server = start_tracking_server(store, self._artifacts)
         self.url = self._server.url
 
     def files(self, run_id: str) -> list[Path]:
@@ -102,7 +103,7 @@ class Service:
         deadline = time.monotonic() + 10.0
         while True:
             try:
-                self._server = start_server(self.store, self._artifacts, port=port)
+                self._server = start_tracking_server(self.store, self._artifacts, port=port)
                 return
             except PortTaken:  # a killed worker with much memory takes a moment to be gone
                 if time.monotonic() > deadline:

@@ -33,7 +33,9 @@ def main() -> None:
             order_by_metric=f"best/{view.spec.metric}",
             ascending=view.spec.mode == "min",
         )
-        with open_page(f"{url}&compareRunsMode=CHART", width=1440, height=1130) as page:
+        with open_page(
+            server.link(f"{url}&compareRunsMode=CHART"), width=1440, height=1130
+        ) as page:
             page.get_by_role("button", name="Close").first.click()  # a chat beside the charts
             page.get_by_text("train/grad_norm").first.wait_for()
             page.wait_for_timeout(5000)  # the charts draw themselves in

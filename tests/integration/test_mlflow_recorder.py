@@ -333,9 +333,11 @@ def test_the_user_interface_is_this_machines_runs_nothing_and_leaves_no_process(
         monkeypatch.setenv(name, {"true": "false", "false": "true"}[value])
     connect(store.uri).create_experiment("shown")
     with start_server(store.uri, store.artifacts) as server:
-        with urllib.request.urlopen(
-            f"{server.url}/api/2.0/mlflow/experiments/search?max_results=10"
-        ) as answer:
+        search = f"{server.url}/ajax-api/2.0/mlflow/experiments/search"
+        cookie = server.health().get_header("Cookie")
+        assert cookie is not None
+        asked = urllib.request.Request(f"{search}?max_results=10", headers={"Cookie": cookie})
+        with urllib.request.urlopen(asked) as answer:
             names = {experiment["name"] for experiment in json.load(answer)["experiments"]}
         assert "shown" in names
         family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
@@ -346,9 +348,11 @@ def test_the_user_interface_is_this_machines_runs_nothing_and_leaves_no_process(
         environments = [process.environ() for process in family]
         assert all(off.items() <= environment.items() for environment in environments)
         assert not any("mlflow.server.jobs" in " ".join(p.cmdline()) for p in family)
-        search = f"{server.url}/api/2.0/mlflow/experiments/search"
-        assert _refusal(f"{search}?max_results=1", Host="evil.example") == 403
-        assert _refusal(search, {"max_results": 1}, Origin="http://evil.example") == 403
+        for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example"):
+            refusal = _refusal(f"{search}?max_results=1", Host=host, Cookie=cookie)
+            assert refusal == 403, host
+        away = {"Origin": "http://evil.example", "Cookie": cookie}
+        assert _refusal(search, {"max_results": 1}, **away) == 403
     assert not any(process.is_running() and process.status() != "zombie" for process in family)
 
 

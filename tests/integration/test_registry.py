@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.tracking_server import start_tracking_server
 from tracking.mlflow_server import connect
 from tracking.registry import NotRegistered, register_model
-from tracking.ui import start_server
 
 pytestmark = pytest.mark.integration
 
@@ -134,7 +134,7 @@ def test_a_model_that_is_no_graph_is_registered_as_a_pickle_when_asked(
 
 
 def test_a_later_version_at_a_server_leaves_an_earlier_one_as_it_was(tmp_path: Path) -> None:
-    with start_server(f"sqlite:///{tmp_path}/server.db", tmp_path / "kept") as server:
+    with start_tracking_server(f"sqlite:///{tmp_path}/server.db", tmp_path / "kept") as server:
         store = Store(tmp_path, server.url)
         models = [nn.Linear(3, 2), nn.Linear(3, 2)]
         for number, model in enumerate(models):

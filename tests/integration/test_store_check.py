@@ -310,10 +310,10 @@ def test_a_client_reads_what_sql_reads(root: Path) -> None:
 
 
 def test_runs_are_lost_to_the_outbox_of_a_server_in_a_child_process(root: Path) -> None:
-    from tracking.ui import start_server
+    from tests.tracking_server import start_tracking_server
 
     view = _view(root)
-    with start_server(f"sqlite:///{root / STORE}", root / "mlartifacts") as server:
+    with start_tracking_server(f"sqlite:///{root / STORE}", root / "mlartifacts") as server:
         found = read_runs(server.url, NAME, None, view.ledger.sweep_id, {})
     assert {run.trial for run in found} == {-1, 0, 1, 2}
     assert read_outbox(view.paths.outbox).run_ids.items() <= {

@@ -435,14 +435,14 @@ def test_compare_links_to_pages_that_show_the_leaders(
     ui: str, module_cli: CommandLine, trials: list[dict[str, Any]]
 ) -> None:
     found = module_cli.json("compare", "small", "--top", "3")
-    base = ui.partition("/#")[0]
+    base = ui.partition("#")[0]  # with the login, which each new browser needs
     leaders = {f"trial-{one['number']:04d}": one for one in found["leaders"]}
 
     def curve(number: int, metric: str) -> dict[float, float]:
         rows = read_rows(module_cli.root / f"small/trials/{number:04d}")
         return {row.step: row.metrics[metric] for row in rows if metric in row.metrics}
 
-    with open_page(found["mlflow_compare_page"].replace(DEFAULT_ADDRESS, base)) as page:
+    with open_page(found["mlflow_compare_page"].replace(f"{DEFAULT_ADDRESS}/", base)) as page:
         rows = compared(page)
         photograph(page, "mlflow-compare")
     assert rows["Run Name:"] == list(leaders)
@@ -450,7 +450,7 @@ def test_compare_links_to_pages_that_show_the_leaders(
         shown = [float(value) for value in rows[key]]
         assert shown == [one["params"][key] for one in leaders.values()], key
 
-    with open_page(found["mlflow_metric_page"].replace(DEFAULT_ADDRESS, base)) as page:
+    with open_page(found["mlflow_metric_page"].replace(f"{DEFAULT_ADDRESS}/", base)) as page:
         for name in leaders:
             for metric in ("val/loss", "train/loss"):
                 page.get_by_text(f"{name} ({metric})").first.wait_for()
@@ -460,7 +460,7 @@ def test_compare_links_to_pages_that_show_the_leaders(
         for metric in ("val/loss", "train/loss"):
             assert (name, curve(one["number"], metric)) in drawn
 
-    with open_page(found["mlflow_charts_page"].replace(DEFAULT_ADDRESS, base)) as page:
+    with open_page(found["mlflow_charts_page"].replace(f"{DEFAULT_ADDRESS}/", base)) as page:
         page.get_by_text("Leaders").first.wait_for()
         for axis in (*trials[0]["params"], "best/val/loss"):
             page.locator("svg").get_by_text(axis).first.wait_for(state="attached")

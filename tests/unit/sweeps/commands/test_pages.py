@@ -89,6 +89,25 @@ class Served:
     def stop(self) -> None:
         self.stopped = True
 
+    def link(self, page: str) -> str:
+        return f"{page}/?login=secret"
+
+    def opening(self, directory: Path, page: str) -> Path:
+        return directory / f"{page[-4:]}.html"
+
+
+def test_a_browser_is_given_the_name_of_a_file_and_not_the_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Command lines are readable by every user of the machine."""
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(pages, "start_server", lambda *_, **__: Served())
+    text = io.StringIO()
+    pages.serve(Console(file=text, width=200), tmp_path, None, port=0, open_browser=True)
+    assert opened == [(tmp_path / "5000.html").as_uri()]
+    assert text.getvalue().splitlines()[-1] == f"{Served.url}/?login=secret"
+
 
 @pytest.mark.parametrize("who", ["nobody", "driver", "no sweep"])
 def test_pictures_that_the_end_did_not_wait_for_are_named_with_what_makes_them(

@@ -1,0 +1,163 @@
+"""Who may ask the server behind `sweep ui`, and for what: a login made at each start, and a list.
+
+Other users of the machine reach the port, so each request needs a cookie, which only the link
+with the login gives. Who has it reads, and edits what a page edits; whatever is not listed is
+refused, since much of MLflow's interface reads and writes files as the user who runs it.
+What must not live here: MLflow, and how the server is started (`tracking.ui_app`).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qs
+
+LOGIN = "login"
+"""What the login is called in the link's query."""
+
+_Message = MutableMapping[str, Any]
+_Send = Callable[[_Message], Awaitable[None]]
+_App = Callable[[_Message, Callable[[], Awaitable[_Message]], _Send], Awaitable[None]]
+
+# The page of runs asks `gateway-proxy`, which leads nowhere: `tracking.ui` names it no gateway.
+_API = r"/ajax-api/[23]\.0/mlflow/"
+_ALLOWED = {
+    "GET": re.compile(
+        r"/|/health|/version|/static-files/.+|/get-artifact|/model-versions/get-artifact|"
+        rf"{_API}(artifacts/list|experiments/(get|get-by-name|search)|runs/get|"
+        r"metrics/get-history(-bulk(-interval)?)?|get-trace-artifact|"
+        r"registered-models/(get|search|alias|get-latest-versions)|model-versions/(get|search)|"
+        r"logged-models/[^/]+(/artifacts/(directories|files))?|"
+        r"traces(/[^/]+(/info)?)?|datasets/[^/]+(/records|/experiment-ids)?|"
+        r"scorers/list|label-schemas/list|gateway-proxy|server-info|ui-telemetry|workspaces)"
+    ),
+    "POST": re.compile(
+        r"/graphql|"
+        rf"{_API}((experiments|runs|logged-models|datasets|traces|issues)/search|"
+        r"experiments/(search-datasets|update|delete|restore|(set|delete)-experiment-tag)|"
+        r"runs/(update|delete|restore|(set|delete)-tag)|"
+        r"traces/(metrics|batchGetInfos|calculate-filter-correlation)|"
+        r"registered-models/(get-latest-versions|rename|alias|set-tag)|"
+        r"model-versions/(set-tag|transition-stage))"
+    ),
+    "PATCH": re.compile(rf"{_API}(registered-models|model-versions)/update"),
+    "DELETE": re.compile(
+        rf"{_API}(registered-models/(delete|delete-tag|alias)|model-versions/(delete|delete-tag))"
+    ),
+}
+_LOGGED_IN = (
+    b"<!doctype html><meta charset=utf-8><title>sweep ui</title>"
+    b"<noscript>MLflow's pages need JavaScript.</noscript>"
+    b"<script>location.replace('/' + location.hash)</script>"
+)
+
+
+class Guard:
+    """An ASGI application around another, which sees only what the owner may ask.
+
+    Args:
+        app: The application.
+        login: The secret that the link carries.
+        port: Where it is served; cookies of one host are shared by all its ports, so their name
+            holds it.
+    """
+
+    def __init__(self, app: _App, login: str, port: int) -> None:
+        self._app = app
+        self._login = login.encode()
+        self._port = port
+
+    async def __call__(
+        self, scope: _Message, receive: Callable[[], Awaitable[_Message]], send: _Send
+    ) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = [(name.lower(), value) for name, value in scope["headers"]]
+        method, path = scope["method"], scope["path"]
+        if method == "GET" and path == "/" and self._has_login(scope["query_string"]):
+            # A page, and no redirection by its status: a browser that comes from elsewhere would
+            # not send a cookie of SameSite=Strict along, and the page's own script keeps the part
+            # behind the #.
+            await _answer(send, 200, _LOGGED_IN, ("set-cookie", self._cookie()))
+        elif not self._has_cookie(headers):
+            await _answer(send, 401, b"Open the link that sweep ui printed when it started.\n")
+        elif not _is_own_page(headers):
+            await _answer(send, 403, b"Pages of other servers may not ask this one.\n")
+        elif not is_allowed(method, path):
+            text = (
+                f"{method} {path} is refused: this server shows what is tracked, and edits names, "
+                "tags and notes; for anything else use mlflow on the store itself\n"
+            )
+            await _answer(send, 403, text.encode())
+        else:
+            await self._app(scope, receive, send)
+
+    def _cookie(self) -> str:
+        name = cookie_name(self._port)
+        return f"{name}={self._login.decode()}; Path=/; HttpOnly; SameSite=Strict"
+
+    def _has_login(self, query: bytes) -> bool:
+        given = parse_qs(query.decode(errors="replace")).get(LOGIN, [])
+        return len(given) == 1 and secrets.compare_digest(given[0].encode(), self._login)
+
+    def _has_cookie(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        wanted = cookie_name(self._port).encode()
+        pairs = [
+            pair.strip().partition(b"=")
+            for name, value in headers
+            if name == b"cookie"
+            for pair in value.split(b";")
+        ]
+        # Whoever serves another port of this host can give the browser one of the same name.
+        return any(
+            name == wanted and secrets.compare_digest(value, self._login)
+            for name, _, value in pairs
+        )
+
+
+def cookie_name(port: int) -> str:
+    """Return what the cookie of the server on a port is called."""
+    return f"sweep-ui-{port}"
+
+
+def is_allowed(method: str, path: str) -> bool:
+    """Whether who is logged in may ask this."""
+    pattern = _ALLOWED.get("GET" if method == "HEAD" else method)
+    return pattern is not None and pattern.fullmatch(path) is not None
+
+
+def _is_own_page(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether a browser's page that asks is this server's own; other programs do not say.
+
+    Any port of this machine is the same site to a browser, and one of MLflow's allowed origins.
+    """
+    own = [b"http://" + value for name, value in headers if name == b"host"]
+    for name, value in headers:
+        if name == b"origin" and [value] != own:
+            return False
+        if name == b"sec-fetch-site" and value not in (b"same-origin", b"none"):
+            return False
+    return True
+
+
+async def _answer(send: _Send, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+    html = body.startswith(b"<!doctype")
+    kind = "text/html" if html else "text/plain; charset=utf-8"
+    always = [
+        ("content-type", kind),
+        ("content-length", str(len(body))),
+        ("cache-control", "no-store"),
+        ("referrer-policy", "no-referrer"),
+        ("x-content-type-options", "nosniff"),
+        ("x-frame-options", "DENY"),
+    ]
+    encoded = [(name.encode(), value.encode()) for name, value in (*always, *headers)]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
