@@ -7,13 +7,16 @@ generation is and how it is committed (`trainable`).
 from __future__ import annotations
 
 import resource
+from typing import TYPE_CHECKING
 
 from sweeps.layout import SweepPaths
-from sweeps.ledger.view import TrialSummary
 from sweeps.spec.problems import Fault, Refused
 from sweeps.spec.spec import SweepSpec
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.files import RunFiles, files_of, probe_directory
+
+if TYPE_CHECKING:
+    from sweeps.ledger.view import TrialSummary
 
 KEY = ("storage", "checkpoints")
 """Of a spec: where checkpoints lie."""
