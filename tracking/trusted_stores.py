@@ -59,7 +59,7 @@ class TrustFileRefused(StoreUntrusted):
 
 def can_be_trusted(uri: str) -> bool:
     """Whether it is an address of a host, which every program reads alike, without a password."""
-    from tracking.provenance import redact
+    from redaction.secrets import redact
 
     origin = origin_of(uri)
     return is_readable(uri) and redact(origin) == origin
@@ -309,7 +309,7 @@ def _knows_require(uri: str) -> bool:
 
 def _shown(uri: str) -> str:
     """Return an address for a message: a planted one may hold what drives a terminal."""
-    from tracking.provenance import redact
+    from redaction.secrets import redact
 
     origin = redact(origin_of(uri))
     return origin if origin.isascii() and origin.isprintable() else ascii(origin)
