@@ -65,7 +65,7 @@ def origin_of(uri: str) -> str:
         return uri
     port = _PORTS.get(found["scheme"])
     hosts = found["hosts"].lower().split(",")
-    if port is not None:
+    if port is not None and found["hosts"]:
         hosts = [one if re.search(r":\d+$", one) else f"{one.rstrip(':')}:{port}" for one in hosts]
     query = f"?{found['query']}" if found["query"] else ""
     return f"{found['scheme']}://{','.join(hosts)}{query}"
@@ -136,6 +136,8 @@ def _endpoint() -> str | None:
 
 
 def _is_loopback(host: str) -> bool:
+    if host.startswith("/") or host.count(":") == 1:  # SQLAlchemy takes HOST:PORT in an option
+        host = re.sub(r":\d*$", "", host, flags=re.ASCII)
     if host == "localhost" or host.startswith("/"):
         return True
     try:

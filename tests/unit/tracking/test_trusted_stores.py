@@ -45,6 +45,7 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "postgresql+psycopg2://ada@/sweeps?host=/run/postgresql",
         "postgresql://%2Frun%2Fpostgresql/sweeps?connect_timeout=3",
         "postgresql:///sweeps",
+        "postgresql+psycopg2://ada@/sweeps?host=127.0.0.1:1&host=/run/postgresql:5432",
     ],
 )
 def test_what_is_on_this_machine_needs_no_trust(uri: str) -> None:
