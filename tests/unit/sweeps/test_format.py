@@ -31,7 +31,7 @@ from tests.unit.sweeps.made_sweep import MadeSweep
 from tracking.recorder import MemoryRecorder
 
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
-NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor"}
+NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor", "trust"}
 MORE = {"show": ["0"], "stop": ["--now"], "best": ["--export", "out"]}
 OF_A_SWEEP = [
     [command.name or command.callback.__name__]
