@@ -9,6 +9,7 @@ import copy
 import hashlib
 import io
 import pickle
+import zipfile
 from collections.abc import Collection
 from typing import Any, BinaryIO
 
@@ -128,8 +129,10 @@ def parse_state(content: bytes) -> dict[str, Any]:
     """Return the state, with every tensor on the CPU.
 
     Raises:
-        CheckpointError: It holds objects that are not plain data.
+        CheckpointError: It holds objects that are not plain data, or would take more memory than
+            its file has bytes.
     """
+    _check_size(content)
     try:
         state: dict[str, Any] = torch.load(
             io.BytesIO(content), map_location="cpu", weights_only=True
@@ -141,6 +144,24 @@ def parse_state(content: bytes) -> dict[str, Any]:
             "optimizers to tensors, numbers, strings, lists and dicts"
         ) from problem
     return state
+
+
+def _check_size(content: bytes) -> None:
+    """Refuse an archive that grows when it is read, which would fill the memory: torch compresses
+    nothing, and stores nothing twice.
+    """
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        return  # torch says what it thinks of it
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
+        raise CheckpointError(f"the checkpoint is no archive of torch's ({problem})") from problem
+    if size > len(content):
+        raise CheckpointError(
+            f"the checkpoint has {len(content)} bytes and would be {size} when it is read; torch "
+            "writes none that is compressed; take one that was saved by a run"
+        )
 
 
 class _Copying:

@@ -173,7 +173,7 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Show the best trial, export it, or register its model."""
-    from sweeps.places import check_place
+    from sweeps.places import check_own_place
     from sweeps.publishing.publish import NoVersion, export_best, register_best
     from sweeps.results import front, tables
     from sweeps.results.sweep_view import NoBest
@@ -189,7 +189,7 @@ def best(
         if register is not None:
             reach_tracking(view.paths, view.spec)
         if export is not None:
-            check_place(export, "--export")
+            check_own_place(export, "--export")
         try:
             if view.several and trial is None and export is None and register is None:
                 best = [view.trial(record) for record in view.front()]
