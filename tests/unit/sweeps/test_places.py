@@ -38,7 +38,7 @@ def test_an_export_goes_into_a_directory_of_ones_own(tmp_path: Path) -> None:
 def test_not_into_one_of_another_user(tmp_path: Path, give_away: GiveAway, place: str) -> None:
     (tmp_path / "theirs").mkdir()
     give_away(tmp_path / "theirs")
-    with pytest.raises(Refused, match="theirs belongs to user .*choose a directory of your own"):
+    with pytest.raises(Refused, match=r"theirs belongs to user .*choose a directory of your own"):
         check_own_place(tmp_path / place, "--export")
     assert not [*(tmp_path / "theirs").iterdir()]
 
