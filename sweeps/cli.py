@@ -214,7 +214,7 @@ def resume(
     from sweeps.spec.durations import parse_duration
     from sweeps.spec.revisions import is_unchanged
     from sweeps.spec.spec import parse_placed
-    from sweeps.store_access import remember_named
+    from sweeps.store_access import check_sampler_state, remember_named
 
     with input_errors():
         view = view_of(name, root)
@@ -224,6 +224,7 @@ def resume(
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)
         remember_named(spec, document)
+        check_sampler_state(view.paths, spec)
         done = view.concluded and is_unchanged(view.spec, spec)
         if done and not find_loss(view, err, offline=offline):
             outcome = view.outcome()

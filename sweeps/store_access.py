@@ -48,6 +48,24 @@ def check_store(directory: Path, uri: str) -> None:
     check_trusted(uri)
 
 
+def check_sampler_state(paths: SweepPaths, spec: SweepSpec) -> None:
+    """Make sure that resuming a sweep reads no pickle of another user: Optuna keeps the state of
+    `cmaes` as one, and reading a pickle runs code.
+
+    Raises:
+        StoreUntrusted: The sweep's directory or its ledger belongs to another user.
+    """
+    if spec.search.sampler != "cmaes" or spec.storage.ledger is not None:
+        return
+    for path in (paths.directory, paths.ledger):
+        if path.exists() and (owner := os.stat(path).st_uid) not in (os.geteuid(), _ROOT):
+            raise StoreUntrusted(
+                f"{path} belongs to user {owner}, and the sampler cmaes keeps its state there as "
+                "a pickle, which runs that user's code where it is read; resume it as that user, or "
+                "run a sweep of your own"
+            )
+
+
 def reach_tracking(paths: SweepPaths, spec: SweepSpec) -> tuple[str, Path | None]:
     """Return where a sweep is recorded, to be connected to. See `layout.tracking_place`.
 

@@ -1,0 +1,35 @@
+"""The state of a sampler that is a pickle is not read from another user's files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sweeps.cli import app
+from tests.unit.sweeps.made_sweep import MadeSweep
+
+TWO = "{train.optimizer.lr: {uniform: [0.1, 1]}, train.clip.max_norm: {uniform: [0.1, 1]}}"
+
+
+@pytest.mark.parametrize("part", ["directory", "ledger"])
+@pytest.mark.parametrize("sampler", ["cmaes", "tpe"])
+def test_cmaes_is_not_resumed_from_the_ledger_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, sampler: str
+) -> None:
+    made = MadeSweep(tmp_path, space=TWO, more=f"search: {{sampler: {sampler}}}")
+    made.add("complete", 0.5)
+    path = getattr(made.paths, part)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    tried = []
+    monkeypatch.setattr("sweeps.commands.attempt.attempt", lambda *_, **__: tried.append(1) or 0)
+    done = CliRunner().invoke(app, ["resume", "small", "--root", str(tmp_path), "--offline"])
+    words = " ".join(done.stderr.split())
+    assert done.exit_code == (2 if sampler == "cmaes" else 0), words
+    assert tried == ([] if sampler == "cmaes" else [1])
+    assert ("keeps its state there as a pickle" in words) is (sampler == "cmaes")
