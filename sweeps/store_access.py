@@ -61,8 +61,8 @@ def check_sampler_state(paths: SweepPaths, spec: SweepSpec) -> None:
         if path.exists() and (owner := os.stat(path).st_uid) not in (os.geteuid(), _ROOT):
             raise StoreUntrusted(
                 f"{path} belongs to user {owner}, and the sampler cmaes keeps its state there as "
-                "a pickle, which runs that user's code where it is read; resume it as that user, or "
-                "run a sweep of your own"
+                "a pickle, which runs that user's code where it is read; resume it as that "
+                "user, or run a sweep of your own"
             )
 
 
