@@ -242,7 +242,7 @@ def read_holder(path: Path) -> Holder | None:
     """
     try:
         holder = Holder(**json.loads(read_regular(path, LARGEST_NOTE)))
-    except (FileNotFoundError, PermissionError, ValueError, TypeError):
+    except (FileNotFoundError, PermissionError, ValueError, TypeError, RecursionError):
         return None
     # A shorter token would mean the processes of many drivers, an empty one all of a user's.
     return holder if _TOKEN.fullmatch(str(holder.token)) else None

@@ -111,7 +111,7 @@ def read_outbox(directory: Path, trial: int | None = None) -> Delivered:
             "yours to read and write; correct its permissions"
         ) from error
     # a flipped bit may surface in the database, or in what was read of it
-    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+    except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
         return replace(
             _EMPTY,
             damage=f"the outbox {path} is damaged ({error}); the trials' own files and the server "

@@ -118,7 +118,8 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
 def _read(file: Path) -> Summary | None:
     try:
         found = json.loads(read_regular(file, LARGEST_TEXT))
-    except (FileNotFoundError, ValueError):  # of an earlier release; cut short with the power
+    # of an earlier release; cut short with the power
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -119,7 +119,7 @@ def read_resumptions(directory: Path) -> list[int]:
         return []
     except IrregularFile as error:
         raise CurveDamaged(str(error)) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise CurveDamaged(
             f"{path} is damaged ({type(error).__name__}: {error}); it is the list of steps after "
             "which the run went on, for its pictures; restore it from a backup, or remove it"
@@ -251,7 +251,8 @@ def _parse(line: bytes, path: Path) -> Row:
     try:
         record = json.loads(line)
         return Row(record["step"], record["time"], record["metrics"])
-    except (ValueError, KeyError, TypeError) as error:
+    # what is nested without end is no row either
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CurveDamaged(
             f"{path} is damaged ({type(error).__name__}: {error}); a curve is one JSON object a "
             "line; restore the file from a backup, or cut it before the damaged line"

@@ -144,7 +144,7 @@ def read_manifest(files: Files, name: str) -> Generation | str:
             sha256=file["sha256"],
         )
         length = files.length(name, STATE)
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         return f"{told} cannot be read ({type(problem).__name__}: {problem})"
     if content != format_manifest(generation):
         seal = _seal(manifest)

@@ -213,8 +213,8 @@ def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str,
         # A user's code said so, to an earlier release perhaps, which kept it as it came.
         "reason": printable(reason) if (reason := attributes.get("reason")) else None,
         "traceback": visible(said) if (said := attributes.get("traceback")) else None,
-        "step": progress.get("step", 0),
-        "epoch": progress.get("epoch", 0),
+        "step": int(progress.get("step", 0)),
+        "epoch": int(progress.get("epoch", 0)),
         "best_step": progress.get("best_step"),
         "best_epoch": progress.get("best_epoch"),
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
@@ -353,7 +353,7 @@ class LedgerView:
                 "ORDER BY trial_id, step",
                 asked,
             ):
-                yield trial, epoch, (math.nan if value is None else value,)
+                yield trial, epoch, (math.nan if value is None else float(value),)
             return
         notes: dict[int, dict[str, Any]] = {}
         for trial, key, text in db.execute(
@@ -416,14 +416,14 @@ class LedgerView:
                 "GROUP BY trial_id",
                 self._study,
             )
-            return {trial: (value,) for trial, value in single}
+            return {trial: (_number(value),) for trial, value in single}
         found: dict[int, tuple[Any, ...]] = {}
         for trial, value in db.execute(
             f"SELECT trial_id, {self._told_value} FROM trials JOIN trial_values USING (trial_id) "
             "WHERE study_id = :study ORDER BY trial_id, objective",
             self._study,
         ):
-            found[trial] = (*found.get(trial, ()), value)
+            found[trial] = (*found.get(trial, ()), _number(value))
         notes: dict[int, dict[str, Any]] = {}
         for trial, key, text in db.execute(
             "SELECT trial_id, key, value_json FROM trials "
@@ -435,6 +435,15 @@ class LedgerView:
         for trial, mine in notes.items():
             found[trial] = best_reports(reports_in(mine), minimize=self.minimize) or (None,)
         return found
+
+
+def _number(value: Any) -> float | None:
+    """Return a column's number; SQLite keeps whatever is put there.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return None if value is None else float(value)
 
 
 class _Values:
