@@ -447,6 +447,16 @@ def _link(source: Path, target: Path) -> None:
             os.fsync(file.fileno())
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Write a small file as a whole; it survives a power loss once this returns."""
+    aside = path.with_name(f".{path.name}.tmp")
+    with aside.open("wb") as file:
+        file.write(text.encode())
+        _sync_file(file)
+    aside.replace(path)
+    _sync(path.parent)
+
+
 def _sync_file(file: BinaryIO) -> None:
     """Return once a file's content survives a power loss."""
     file.flush()

@@ -1,26 +1,33 @@
 """Numbers that a task or a loop logs beside what the platform reports: `Task.log`, `Context.log`.
 
 They become columns of the run's rows, so they are saved, cut back and delivered as these are.
+Parameters and tags are kept in a file from when they are logged: a process may end between a
+checkpoint and the report that carries them, and what the checkpoint has is not logged again.
 Values stay on their device until the rows are made. What must not live here: rows (`history`), and
 when they are made (`loop`, `own_loop`).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from trainable.errors import TaskError
+from trainable.files import replace_file
 from trainable.history import ARTIFACTS, Row, read_logged
+from trainable.regular_files import LARGEST_TEXT, read_regular
 from trainable.run import describe, one_number
 
+NOTED = "noted.json"
+"""In a run's directory: the parameters and tags that its code logged, where it logged any."""
 MAX_NAMES = 200
 _MAX_LENGTH = 200
 _RESERVED = re.compile(
@@ -43,8 +50,6 @@ class Log:
         directory: The run's; None where there is none.
         step: The run's, which is being made.
         own_steps: Names that have a value under a step of the user's own.
-        params: Parameters that were logged and not yet taken.
-        tags: The same of tags.
     """
 
     def __init__(self) -> None:
@@ -56,8 +61,8 @@ class Log:
         self.directory: Path | None = None
         self.step = 0
         self.own_steps: set[str] = set()
-        self.params: dict[str, str] = {}
-        self.tags: dict[str, str] = {}
+        self._noted: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
+        self._not_taken: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
 
     def add(self, name: str, value: object) -> None:
         """Add a value; one on a device stays there.
@@ -86,6 +91,35 @@ class Log:
             step = self.step
         self.own_steps.add(name)
         self._rows.append(Row(step, timestamp_ms, {name: value}))
+
+    def note(self, kind: Literal["params", "tags"], values: Mapping[str, str]) -> None:
+        """Keep parameters or tags, for the next report and in the run's directory.
+
+        Raises:
+            OSError: They cannot be written there.
+        """
+        self._check_process(kind)
+        noted = self._noted[kind]
+        self._not_taken[kind].update(values)
+        if any(noted.get(key) != value for key, value in values.items()):
+            noted.update(values)
+            if self.directory is not None:
+                replace_file(self.directory / NOTED, json.dumps(self._noted))
+
+    def recall_notes(self) -> None:
+        """Have the next report carry all that earlier processes of the run kept."""
+        if self.directory is None:
+            return
+        try:
+            found = json.loads(read_regular(self.directory / NOTED, LARGEST_TEXT))
+            for kind, kept in self._noted.items():
+                kept.update({str(key): str(value) for key, value in found[kind].items()})
+        except FileNotFoundError:
+            return
+        # damaged: what is logged again is kept again
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+            return
+        self._not_taken = {kind: dict(kept) for kind, kept in self._noted.items()}
 
     def add_file(self, path: str | Path, name: str | None) -> None:
         """Keep a copy of a file in the run's directory, from where it is delivered.
@@ -145,9 +179,8 @@ class Log:
 
     def take_notes(self) -> dict[str, dict[str, str]]:
         """Return the parameters and tags that were logged since; nothing where none were."""
-        notes = {"params": self.params, "tags": self.tags}
-        self.params, self.tags = {}, {}
-        return {kind: some for kind, some in notes.items() if some}
+        taken, self._not_taken = self._not_taken, {"params": {}, "tags": {}}
+        return {kind: some for kind, some in taken.items() if some}
 
     def take(self) -> Sums:
         """Return what was logged since, and begin anew."""
@@ -231,6 +264,7 @@ def run_log(directory: Path) -> Log:
         log = _OPEN[directory] = Log()
         log.directory = directory
         log.own_steps.update(key for _, row in read_logged(directory) for key in row.metrics)
+        log.recall_notes()
     return _OPEN[directory]
 
 

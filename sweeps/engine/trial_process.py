@@ -33,11 +33,11 @@ class RunTaker:
 
     def params(self, params: Mapping[str, str]) -> None:
         """Note parameters."""
-        self._log().params.update(params)
+        self._log().note("params", params)
 
     def tags(self, tags: Mapping[str, str]) -> None:
         """Note tags."""
-        self._log().tags.update(tags)
+        self._log().note("tags", tags)
 
     def directory(self) -> Path | None:
         """Return where files are put."""

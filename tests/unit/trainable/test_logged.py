@@ -11,7 +11,7 @@ import torch
 
 from trainable.errors import TaskError
 from trainable.history import logged_files, read_logged, read_rows
-from trainable.logged import MAX_NAMES, Log, current_run, log_of, means
+from trainable.logged import MAX_NAMES, NOTED, Log, close_run, current_run, log_of, means, run_log
 from trainable.own_loop import Context, OwnLoop
 from trainable.task import Task
 
@@ -204,3 +204,28 @@ def test_what_is_logged_in_another_process_is_refused():
                 refused += 1
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+
+
+def test_parameters_and_tags_are_carried_by_the_next_process_if_their_report_was_lost(tmp_path):
+    log = run_log(tmp_path)
+    log.note("params", {"a": "1"})
+    log.note("tags", {"t": "x", "ü": "two\nlines"})
+    log.note("tags", {"t": "y"})
+    assert log.take_notes() == {"params": {"a": "1"}, "tags": {"t": "y", "ü": "two\nlines"}}
+    assert log.take_notes() == {}
+    close_run(tmp_path)  # and that report never arrived
+    again = run_log(tmp_path)
+    again.note("tags", {"t": "z"})
+    assert again.take_notes() == {"params": {"a": "1"}, "tags": {"t": "z", "ü": "two\nlines"}}
+    close_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"params": 1}', '{"tags": {}}', "[" * 9000])
+def test_a_damaged_file_of_notes_ends_nothing(tmp_path, content):
+    (tmp_path / NOTED).write_text(content)
+    log = run_log(tmp_path)
+    assert log.take_notes() == {}
+    log.note("params", {"a": "1"})
+    close_run(tmp_path)
+    assert run_log(tmp_path).take_notes() == {"params": {"a": "1"}}
+    close_run(tmp_path)
