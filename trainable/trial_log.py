@@ -45,7 +45,7 @@ class TrialLog(io.TextIOWrapper):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         super().__init__(
-            _Lines(path),  # type: ignore[arg-type]  # it has all that is used
+            _Lines(path),  # it has all that is used
             encoding="utf-8",
             errors="backslashreplace",
             write_through=True,
@@ -68,6 +68,7 @@ class _Lines(io.RawIOBase):
             number = open_regular(path, flags, limit=UNLIMITED)  # one that has grown is cut
         self._file = os.fdopen(number, "ab", buffering=0)
         self._size = os.fstat(self._file.fileno()).st_size
+        self.name = os.fspath(path)  # a text file says what its buffer is called
         self._begin()
 
     def _begin(self) -> None:

@@ -159,7 +159,7 @@ def test_row_26_data_missing(sandbox: Sandbox) -> None:
     task.write_text(task.read_text().replace("def build_data(self) -> Data:\n", reading))
     assert_ended(sandbox.run().wait(), 2, f"No such file or directory: .*{re.escape(str(data))}")
     assert not sandbox.cli.root.exists()
-    assert not sandbox.probe.count("forward")
+    assert not sandbox.probe.count("backward")
 
 
 @pytest.mark.chaos

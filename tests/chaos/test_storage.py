@@ -106,7 +106,7 @@ def test_row_12_sweep_refuses_before_any_trial_where_it_cannot_write(
     assert str(sandbox.cli.root) in ended.text
     assert os.strerror(error) in ended.text
     assert "Traceback" not in ended.text
-    assert not sandbox.probe.count("forward")
+    assert not sandbox.probe.count("backward")
     assert not sandbox.cli.root.exists()
 
 
@@ -185,7 +185,7 @@ def test_row_14_trial_whose_checkpoints_are_all_damaged_names_them_and_never_sta
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 8
         path.write_bytes(content)
-    rows, passes = curve.read_bytes(), sandbox.probe.count("forward")
+    rows, passes = curve.read_bytes(), sandbox.probe.count("backward")
 
     ended = sandbox.go_on()
     assert_ended(ended, 0, rf"^trial {_TRIAL} failed.*: checkpoint: every checkpoint below")
@@ -200,7 +200,7 @@ def test_row_14_trial_whose_checkpoints_are_all_damaged_names_them_and_never_sta
     assert _states(sandbox, _TRIAL) == damaged
     assert curve.read_bytes() == rows
     per_epoch = STEPS // 3 * MICRO_BATCHES
-    assert sandbox.probe.count("forward") - passes == found.trials[3]["epoch"] * per_epoch
+    assert sandbox.probe.count("backward") - passes == found.trials[3]["epoch"] * per_epoch
 
 
 def _states(sandbox: Sandbox, number: int) -> list[Path]:

@@ -139,3 +139,11 @@ def test_a_forked_process_writes_its_own_lines_alone(log: TrialLog) -> None:
     child.join()
     log.write("again\n")
     assert _text(log) == "child [hidden]parent again\n"
+
+
+def test_it_says_where_it_is_as_a_file_does(tmp_path):
+    path = tmp_path / "trial.log"
+    with TrialLog(path) as log, open(path, "a", encoding="utf-8") as file:
+        assert (log.name, log.encoding) == (str(file.name), file.encoding)
+        assert (log.readable(), log.writable(), log.seekable()) == (False, True, False)
+        assert (log.isatty(), log.closed) == (file.isatty(), file.closed)
