@@ -125,12 +125,18 @@ def _mutate(directory: Path, draw: random.Random) -> str:
     return f"{path.name}: {mutation.__name__}"
 
 
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 class _Watch:
     """What this process does beside reading, while it is watched."""
 
     def __init__(self) -> None:
         self.inside: Path | None = None
         self.seen: list[str] = []
+        self.peak = _peak_bytes()
+        """Of this process, before the first of these tests."""
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.inside is None:
@@ -147,15 +153,13 @@ class _Watch:
                 self.seen.append(f"writes to {place}")
 
 
-_WATCH = _Watch()
-
-
 @pytest.fixture(scope="module")
 def watch() -> Iterator[_Watch]:
     """An audit hook cannot be taken off again: it stays, and hears nothing afterwards."""
-    sys.addaudithook(_WATCH.hear)
-    yield _WATCH
-    _WATCH.inside = None
+    watch = _Watch()
+    sys.addaudithook(watch.hear)
+    yield watch
+    watch.inside = None
 
 
 @contextlib.contextmanager
@@ -200,4 +204,4 @@ def test_a_command_that_looks_ends_with_a_sentence(
         assert done.exit_code == 0 or done.stderr.strip(), told
         assert not watch.seen, f"{watch.seen} {told}"
         assert time.monotonic() - began < 3 * SECONDS, told
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < MOST_BYTES, done_to
+    assert _peak_bytes() - watch.peak < MOST_BYTES, done_to
