@@ -19,7 +19,8 @@ from trainable.naming import BUILT_IN
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FOREIGN = {"site-packages", "dist-packages"}
+FOREIGN = {"site-packages", "dist-packages"}
+"""Directories of installed packages."""
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 ARGUMENTS = "arguments"
 """The key of a summary (`built.py`) that says with which arguments its task was made."""
@@ -108,7 +109,7 @@ def _source(module: ModuleType) -> Path | None:
 
 
 def _lies_below(root: Path, path: Path) -> bool:
-    return path.is_relative_to(root) and not _FOREIGN & set(path.relative_to(root).parts)
+    return path.is_relative_to(root) and not FOREIGN & set(path.relative_to(root).parts)
 
 
 def _is_library(module: ModuleType) -> bool:

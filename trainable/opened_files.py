@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainable.fingerprint import OPENED, task_directory
+from trainable.fingerprint import FOREIGN, OPENED, task_directory
 
 _FILES = 256
 """Looked at of those that are opened; a data set of more is told by its items."""
@@ -93,12 +93,9 @@ def _below(directory: Path, path: str) -> str | None:
         if one.is_relative_to(directory):
             name = one.relative_to(directory)
             kept = one.is_file() and one.suffix not in (".py", ".pyc")
-            hidden = any(part.startswith(".") or part in _FOREIGN for part in name.parts)
+            hidden = any(part.startswith(".") or part in FOREIGN for part in name.parts)
             return str(name) if kept and not hidden else None
     return None
-
-
-_FOREIGN = ("site-packages", "dist-packages", "__pycache__")
 
 
 def _digest(path: Path) -> str:
