@@ -190,7 +190,7 @@ def test_row_09_sigterm(sandbox: Sandbox, references: References) -> None:
     assert_no_residue(sandbox)
     sandbox.probe.pace(0)
     found = assert_all(sandbox, references.of(PARALLEL), sandbox.go_on())
-    again = found.passes["forward"] - references.of(PARALLEL).passes["forward"]
+    again = found.passes["backward"] - references.of(PARALLEL).passes["backward"]
     assert again == 0, f"{again} passes were done again: not saved at the steps they were at"
 
 

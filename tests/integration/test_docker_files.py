@@ -161,6 +161,16 @@ def test_the_image_runs_as_nobody_in_particular_and_is_made_of_what_is_given() -
     assert not [name for name in settings if SECRET_NAME.search(name)]
 
 
+def test_the_image_is_made_of_every_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = {name.split(".")[0] for name in project["tool"]["setuptools"]["packages"]}
+    recipe = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+    assert packages == set(re.findall(r"^COPY (\w+) /source/\1$", recipe, re.MULTILINE))
+    assert packages == set(re.findall(r"/site-packages/(\w+)", recipe))
+    allowed = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {f"!{package}" for package in packages} <= set(allowed)
+
+
 def test_neither_git_nor_the_image_takes_secrets_along() -> None:
     allowed = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     assert allowed[0] == "*"

@@ -14,7 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [
-    file for name in ("sweeps", "tracking", "trainable") for file in (ROOT / name).rglob("*.py")
+    file
+    for name in ("sweeps", "tracking", "trainable", "redaction")
+    for file in (ROOT / name).rglob("*.py")
 ]
 _EXEC = ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")
 STARTING = {
