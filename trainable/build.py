@@ -219,9 +219,9 @@ def build_parts(
         built = _build_model(task)
     cautions = list(_cautions(built, data, train))
     compared = rules_of(config.training_rules).compares_built and compare
-    no_workers = train.loader.num_workers == 0
+    workers = train.loader.num_workers > 0
     summary = (
-        opened | summarise(task, built, data, arguments=config.task.arguments, items=no_workers)
+        opened | summarise(task, built, data, arguments=config.task.arguments, apart=workers)
         if compared
         else None
     )

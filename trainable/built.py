@@ -13,9 +13,11 @@ import copy
 import hashlib
 import json
 import math
+import multiprocessing
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainable.errors import ConfigError
+from trainable.data import end_with_parent
+from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import ARGUMENTS, COLLATED, differences
 from trainable.regular_files import LARGEST_TEXT, read_regular
 from trainable.rules import BUILT
@@ -50,7 +53,7 @@ def summarise(
     data: Data,
     *,
     arguments: Mapping[str, Any],
-    items: bool,
+    apart: bool,
 ) -> Summary:
     """Summarise what a task built; generators are put back as they were.
 
@@ -59,8 +62,9 @@ def summarise(
         model: With its initial weights.
         data: Its samples.
         arguments: Those of the task's constructor.
-        items: Fetch some. Not where loader processes do that: what a data set opens when its
-            first item is fetched, such as an HDF5 file, must not be opened before they are forked.
+        apart: Fetch items in a process of their own, as loader processes do: what a data set
+            opens when its first item is fetched, such as an HDF5 file, must not be open before
+            they are forked.
     """
     kinds = [[name, type(module).__name__] for name, module in model.named_modules()]
     weights = (*model.named_parameters(), *model.named_buffers())
@@ -69,8 +73,7 @@ def summarise(
         found[ARGUMENTS] = _digest(arguments)
         found["model: its modules"] = _digest(kinds)
         found |= {f"model: initial values of {name}": _summary(value) for name, value in weights}
-        for split in ("train", "val"):
-            found |= _split(split, data, _summary, items=items)
+        found |= _splits_apart(data) if apart else _splits(data)
     return _as_read_back(found)
 
 
@@ -82,7 +85,7 @@ def summarise_data(data: Data, *, arguments: Mapping[str, Any]) -> Summary:
     found: Summary = {ARGUMENTS: _digest(arguments)}
     with isolated_host_randomness():
         for split in ("train", "val"):
-            found |= _split(split, data, _bounded, items=True)
+            found |= _split(split, data, _bounded)
     return _as_read_back(found)
 
 
@@ -129,14 +132,48 @@ def _as_read_back(found: Summary) -> Summary:
     return summary
 
 
-def _split(split: str, data: Data, told: Callable[[object], Any], *, items: bool) -> Summary:
+def _splits(data: Data) -> Summary:
+    return _split("train", data, _summary) | _split("val", data, _summary)
+
+
+def _splits_apart(data: Data) -> Summary:
+    """Summarise the data in a child process, made as a DataLoader makes its own.
+
+    Raises:
+        TaskError: The process did not live to the end.
+    """
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.Process(target=_send_splits, args=(data, sender), daemon=True)
+    child.start()
+    sender.close()
+    with receiver:
+        try:
+            found: Summary | None = receiver.recv()
+        except EOFError:
+            found = None
+    child.join()
+    if found is None:
+        raise TaskError(
+            "a process that fetched items of the data sets, as loader processes do, ended with "
+            f"exit status {child.exitcode}; an item must not end its process; look for the reason "
+            "with train.loader.num_workers: 0"
+        )
+    return found
+
+
+def _send_splits(data: Data, sender: Connection) -> None:
+    torch.set_num_threads(1)  # the parent's threads are not there after a fork; a loader does so
+    end_with_parent()
+    with sender:
+        sender.send(_splits(data))
+
+
+def _split(split: str, data: Data, told: Callable[[object], Any]) -> Summary:
     samples: Samples = data.train if split == "train" else data.val
     if isinstance(samples, tuple):
         return {f"{split}: tensor {place}": told(one) for place, one in enumerate(samples)}
     size = len(samples)  # type: ignore[arg-type]
     found: Summary = {f"{split}: its length": size}
-    if not items:
-        return found
     # Of a reader that a data set opens at its first item, the run opens its own.
     with contextlib.suppress(TypeError, ValueError, AttributeError):  # a class may refuse
         samples = copy.copy(samples)

@@ -204,7 +204,7 @@ class LoaderSource:
             # so that it never moves the global one. The seed itself does not matter: each window
             # is seeded anew, and so are samples that draw.
             generator=torch.Generator().manual_seed(derive_seed(plan.seed, "loader", split)),
-            worker_init_fn=_end_with_parent,
+            worker_init_fn=end_with_parent,
         )
         self._windows: Iterator[list[Batch]] | None = None
 
@@ -253,8 +253,8 @@ class _Requests:
             yield [self.epoch, window, *order[first : first + plan.size(window)]]
 
 
-def _end_with_parent(_: int) -> None:
-    """Have the kernel end a loader process with the thread that started it, where that is Linux.
+def end_with_parent(_: int = 0) -> None:
+    """On Linux, have the kernel end this loader process with the thread that started it.
 
     torch's own watch looks every five seconds, between two samples: a process that waits for a
     file that never comes would outlive a killed trial, and what the trial holds with it.

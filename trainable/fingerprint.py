@@ -25,7 +25,7 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 ARGUMENTS = "arguments"
 """The key of a summary (`built.py`) that says with which arguments its task was made."""
 COLLATED = "its collated batch"
-"""Ends the keys for what a collate function returns; the earliest summaries have none."""
+"""Ends the keys for what a collate function returns."""
 OPENED = "opened file"
 """Begins the keys for files that were not named (`opened_files.py`). One that is opened the first
 time alone, or from the second on, may be a cache: it is compared where both summaries have it."""
@@ -85,11 +85,16 @@ def tensor_digest(*tensors: Tensor) -> str:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the keys under which two summaries differ by more than rounding."""
-    keys = [key for key in {**before, **now} if key in before or not key.endswith(COLLATED)]
+    # Earlier releases looked at no batches, and at no items of loader processes.
+    keys = [key for key in {**before, **now} if key in before or not _is_of_items(key)]
     compared = [
         key for key in keys if not key.startswith(OPENED) or (key in before and key in now)
     ]
     return [key for key in compared if not _alike(before.get(key), now.get(key))]
+
+
+def _is_of_items(key: str) -> bool:
+    return key.startswith(("train[", "val[")) or key.endswith(COLLATED)
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset
 from trainable.build import open_trainer
 from trainable.built import summarise, summarise_data
 from trainable.config import TrialConfig
-from trainable.errors import ConfigError
+from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
 from trainable.rules import BUILT
 from trainable.seeding import HostRandomness
@@ -61,14 +62,16 @@ class Differing(Task):
         return Data(Samples(self.order, self.size), Samples(0), collate)
 
 
-def _train(directory: Path, task: Task, until: int | None = None) -> list[float]:
+def _train(
+    directory: Path, task: Task, until: int | None = None, num_workers: int = 0
+) -> list[float]:
     config = TrialConfig.model_validate(
         {
             "task": {"name": f"{__name__}:Differing"},
             "metric": "val/loss",
             "mode": "min",
             "budget": {"epochs": 2},
-            "train": {"batch_size": 8},
+            "train": {"batch_size": 8, "loader": {"num_workers": num_workers}},
         }
     )
     with open_trainer(config, directory, device="cpu", task=task, until=until) as trainer:
@@ -113,12 +116,19 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(tmp_path: Path) -> No
     assert [*first, *_train(tmp_path / "cut", Differing())] == whole
 
 
+def test_items_that_loader_processes_fetch_are_compared(tmp_path: Path) -> None:
+    _train(tmp_path, Differing(), until=1, num_workers=2)
+    with pytest.raises(ConfigError, match=r"builds something else .*train\[0\]"):
+        _train(tmp_path, Differing(order=1), num_workers=2)
+    assert len(_train(tmp_path, Differing(), num_workers=2)) == 1
+
+
 def test_a_summary_leaves_the_generators_as_they_are() -> None:
     task = Differing()
     model, data = task.build_model(), task.build_data()
     before = HostRandomness()
-    assert summarise(Task(), model, data, arguments={}, items=True) == summarise(
-        Task(), model, data, arguments={}, items=True
+    assert summarise(Task(), model, data, arguments={}, apart=False) == summarise(
+        Task(), model, data, arguments={}, apart=False
     )
     assert not before.moved()
 
@@ -145,20 +155,43 @@ def test_any_item_can_be_summarised(change: Callable[[], object]) -> None:
             return change()
 
     data, model = Data(One(), (torch.zeros(1),)), nn.Linear(1, 1)
-    assert summarise(Task(), model, data, arguments={}, items=True) == summarise(
-        Task(), model, data, arguments={}, items=True
+    assert summarise(Task(), model, data, arguments={}, apart=False) == summarise(
+        Task(), model, data, arguments={}, apart=False
     )
 
 
-def test_without_items_none_is_fetched() -> None:
-    class Broken(Samples):
+def test_where_loader_processes_fetch_items_nothing_is_opened_before_them() -> None:
+    fetched = []
+
+    class Opening(Samples):
+        def __getitem__(self, index: int) -> Any:
+            fetched.append(index)
+            return super().__getitem__(index)
+
+    data, model = Data(Opening(0), Opening(0)), nn.Linear(1, 1)
+    apart = summarise(Task(), model, data, arguments={}, apart=True)
+    assert not fetched
+    assert apart == summarise(Task(), model, data, arguments={}, apart=False)
+    assert {"train[0]", "val[23]"} < set(apart)
+    assert fetched
+
+
+def test_an_item_that_ends_the_process_is_said() -> None:
+    class Deadly(Samples):
         def __getitem__(self, _: int) -> Any:
-            pytest.fail("fetched")
+            os._exit(9)
 
-    found = summarise(
-        Task(), nn.Linear(1, 1), Data(Broken(0), Broken(0)), arguments={}, items=False
-    )
-    assert found["train: its length"] == 24
+    data = Data(Deadly(0), Deadly(0))
+    with pytest.raises(TaskError, match="ended with exit status 9"):
+        summarise(Task(), nn.Linear(1, 1), data, arguments={}, apart=True)
+
+
+def test_a_run_that_did_not_look_at_items_is_resumed(tmp_path: Path) -> None:
+    _train(tmp_path, Differing(), until=1)
+    file = tmp_path / BUILT
+    before = {k: v for k, v in json.loads(file.read_text()).items() if "[" not in k}
+    file.write_text(json.dumps(before))
+    assert len(_train(tmp_path, Differing())) == 1
 
 
 def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
