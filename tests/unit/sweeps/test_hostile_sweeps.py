@@ -42,6 +42,8 @@ COMMANDS = [
     ["compare", "NAME"],
     ["stop", "NAME", "--trial", "0"],
 ]
+REPORT, EACH = ["report", "NAME", "--output", "report.html"], 20
+"""It draws in a child process, for some seconds: every twentieth mutation is reported."""
 _WORDS = [
     b"\x1b]0;owned\x07", b"../../../../etc/passwd", b"!!python/object/apply:os.system ['x']",
     b"\x80\x04c__builtin__\neval\n", b"1e999999", b"-" * 4096, b"9" * 5000, b"\x00" * 64,
@@ -186,7 +188,7 @@ def test_a_command_that_looks_ends_with_a_sentence(
     shutil.copytree(ASSETS / version / name, directory)
     monkeypatch.chdir(tmp_path)
     done_to = [_mutate(directory, draw) for _ in range(draw.choice([1, 1, 2]))]
-    for command in COMMANDS:
+    for command in [*COMMANDS, *([REPORT] if number % EACH == 0 else [])]:
         words = [name if word == "NAME" else word for word in command]
         began = time.monotonic()
         watch.inside, watch.seen = tmp_path.resolve(), []
@@ -202,6 +204,8 @@ def test_a_command_that_looks_ends_with_a_sentence(
         assert "\x1b" not in done.output, told
         assert "\x07" not in done.output, told
         assert done.exit_code == 0 or done.stderr.strip(), told
+        if command is REPORT:
+            watch.seen = [one for one in watch.seen if one != f"subprocess.Popen {sys.executable}"]
         assert not watch.seen, f"{watch.seen} {told}"
         assert time.monotonic() - began < 3 * SECONDS, told
     assert _peak_bytes() - watch.peak < MOST_BYTES, done_to
