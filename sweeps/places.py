@@ -63,7 +63,7 @@ def check_file(path: Path, option: str) -> None:
     Raises:
         Refused: It cannot, or another user could.
     """
-    if path.is_symlink() and not _is_ours(owner := os.lstat(path).st_uid):
+    if path.is_symlink() and not is_ours(owner := os.lstat(path).st_uid):
         raise Refused(
             f"{option} {path}: is a symbolic link that belongs to user {owner}; only your own are "
             "followed; remove it, or name another file"
@@ -87,7 +87,7 @@ def _check_owner(directory: Path, option: str, *, for_file: bool) -> None:
     """
     place = next(each for each in (directory, *directory.parents) if each.exists())
     found = os.stat(place)
-    if not _is_ours(found.st_uid):
+    if not is_ours(found.st_uid):
         raise Refused(
             f"{option} {directory}: {place} belongs to user {found.st_uid}, who could replace "
             "what is written there; choose a directory of your own"
@@ -102,5 +102,8 @@ def _check_owner(directory: Path, option: str, *, for_file: bool) -> None:
         )
 
 
-def _is_ours(owner: int) -> bool:
-    return owner in (os.geteuid(), 0)  # root can write anywhere as it is
+def is_ours(owner: int) -> bool:
+    """Return whether a file's owner is this user, or root, who reads and writes everything as it
+    is. Where user numbers are mapped, that is the root of the container.
+    """
+    return owner in (os.geteuid(), 0)

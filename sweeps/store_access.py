@@ -11,15 +11,13 @@ import os
 from pathlib import Path
 
 from sweeps.layout import SweepPaths, tracking_place
+from sweeps.places import is_ours
 from sweeps.spec.document import AFTER_THE_FILE, Document
 from sweeps.spec.spec import SweepSpec
 from tracking.store_origin import is_file
 from tracking.trusted_stores import StoreUntrusted, check_trusted, remember
 
 _STORES = (("tracking", "uri"), ("storage", "ledger"), ("storage", "checkpoints"))
-_ROOT = 0
-"""Whoever is root reads every environment anyway; where user numbers are mapped, it is the root
-of the container, or the user who started it."""
 
 
 def check_store(directory: Path, uri: str) -> None:
@@ -39,7 +37,7 @@ def check_store(directory: Path, uri: str) -> None:
             found = os.stat(path)
         except FileNotFoundError:
             continue  # a sweep that is about to be made
-        if found.st_uid not in (os.geteuid(), _ROOT):
+        if not is_ours(found.st_uid):
             raise StoreUntrusted(
                 f"{path} belongs to user {found.st_uid}, and names a store beyond its directory: "
                 "no credentials go anywhere for a sweep of another user; nothing was connected "
@@ -58,7 +56,7 @@ def check_sampler_state(paths: SweepPaths, spec: SweepSpec) -> None:
     if spec.search.sampler != "cmaes" or spec.storage.ledger is not None:
         return
     for path in (paths.directory, paths.ledger):
-        if path.exists() and (owner := os.stat(path).st_uid) not in (os.geteuid(), _ROOT):
+        if path.exists() and not is_ours(owner := os.stat(path).st_uid):
             raise StoreUntrusted(
                 f"{path} belongs to user {owner}, and the sampler cmaes keeps its state there as "
                 "a pickle, which runs that user's code where it is read; resume it as that "
@@ -98,4 +96,4 @@ def remember_named(spec: SweepSpec, document: Document, file: Path | None = None
 
 def _is_own(file: Path) -> bool:
     found = os.stat(file)
-    return found.st_uid in (os.geteuid(), _ROOT) and not found.st_mode & 0o002
+    return is_ours(found.st_uid) and not found.st_mode & 0o002
