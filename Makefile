@@ -27,8 +27,10 @@ demo: $(READY)  ## Run the digits sweep to its end and say how to look at it
 	 else $(BIN)/sweep run sweeps/examples/digits.yaml; fi
 
 test: $(READY)  ## Run the tests, two files at a time, and then the fault matrix's slice
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SUITE)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/chaos
+	@failed=0; set -x; \
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SUITE) || failed=1; \
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/chaos || failed=1; \
+	exit $$failed
 
 unit: $(READY)  ## Run the quick tests only
 	$(BIN)/python -m pytest tests/unit tests/contract tests/golden

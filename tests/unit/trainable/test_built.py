@@ -267,7 +267,7 @@ def test_a_sweeps_summary_of_its_data_is_small() -> None:
 
         def __getitem__(self, index: int) -> Any:
             return {
-                f"k{i}": [torch.full((3,), float(index)) for _ in range(50)] for i in range(50)
+                f"k{i}": [torch.full((3,), float(index)) for _ in range(20)] for i in range(20)
             }
 
     data = Data(Large(), Large(), lambda items: items)
