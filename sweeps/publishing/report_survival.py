@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from sweeps.early_stopping import halving
+from sweeps.early_stopping.pauses import make_pauses
 from sweeps.ledger.view import TrialSummary
 from sweeps.spec.spec import SweepSpec
 
@@ -20,6 +21,8 @@ def rungs(spec: SweepSpec) -> list[int]:
     early, epochs = spec.early_stopping, spec.budget.epochs
     if early.scheduler in ("none", "median"):
         return []
+    if pauses := make_pauses(spec):
+        return [*pauses.rungs, epochs]
     return [*halving.rungs(early.grace_epochs, early.reduction, epochs), epochs]
 
 

@@ -48,6 +48,9 @@ def test_rungs_are_where_early_stopping_decides() -> None:
     for scheduler in ("asha", "asha_promote", "hyperband"):
         assert rungs(_spec(EARLY.replace("asha", scheduler))) == [2, 6, 18, 20]
     assert rungs(_spec()) == rungs(_spec(MEDIAN)) == []
+    for scheduler in ("pbt", "pb2"):
+        population = f"early_stopping: {{scheduler: {scheduler}, interval_epochs: 5}}\n"
+        assert rungs(_spec(population)) == [5, 10, 15, 20]
 
 
 def test_each_trial_that_reached_a_rung_has_one_fate_there() -> None:
