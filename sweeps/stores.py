@@ -60,15 +60,22 @@ def best_generation(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) ->
     if found is None:
         where = trial_files(paths, spec, record.number).address("")
         return f"there is no sound checkpoint with a value at {where}"
-    told, value = found.value, record.value
-    if told is None or value is None or record.others or told == value:
+    if is_of_best_value(found, spec, record):
         return found
-    if (told < value) is (spec.modes[0] == "min"):
-        return found  # better than what was told: the driver ended in between
     return (
-        f"the checkpoint of trial {record.number}'s best value, {value!r}, is gone; the best that "
-        f"is left has {told!r} and lies at {found.address}"
+        f"the checkpoint of trial {record.number}'s best value, {record.value!r}, is gone; the "
+        f"best that is left has {found.value!r} and lies at {found.address}"
     )
+
+
+def is_of_best_value(found: Generation, spec: SweepSpec, record: TrialSummary) -> bool:
+    """Return whether a trial's best checkpoint that is there is of its best value, and not of a
+    lesser one. It may be better than what was reported: the driver ended in between.
+    """
+    saved, value = found.value, record.value
+    if saved is None or value is None or record.others or saved == value:
+        return True
+    return (saved < value) is (spec.modes[0] == "min")
 
 
 def takes_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:

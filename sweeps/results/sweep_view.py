@@ -28,7 +28,7 @@ from sweeps.spec.origin import FIXED
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
-from sweeps.stores import best_generation, trial_files, trial_store
+from sweeps.stores import best_generation, is_of_best_value, trial_files, trial_store
 from tracking.outbox_status import Delivered, read_outbox
 from trainable.checkpoint import rank
 from trainable.errors import ConfigError
@@ -304,9 +304,11 @@ class SweepView:
             return list(at_once.map(self.trial, self.records))
 
     def trial(self, record: TrialSummary) -> dict[str, Any]:
-        """One trial, with its checkpoints."""
+        """One trial and its checkpoints; no best one where that of its best value is gone."""
         saved = trial_store(self.paths, self.spec, record.number).generations()
         best = min((g for g in saved if g.value is not None), key=rank, default=None)
+        if best is not None and not is_of_best_value(best, self.spec, record):
+            best = None
         return {
             **self._row(record),
             "checkpoint": saved[-1].address if saved else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,13 @@ def test_weights_that_are_gone_are_not_offered(
     assert (f"checkpoint: {generations[1]}".replace(" ", "") in "".join(words.split())) is (
         said is None
     )
+
+    offered = None if 1 in lost else str(generations[1])
+    for command in (["show", "small", "0"], ["trials", "small"]):
+        done = CliRunner().invoke(app, [*command, "--json", "--root", str(tmp_path)])
+        shown = json.loads(done.stdout)
+        trial = shown[0] if isinstance(shown, list) else shown
+        assert damaged or trial["best_checkpoint"] == offered  # to look reads no digest
 
     outcome, told = sweep.view.outcome(), (io.StringIO(), io.StringIO())
     messages.outcome(*(Console(file=file, width=500) for file in told), outcome, sweep.paths)
