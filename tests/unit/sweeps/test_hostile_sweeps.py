@@ -120,7 +120,8 @@ def _mutate(directory: Path, draw: random.Random) -> str:
     texts = [path for path in files if path.suffix != ".pt"]
     path = draw.choice(texts if draw.random() < 0.9 else files)
     if path.suffix == ".db" and draw.random() < 0.6:
-        _poison_table(path, draw)
+        with contextlib.suppress(sqlite3.DatabaseError):  # another mutation came before
+            _poison_table(path, draw)
         return f"{path.name}: a value"
     mutation = draw.choice(_MUTATIONS)
     path.write_bytes(mutation(path.read_bytes(), draw))
