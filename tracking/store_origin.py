@@ -38,6 +38,8 @@ _HARMLESS = frozenset(
 """Options in an address that name no host, and loosen nothing on this machine's loopback."""
 _LIBPQ = re.compile(r"postgresql(\+psycopg2?)?://")
 _FILES = re.compile(r"sqlite(\+pysqlite)?:|file:|[^:]*$")
+_DATABRICKS = ("databricks", "databricks-uc", "uc")
+"""MLflow's names of a service whose address stands in a configuration of the user's."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
@@ -86,7 +88,7 @@ def is_libpq(uri: str) -> bool:
 
 def is_file(uri: str) -> bool:
     """Whether an address is a file's, which nobody sends a password to."""
-    return uri != "databricks" and _FILES.match(uri) is not None
+    return uri not in _DATABRICKS and _FILES.match(uri) is not None
 
 
 def is_local(uri: str) -> bool:
@@ -112,15 +114,24 @@ def is_placed_by_environment(uri: str) -> bool:
     if uri.startswith("s3://"):
         return _endpoint() is not None
     where = _where(uri)
-    return uri == "databricks" or (is_libpq(uri) and where.is_plain and not where.hosts)
+    return uri in _DATABRICKS or (is_libpq(uri) and where.is_plain and not where.hosts)
 
 
 def _where(uri: str) -> _Where:
     found = _ADDRESS.fullmatch(uri)
     if found is None:
         return _Where((uri,), is_plain=False)
+    # libpq alone takes a comma for one between hosts, and an escape for what it stands for: to
+    # others both belong to a name, which a server of names beyond this machine can answer for.
+    # SQLAlchemy hands the escape of a socket's path on to libpq as it is: as a name it needs a dot.
+    named = found["hosts"]
+    is_name = ("%" in named and (not is_libpq(uri) or "." in named)) or (
+        "," in named and not is_libpq(uri)
+    )
+    if is_name:
+        return _Where((uri,), is_plain=False)
     hosts = []
-    for one in filter(None, found["hosts"].split(",")):
+    for one in filter(None, named.split(",")):
         host = _HOST.fullmatch(one.lower())
         hosts.append(one if host is None else unquote(host["name"]).strip("[]"))
     options = parse_qsl(found["query"] or "", keep_blank_values=True)
