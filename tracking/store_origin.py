@@ -121,14 +121,12 @@ def _where(uri: str) -> _Where:
     found = _ADDRESS.fullmatch(uri)
     if found is None:
         return _Where((uri,), is_plain=False)
+    named, libpq = found["hosts"], is_libpq(uri)
     # libpq alone takes a comma for one between hosts, and an escape for what it stands for: to
-    # others both belong to a name, which a server of names beyond this machine can answer for.
-    # SQLAlchemy hands the escape of a socket's path on to libpq as it is: as a name it needs a dot.
-    named = found["hosts"]
-    is_name = ("%" in named and (not is_libpq(uri) or "." in named)) or (
-        "," in named and not is_libpq(uri)
-    )
-    if is_name:
+    # others they are parts of one name, which a server of names beyond this machine can answer
+    # for. SQLAlchemy leaves escapes to libpq, which takes them for a name then, too: one without
+    # a dot.
+    if ("," in named and not libpq) or ("%" in named and ("." in named or not libpq)):
         return _Where((uri,), is_plain=False)
     hosts = []
     for one in filter(None, named.split(",")):
@@ -136,9 +134,9 @@ def _where(uri: str) -> _Where:
         hosts.append(one if host is None else unquote(host["name"]).strip("[]"))
     options = parse_qsl(found["query"] or "", keep_blank_values=True)
     for key, value in options:
-        if is_libpq(uri) and key in ("host", "hostaddr"):
+        if libpq and key in ("host", "hostaddr"):
             hosts += value.split(",")
-    known = _HARMLESS | ({"host", "hostaddr"} if is_libpq(uri) else set())
+    known = _HARMLESS | ({"host", "hostaddr"} if libpq else set())
     return _Where(tuple(hosts), all(key in known for key, _ in options))
 
 
