@@ -263,6 +263,44 @@ def test_copies_without_a_record_are_removed_on_opening(tmp_path: Path) -> None:
     assert [p.read_text() for p in (tmp_path / "outbox").rglob("a.txt")] == ["kept"]
 
 
+def test_no_record_has_anything_removed_that_is_no_copy(tmp_path: Path) -> None:
+    kept = tmp_path / "home" / "papers" / "thesis.tex"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    outbox = Outbox(tmp_path / "outbox")
+    places = (str(kept), "../home/papers/thesis.tex", "artifacts/../../home/papers/thesis.tex")
+    for place in (*places, "x", "", "artifacts/..", "artifacts/0123/../../../home/papers/x"):
+        outbox.append(0, "artifact", {"staged": place, "folder": ""})
+        batch = outbox.claim_artifact(SWEEP)
+        assert batch is not None
+        outbox.delivered(batch)
+        assert kept.exists(), place
+        outbox.append(0, "artifact", {"staged": place, "folder": ""})
+        outbox.close()
+        outbox = Outbox(tmp_path / "outbox")  # which removes copies without a record
+        assert kept.exists(), place
+        batch = outbox.claim_artifact(SWEEP)
+        assert batch is not None
+        outbox.refuse(batch, "no copy")
+    outbox.close()
+
+
+def test_no_link_leads_the_removal_of_copies_elsewhere(tmp_path: Path) -> None:
+    kept = tmp_path / "home" / ("0" * 32) / "thesis.tex"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    (tmp_path / "outbox").mkdir()
+    (tmp_path / "outbox" / "artifacts").symlink_to(tmp_path / "home")
+    outbox = Outbox(tmp_path / "outbox")
+    assert kept.exists()
+    outbox.append(0, "artifact", {"staged": f"artifacts/{'0' * 32}/thesis.tex", "folder": ""})
+    batch = outbox.claim_artifact(SWEEP)
+    assert batch is not None
+    outbox.delivered(batch)
+    assert kept.exists()
+    outbox.close()
+
+
 def test_artifacts_hold_up_nothing_and_trials_take_turns(tmp_path: Path) -> None:
     source = tmp_path / "x"
     source.touch()
