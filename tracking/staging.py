@@ -7,6 +7,7 @@ file. What must not live here: when a copy is taken or delivered (`outbox`, `del
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -47,7 +48,7 @@ class Staging:
         copy = self._directory / uuid.uuid4().hex / target.name
         copy.parent.mkdir(parents=True)
         try:
-            with path.open("rb") as source, copy.open("xb") as file:
+            with os.fdopen(_open(path), "rb") as source, copy.open("xb") as file:
                 shutil.copyfileobj(source, file)
             for each in (copy, copy.parent, self._directory, self._outbox):
                 sync_path(each)
@@ -105,6 +106,23 @@ class Staging:
         for directory in self._directory.iterdir():
             if directory.name not in kept:
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def _open(path: Path) -> int:
+    """Open a regular file to be read, neither through a link nor waiting for who writes a FIFO."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(
+            f"{path} is a symbolic link, and only files themselves are tracked; put a copy of the "
+            "file there"
+        ) from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(f"{path} is no regular file, and only such are tracked; remove it")
+    return file
 
 
 def sync_path(path: Path) -> None:

@@ -225,6 +225,39 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path, content: bytes) -> None:
     assert (after.pending, after.damage) == (1, None)
 
 
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "ALTER TABLE told RENAME TO t; CREATE VIEW told AS SELECT * FROM t",
+        "CREATE TRIGGER more AFTER INSERT ON told BEGIN DELETE FROM runs; END",
+    ],
+)
+def test_a_file_that_computes_is_moved_aside(tmp_path: Path, planted: str) -> None:
+    Outbox(tmp_path).close()
+    db = sqlite3.connect(tmp_path / "outbox.db")
+    db.executescript(planted)
+    db.close()
+    damage = read_outbox(tmp_path).damage
+    assert damage is not None
+    assert "it holds a view or a trigger" in damage
+    outbox = Outbox(tmp_path)
+    assert outbox.moved_aside is not None
+    outbox.close()
+
+
+def test_no_copy_is_made_through_a_link_or_of_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "id_rsa").write_text("secret")
+    (tmp_path / "loss.png").symlink_to(tmp_path / "id_rsa")
+    os.mkfifo(tmp_path / "fifo")
+    outbox = Outbox(tmp_path / "outbox")
+    for name in ("loss.png", "fifo"):
+        with pytest.raises(OSError, match=name):
+            outbox.append_artifact(0, tmp_path / name, name)
+    assert not outbox.pending
+    assert not [p for p in (tmp_path / "outbox").rglob("artifacts/*") if p.is_dir()]
+    outbox.close()
+
+
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     Outbox(tmp_path).close()
     db = sqlite3.connect(tmp_path / "outbox.db")
