@@ -99,8 +99,13 @@ class Staging:
             shutil.rmtree(self.find(payload["staged"]).parent, ignore_errors=True)
 
     def keep_only(self, payloads: Iterable[Mapping[str, str]]) -> None:
-        """Remove copies whose record was never committed, or whose removal was cut short."""
-        if self._directory.is_symlink() or not self._directory.is_dir():
+        """Remove copies whose record was never committed, or whose removal was cut short.
+
+        Where a symbolic link leads there, they stay: it may lead to anything.
+        """
+        if self._outbox.is_symlink() or self._directory.is_symlink():
+            return
+        if not self._directory.is_dir():
             return
         kept = {PurePath(payload["staged"]).parent.name for payload in payloads}
         for directory in self._directory.iterdir():

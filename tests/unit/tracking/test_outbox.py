@@ -334,6 +334,15 @@ def test_no_link_leads_the_removal_of_copies_elsewhere(tmp_path: Path) -> None:
     outbox.close()
 
 
+def test_opening_an_outbox_by_a_link_removes_nothing_where_it_leads(tmp_path: Path) -> None:
+    kept = tmp_path / "sweep" / "trials" / "0000" / "artifacts" / "samples" / "1.png"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    (tmp_path / "outbox").symlink_to(kept.parents[2])
+    Outbox(tmp_path / "outbox").close()
+    assert kept.exists()
+
+
 def test_artifacts_hold_up_nothing_and_trials_take_turns(tmp_path: Path) -> None:
     source = tmp_path / "x"
     source.touch()
