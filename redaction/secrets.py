@@ -28,7 +28,7 @@ _NAME = (
     r"|authorization|cookies?|api_?keys|accesssignature|x-amz-signature|token|pat(?<=[_-]pat)"
     r"|sig(?<=[_?&-]sig)|signature(?<=[?&]signature)|code(?<=[?&]code)"
     # neither a key alone nor the end of a word
-    r"|key(?<=[\w?&-]key)(?<!monkey)(?<!donkey)(?<!turkey)(?<!turnkey)(?<!hockey)(?<!jockey)"
+    r"|key(?:(?<=[\w?&-]key)|(?<=(?:api|ess|ret|ate).key))(?<!monkey)(?<!donkey)(?<!turkey)(?<!turnkey)(?<!hockey)(?<!jockey)"
     r"(?<!whiskey)(?<!hotkey)"
     # neither a pass over data or of a filter, nor the end of a word; alone where it is assigned
     r"|pass(?:(?<=[\w-]pass)|(?=[ \t]?=|\\?['\"]))(?<!bypass)(?<!compass)(?<!trespass)(?<!surpass)"
@@ -66,10 +66,16 @@ _ONE = (
     rf"(?=[^\s&;,)\]}}]|{_INSIDE})(?:(?:{_QUOTED})++ | {_BRACKETS})?+"
     rf"(?: {_PLAIN} | {_INSIDE} | {_BRACKETS})*+"
 )
-_VALUE = rf"{_ONE}(?:[ \t]{{0,9}}=[ \t]{{0,9}}{_ONE})*+"  # `password: str = "X"`
-_BETWEEN = r"""
-    (?: \\*+[\"'`]?\]?[ \t]{0,99}+(?:=>|->|:=|==?|:|>)[ \t]{0,99}+(?:[\"'][ \t]?,[ \t]?)?
-    | \\*+[\"'][ \t]?,[ \t]?(?=\\*+[rbuf]{0,2}[\"']) )    # a pair: "password", "X"
+_SCHEME = r"(?:(?:bearer|basic|token)[ \t]{1,9}+)?+"
+_VALUE = rf"{_SCHEME}{_ONE}(?:[ \t]{{0,9}}=[ \t]{{0,9}}{_ONE})*+"  # `password: str = "X"`
+_COLOUR = r"(?:\x1b\[[\d;]{0,20}+m)*+"
+_BETWEEN = rf"""
+    (?: {_COLOUR}(?:\\*+[\"'`]|%(?:25)*+2[27])?\]?{_COLOUR}[ \t]{{0,99}}+
+        (?:=>|->|:=|==?|:|>|%(?:25)*+3[ad])
+        [ \t]{{0,99}}+{_COLOUR}(?:[\"'][ \t]?,[ \t]?|%(?:25)*+2[27])?
+    | (?:\\*+[\"'])?[ \t]{{0,9}}+,?[ \t]{{0,9}}+(?:\\*+[\"'])?value(?:\\*+[\"'])?
+        [ \t]{{0,9}}+[=:][ \t]{{0,9}}+    # "name": "password", "value": "X"
+    | \\*+[\"'][ \t]?,[ \t]?(?=\\*+[rbuf]{{0,2}}[\"']) )    # a pair: "password", "X"
 """
 _ASSIGNED = re.compile(rf"{_NAME}(?P<between>{_BETWEEN})(?P<value>{_VALUE})", re.VERBOSE)
 _OPTION = re.compile(
@@ -83,7 +89,7 @@ _WORDS = (
 )  # fmt: skip
 """One of them is in every name. A text without them, or without what stands between a name and a
 value, is not looked at twice."""
-_FIRST_LOOK = re.compile(r"[=:>\"']|(?<!\S)-")
+_FIRST_LOOK = re.compile(r"[=:>\"'%]|(?<!\S)-")
 _NAME_ENDS = re.compile(rf"{_NAME}=")
 _REST = re.compile(r"(?:[^\n'\"]|['\"](?=\w))*+")
 
@@ -92,6 +98,9 @@ _BEARER = re.compile(
     r"[ \t:=]{0,9}+)(?P<value>[^\s\"',;]*+)"
 )
 _BASIC = re.compile(r"(?i:\b(basic[ \t]{1,9}))([A-Za-z0-9+/]{4,}+={0,2})")
+_PRIVATE_KEY = re.compile(  # the one secret of several lines; one that is cut goes to the end
+    r"(?s:(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z))"
+)
 _ADDRESS = re.compile(r"://(?:(?P<before>\S*)@|\S+)")
 _LOGIN = re.compile(r"(?:\A|://)(?=[^/?#:]*+:(?!//))")
 _USER = re.compile(r"(?P<start>\A|://)[^/?#:@]*+(?=@|\Z)")
@@ -119,11 +128,13 @@ def redact(text: str) -> str:
 
     Hidden are the values of this process' environment variables with names of secrets, also as
     addresses, JSON and Python write them; what stands beside such a name (`API_KEY=X`,
-    `"password": "X"`, `--token X`, `?sig=X`); what follows `Bearer` and `Basic`; the userinfo of
-    addresses. A secret in none of these places is not known to be one.
+    `"password": "X"`, `--token X`, `?sig=X`); what follows `Bearer` and `Basic`; private keys; the
+    userinfo of addresses. A secret in none of these places is not known to be one.
     """
     for value in _values_of_environment():
         text = text.replace(value, HIDDEN)
+    if "PRIVATE KEY-----" in text:
+        text = _PRIVATE_KEY.sub(rf"\1{HIDDEN}\2", text)
     lowered = _lower(text)
     if _FIRST_LOOK.search(lowered) and any(word in lowered for word in _WORDS):
         text = _without_values(text, lowered, _ASSIGNED)

@@ -245,10 +245,11 @@ class Delivery:
                 self._tell(batch)
 
     def _upload(self, trial: int, staged: str, folder: str) -> None:
-        path = self._outbox.directory / staged
         run_id = self._run(trial)
-        if not path.exists():
-            raise Refused(f"the staged artifact {path} is missing")
+        try:
+            path = self._outbox.find_artifact(staged)
+        except ValueError as error:
+            raise Refused(str(error)) from error
         try:
             self._server.upload(run_id, path, folder)
         except Refused:

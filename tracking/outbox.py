@@ -162,6 +162,10 @@ class Outbox:
             self._staging.remove(payload)
             raise
 
+    def find_artifact(self, staged: str) -> Path:
+        """Return where a copy lies; see `Staging.find`."""
+        return self._staging.find(staged)
+
     def last_step(self, trial: int) -> int:
         """The highest step of a trial that was ever queued, 0 before the first."""
         with self._lock:

@@ -55,6 +55,17 @@ def check_file(path: Path) -> None:
             raise sqlite3.DatabaseError(f"{path.name}{suffix} is no regular file")
 
 
+def check_tables(db: sqlite3.Connection) -> None:
+    """Look whether the queue's file holds tables alone: a planted view may never come to an end,
+    and a trigger writes what nobody asked for.
+
+    Raises:
+        sqlite3.DatabaseError: It holds more, or is not a database.
+    """
+    if db.execute("SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone():
+        raise sqlite3.DatabaseError("it holds a view or a trigger, and an outbox has neither")
+
+
 def open_file(path: Path) -> sqlite3.Connection:
     """Open the queue's file, creating its tables in an empty one.
 
@@ -65,6 +76,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     check_file(path)
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
     try:
+        check_tables(db)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         version = db.execute("PRAGMA user_version").fetchone()[0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tracking.outbox import LOST, SWEEP, held
-from tracking.outbox_file import FILE_NAME, OutboxError, check_file, read_meta
+from tracking.outbox_file import FILE_NAME, OutboxError, check_file, check_tables, read_meta
 from tracking.points import Marks, Row
 
 
@@ -72,6 +72,7 @@ def read_outbox(directory: Path, trial: int | None = None) -> Delivered:
         with contextlib.closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         ) as db:
+            check_tables(db)
             if db.execute("PRAGMA user_version").fetchone()[0] == 0:
                 return _EMPTY  # its writer has opened it and not yet made the tables
             runs: dict[int, str] = dict(

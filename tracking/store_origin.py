@@ -38,6 +38,8 @@ _HARMLESS = frozenset(
 """Options in an address that name no host, and loosen nothing on this machine's loopback."""
 _LIBPQ = re.compile(r"postgresql(\+psycopg2?)?://")
 _FILES = re.compile(r"sqlite(\+pysqlite)?:|file:|[^:]*$")
+_DATABRICKS = ("databricks", "databricks-uc", "uc")
+"""MLflow's names of a service whose address stands in a configuration of the user's."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
@@ -86,7 +88,7 @@ def is_libpq(uri: str) -> bool:
 
 def is_file(uri: str) -> bool:
     """Whether an address is a file's, which nobody sends a password to."""
-    return uri != "databricks" and _FILES.match(uri) is not None
+    return uri not in _DATABRICKS and _FILES.match(uri) is not None
 
 
 def is_local(uri: str) -> bool:
@@ -112,22 +114,29 @@ def is_placed_by_environment(uri: str) -> bool:
     if uri.startswith("s3://"):
         return _endpoint() is not None
     where = _where(uri)
-    return uri == "databricks" or (is_libpq(uri) and where.is_plain and not where.hosts)
+    return uri in _DATABRICKS or (is_libpq(uri) and where.is_plain and not where.hosts)
 
 
 def _where(uri: str) -> _Where:
     found = _ADDRESS.fullmatch(uri)
     if found is None:
         return _Where((uri,), is_plain=False)
+    named, libpq = found["hosts"], is_libpq(uri)
+    # libpq alone takes a comma for one between hosts, and an escape for what it stands for: to
+    # others they are parts of one name, which a server of names beyond this machine can answer
+    # for. SQLAlchemy leaves escapes to libpq, which takes them for a name then, too: one without
+    # a dot.
+    if ("," in named and not libpq) or ("%" in named and ("." in named or not libpq)):
+        return _Where((uri,), is_plain=False)
     hosts = []
-    for one in filter(None, found["hosts"].split(",")):
+    for one in filter(None, named.split(",")):
         host = _HOST.fullmatch(one.lower())
         hosts.append(one if host is None else unquote(host["name"]).strip("[]"))
     options = parse_qsl(found["query"] or "", keep_blank_values=True)
     for key, value in options:
-        if is_libpq(uri) and key in ("host", "hostaddr"):
+        if libpq and key in ("host", "hostaddr"):
             hosts += value.split(",")
-    known = _HARMLESS | ({"host", "hostaddr"} if is_libpq(uri) else set())
+    known = _HARMLESS | ({"host", "hostaddr"} if libpq else set())
     return _Where(tuple(hosts), all(key in known for key, _ in options))
 
 

@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import multiprocessing
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from multiprocessing.connection import Connection
@@ -29,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from trainable.data import end_with_parent
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import ARGUMENTS, COLLATED, differences
-from trainable.regular_files import LARGEST_TEXT, read_regular
+from trainable.regular_files import LARGEST_TEXT, read_regular, replace_regular
 from trainable.rules import BUILT
 from trainable.seeding import derive_seed, isolated_host_randomness, seed_host
 from trainable.task import Data, Samples, Task
@@ -100,9 +99,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     file = directory / BUILT
     before = _read(file) if resumed else None
     if before is None or before.get(ARGUMENTS) != now[ARGUMENTS]:  # as populations change them
-        aside = file.with_suffix(".tmp")
-        aside.write_text(json.dumps(now), encoding="utf-8")
-        os.replace(aside, file)
+        replace_regular(file, json.dumps(now).encode())
         return
     differing = differences(before, now)
     if not differing:

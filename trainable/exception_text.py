@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 
 from redaction.escapes import printable, visible
-from redaction.secrets import redact_clipped
+from redaction.secrets import redact, redact_clipped
 
 LONGEST_REASON = 4_000
 """Characters; of what follows nothing is read."""
@@ -39,4 +39,5 @@ def traceback_of(error: BaseException) -> str:
     left_out = len(lines) - _FIRST_LINES - _LAST_LINES
     if left_out > 0:
         lines[_FIRST_LINES:-_LAST_LINES] = [f"[{left_out} lines are left out here]"]
-    return visible("\n".join(redact_clipped(line, _LONGEST_LINE) for line in lines))
+    text = "\n".join(redact_clipped(line, _LONGEST_LINE) for line in lines)
+    return visible(redact(text))  # again: a private key has several lines

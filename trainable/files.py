@@ -24,7 +24,13 @@ from typing import BinaryIO, Protocol, Self, TypeVar
 
 from redaction.secrets import redact
 from trainable.errors import Fenced, StorageError
-from trainable.regular_files import LARGEST_NOTE, UNLIMITED, IrregularFile, read_regular
+from trainable.regular_files import (
+    LARGEST_NOTE,
+    UNLIMITED,
+    IrregularFile,
+    read_regular,
+    replace_regular,
+)
 
 STATE = "state.pt"
 MANIFEST = "manifest.json"
@@ -449,11 +455,7 @@ def _link(source: Path, target: Path) -> None:
 
 def replace_file(path: Path, text: str) -> None:
     """Write a small file as a whole; it survives a power loss once this returns."""
-    aside = path.with_name(f".{path.name}.tmp")
-    with aside.open("wb") as file:
-        file.write(text.encode())
-        _sync_file(file)
-    aside.replace(path)
+    replace_regular(path, text.encode(), durable=True)
     _sync(path.parent)
 
 

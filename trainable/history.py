@@ -99,9 +99,14 @@ def read_logged(directory: Path) -> list[tuple[int, Row]]:
 
 
 def logged_files(directory: Path) -> list[tuple[Path, str]]:
-    """Return the files that a run's code logged, each with its path below the run."""
+    """Return the files that a run's code logged, each with its path below the run.
+
+    None is a symbolic link: what is tracked is a copy of a file, and a link may lead to any.
+    """
     root = directory / ARTIFACTS
-    files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else ()
+    if root.is_symlink() or not root.is_dir():
+        return []
+    files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     return [(path, path.relative_to(root).as_posix()) for path in files]
 
 

@@ -155,6 +155,8 @@ class Log:
             return None
         target = self.directory / ARTIFACTS / path
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_symlink():  # written through, it would be a file elsewhere
+            target.unlink()
         return target
 
     def take_rows(self, reported: Collection[str]) -> list[Row]:

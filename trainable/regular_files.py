@@ -106,6 +106,26 @@ def read_regular(path: str | os.PathLike[str], limit: int, *, follow: bool = Fal
         return file.read()
 
 
+def replace_regular(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Write a file as a whole or not at all, and through no link: neither one in its place, nor
+    one where it is written aside.
+
+    Args:
+        durable: Return once the content survives a power loss; its name may not yet.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.unlink(missing_ok=True)  # of a process that died while it wrote, or a stranger's
+    with aside.open("xb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
 def check(path: str | os.PathLike[str], limit: int, *, follow: bool = False) -> bool:
     """Look at a file that a library is going to open.
 

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from trainable.errors import CheckpointError
 
 _PIECE = 2**20
+_END, _LOCATOR, _LARGE_END = 22, 20, 56
+"""Bytes of an archive's last record, and of those before it in a large archive, backwards."""
 _Spare = dict[tuple[Any, ...], list[Tensor]]
 _Pairs = list[tuple[Tensor, Tensor]]
 
@@ -150,18 +152,41 @@ def _check_size(content: bytes) -> None:
     """Refuse an archive that grows when it is read, which would fill the memory: torch compresses
     nothing, and stores nothing twice.
     """
-    if not zipfile.is_zipfile(io.BytesIO(content)):
+    if not content.startswith(b"PK\3\4"):  # as torch tells archives
         return  # torch says what it thinks of it
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
+            entries, start = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
         raise CheckpointError(f"the checkpoint is no archive of torch's ({problem})") from problem
-    if size > len(content):
+    if start != _directory_start(content):
+        raise CheckpointError(
+            "the checkpoint is no archive of torch's (its directory is not where its end says); "
+            "take one that was saved by a run"
+        )
+    size = sum(entry.file_size for entry in entries)
+    if size > len(content) or any(entry.compress_type for entry in entries):
         raise CheckpointError(
             f"the checkpoint has {len(content)} bytes and would be {size} when it is read; torch "
             "writes none that is compressed; take one that was saved by a run"
         )
+
+
+def _directory_start(content: bytes) -> int | None:
+    """Return where torch looks for an archive's directory; None where its end is not as torch
+    writes it: without a comment, and with what a large archive has before it (APPNOTE 4.3.14 to
+    4.3.16). Python looks right before the end, where another directory may lie.
+    """
+    end = content[-_END:]
+    if end[:4] != b"PK\5\6" or end[-2:] != b"\0\0":
+        return None
+    if content[-_END - _LOCATOR :][:4] != b"PK\6\7":
+        return int.from_bytes(end[16:20], "little")
+    record = len(content) - _END - _LOCATOR - _LARGE_END
+    is_there = content[record:][:4] == b"PK\6\6" if record >= 0 else False
+    if not is_there or int.from_bytes(content[-_END - 12 : -_END - 4], "little") != record:
+        return None
+    return int.from_bytes(content[record + 48 : record + 56], "little")
 
 
 class _Copying:

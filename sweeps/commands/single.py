@@ -29,6 +29,7 @@ from tracking.address import credentials
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
+from trainable.regular_files import replace_regular
 from trainable.task_import import prepared
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def train_once(
             of = facts.total_steps or spec.budget.epochs  # a loop of its own counts reports
             told = f"{directory}: goes on at step {trainer.resumed_at} of {of}"
             messages.sentence(err, told, style="")
-        (directory / TRIAL_CONFIG).write_text(trial_yaml(config), encoding="utf-8")
+        replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
         progress = stack.enter_context(
             Progress(
                 TextColumn("{task.description}"),

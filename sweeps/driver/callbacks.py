@@ -45,6 +45,7 @@ from sweeps.spec.spec import SpecError, SweepSpec, trial_yaml
 from sweeps.stores import takes_checkpoints, trial_store
 from tracking.recorder import Recorder
 from trainable.files import make_directory
+from trainable.regular_files import replace_regular
 from trainable.trial_log import TRIAL_LOG, TrialLog
 
 _NOT_KEPT = (
@@ -210,7 +211,7 @@ class Bookkeeper(Callback):
         make_directory(directory)
         self._progress.forget(number)
         config = self._spec.trial_config(number, params)
-        (directory / TRIAL_CONFIG).write_text(trial_yaml(config), encoding="utf-8")
+        replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
         # Of halved micro-batches a tag tells: they are no change of what the trial was asked for.
         parameters = trial_parameters(config, params)
         if number in self._paused:

@@ -19,6 +19,7 @@ from trainable.regular_files import check_database
 
 WAIT_SECONDS = 30.0
 """How long another process' transaction is waited for."""
+_COMPUTES = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 
 
 class LedgerFile:
@@ -66,6 +67,8 @@ class LedgerFile:
                 sqlite3.connect(address, uri=True, timeout=WAIT_SECONDS)
             ) as db:
                 db.execute("PRAGMA query_only = ON")
+                if db.execute(_COMPUTES).fetchone():  # a planted view may never come to an end
+                    raise self.damaged("it holds a view or a trigger, and a ledger has neither")
                 if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                     raise self.damaged(verdict)
                 db.execute("BEGIN")

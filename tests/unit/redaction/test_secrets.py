@@ -115,6 +115,22 @@ def test_ordinary_text_is_unchanged(text: str) -> None:
         ("İ password=X", "İ password=[hidden]"),
         ("password: X\nnext: 1", "password: [hidden]\nnext: 1"),
         ('password="X\nnext: 1', "password=[hidden]\nnext: 1"),
+        ("token: Bearer X, n", "token: [hidden], n"),
+        ("api_key=Basic X", "api_key=[hidden]"),
+        ('{"name": "A_KEY", "value": "X"}', '{"name": "A_KEY", "value": [hidden]}'),
+        ('<add key="password" value="X" n="1"/>', '<add key="password" value=[hidden] n="1"/>'),
+        ("[{Name=DB_PASS,Value=X}]", "[{Name=DB_PASS,Value=[hidden]}]"),
+        ("to=%2F%3Ftoken%3DX&n=1", "to=%2F%3Ftoken%3D[hidden]&n=1"),
+        ("to=%252F%253Ftoken%253DX", "to=%252F%253Ftoken%253D[hidden]"),
+        ("q=%7B%22password%22%3A%22X%22%7D", "q=%7B%22password%22%3A%22[hidden]"),
+        ("Incorrect API key: X", "Incorrect API key: [hidden]"),
+        ("secret key = 'X'", "secret key = [hidden]"),
+        ("\x1b[36mpassword\x1b[0m=\x1b[35mX", "\x1b[36mpassword\x1b[0m=\x1b[35m[hidden]"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nX\nX\n-----END RSA PRIVATE KEY-----\nn",
+            "-----BEGIN RSA PRIVATE KEY-----[hidden]-----END RSA PRIVATE KEY-----\nn",
+        ),
+        ("-----BEGIN PRIVATE KEY-----\nX", "-----BEGIN PRIVATE KEY-----[hidden]"),
     ],
 )  # fmt: skip
 def test_secrets_are_hidden_and_the_rest_is_kept(text: str, shown: str) -> None:

@@ -382,6 +382,20 @@ def test_artifacts_arrive_under_their_path(house: House, tmp_path: Path) -> None
     ]
 
 
+def test_no_record_has_a_file_sent_that_is_no_copy(house: House, tmp_path: Path) -> None:
+    secret = tmp_path / "id_rsa"
+    secret.write_text("secret")
+    copy = house.outbox.directory / "artifacts" / ("0" * 32)
+    copy.mkdir(parents=True)
+    (copy / "linked").symlink_to(secret)
+    for place in (str(secret), "../id_rsa", f"artifacts/{copy.name}/linked", "artifacts"):
+        house.outbox.append(0, "artifact", {"staged": place, "folder": ""})
+    house.deliver()
+    assert not house.server.files()
+    assert house.outbox.pending == 0
+    assert secret.exists()
+
+
 def fill_with_artifacts(house: House) -> None:
     """The sweep's spec, and of each trial all from its start to its end, with three artifacts."""
     for name in ("sweep.yaml", "a", "b", "c"):

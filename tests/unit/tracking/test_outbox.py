@@ -225,6 +225,39 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path, content: bytes) -> None:
     assert (after.pending, after.damage) == (1, None)
 
 
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "ALTER TABLE told RENAME TO t; CREATE VIEW told AS SELECT * FROM t",
+        "CREATE TRIGGER more AFTER INSERT ON told BEGIN DELETE FROM runs; END",
+    ],
+)
+def test_a_file_that_computes_is_moved_aside(tmp_path: Path, planted: str) -> None:
+    Outbox(tmp_path).close()
+    db = sqlite3.connect(tmp_path / "outbox.db")
+    db.executescript(planted)
+    db.close()
+    damage = read_outbox(tmp_path).damage
+    assert damage is not None
+    assert "it holds a view or a trigger" in damage
+    outbox = Outbox(tmp_path)
+    assert outbox.moved_aside is not None
+    outbox.close()
+
+
+def test_no_copy_is_made_through_a_link_or_of_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "id_rsa").write_text("secret")
+    (tmp_path / "loss.png").symlink_to(tmp_path / "id_rsa")
+    os.mkfifo(tmp_path / "fifo")
+    outbox = Outbox(tmp_path / "outbox")
+    for name in ("loss.png", "fifo"):
+        with pytest.raises(OSError, match=name):
+            outbox.append_artifact(0, tmp_path / name, name)
+    assert not outbox.pending
+    assert not [p for p in (tmp_path / "outbox").rglob("artifacts/*") if p.is_dir()]
+    outbox.close()
+
+
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     Outbox(tmp_path).close()
     db = sqlite3.connect(tmp_path / "outbox.db")
@@ -261,6 +294,53 @@ def test_copies_without_a_record_are_removed_on_opening(tmp_path: Path) -> None:
     Outbox(tmp_path / "outbox").close()
     assert not orphan.exists()
     assert [p.read_text() for p in (tmp_path / "outbox").rglob("a.txt")] == ["kept"]
+
+
+def test_no_record_has_anything_removed_that_is_no_copy(tmp_path: Path) -> None:
+    kept = tmp_path / "home" / "papers" / "thesis.tex"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    outbox = Outbox(tmp_path / "outbox")
+    places = (str(kept), "../home/papers/thesis.tex", "artifacts/../../home/papers/thesis.tex")
+    for place in (*places, "x", "", "artifacts/..", "artifacts/0123/../../../home/papers/x"):
+        outbox.append(0, "artifact", {"staged": place, "folder": ""})
+        batch = outbox.claim_artifact(SWEEP)
+        assert batch is not None
+        outbox.delivered(batch)
+        assert kept.exists(), place
+        outbox.append(0, "artifact", {"staged": place, "folder": ""})
+        outbox.close()
+        outbox = Outbox(tmp_path / "outbox")  # which removes copies without a record
+        assert kept.exists(), place
+        batch = outbox.claim_artifact(SWEEP)
+        assert batch is not None
+        outbox.refuse(batch, "no copy")
+    outbox.close()
+
+
+def test_no_link_leads_the_removal_of_copies_elsewhere(tmp_path: Path) -> None:
+    kept = tmp_path / "home" / ("0" * 32) / "thesis.tex"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    (tmp_path / "outbox").mkdir()
+    (tmp_path / "outbox" / "artifacts").symlink_to(tmp_path / "home")
+    outbox = Outbox(tmp_path / "outbox")
+    assert kept.exists()
+    outbox.append(0, "artifact", {"staged": f"artifacts/{'0' * 32}/thesis.tex", "folder": ""})
+    batch = outbox.claim_artifact(SWEEP)
+    assert batch is not None
+    outbox.delivered(batch)
+    assert kept.exists()
+    outbox.close()
+
+
+def test_opening_an_outbox_by_a_link_removes_nothing_where_it_leads(tmp_path: Path) -> None:
+    kept = tmp_path / "sweep" / "trials" / "0000" / "artifacts" / "samples" / "1.png"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    (tmp_path / "outbox").symlink_to(kept.parents[2])
+    Outbox(tmp_path / "outbox").close()
+    assert kept.exists()
 
 
 def test_artifacts_hold_up_nothing_and_trials_take_turns(tmp_path: Path) -> None:

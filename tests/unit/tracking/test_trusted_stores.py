@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tracking.store_origin import is_local, origin_of
+from tracking.store_origin import is_file, is_local, origin_of
 from tracking.trusted_stores import (
     StoreUntrusted,
     TrustFileRefused,
@@ -65,6 +65,12 @@ def test_what_is_on_this_machine_needs_no_trust(uri: str) -> None:
         "http://127.1",
         "http://0.0.0.0",
         "http://localhost.evil.example",
+        "http://%2Fx.evil.example",
+        "http://localhost%3A80",
+        "http://,localhost",
+        "http://localhost,127.0.0.1",
+        "mysql+pymysql://%2fx.evil.example/x",
+        "postgresql://%2Fx.evil.example/x",
         "HTTP://evil.example",
         "postgresql://127.0.0.1:1,evil.example:2/x",
         "postgresql://127.0.0.1,evil.example/x",
@@ -87,6 +93,12 @@ def test_no_address_passes_for_this_machine(uri: str) -> None:
     assert not is_local(uri)
     with pytest.raises(StoreUntrusted, match=r"nothing was connected to; "):
         check_trusted(uri)
+
+
+@pytest.mark.parametrize("uri", ["databricks", "databricks-uc", "uc"])
+def test_a_service_is_no_file(uri: str) -> None:
+    assert not is_file(uri)
+    assert not is_local(uri)
 
 
 def test_trust_is_in_host_port_and_options_not_in_path_or_user() -> None:

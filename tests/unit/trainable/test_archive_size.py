@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import tracemalloc
 import zipfile
 
@@ -41,6 +42,39 @@ def test_an_archive_that_grows_is_refused_before_it_does(compression: int) -> No
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+def _with_two_directories(bomb: bytes, *, in_comment: bool) -> bytes:
+    """A compressed archive with a second directory, which says of each file that it is small.
+
+    Python takes the one before the archive's end, torch the one to which the end refers.
+    """
+    before, end = bomb[:-22], bytearray(bomb[-22:])
+    size, start = struct.unpack_from("<LL", end, 12)
+    true, small = before[start:], bytearray(before[start:])
+    place = 0
+    while place < size:
+        struct.pack_into("<L", small, place + 24, 1)
+        place += 46 + sum(struct.unpack_from("<HHH", small, place + 28))
+    if not in_comment:
+        return before + bytes(small + end)
+    struct.pack_into("<L", end, 16, start + size + 22)
+    struct.pack_into("<H", end, 20, size)
+    return before[:start] + bytes(small + end) + true
+
+
+@pytest.mark.parametrize("in_comment", [False, True])
+def test_an_archive_with_two_directories_is_refused(in_comment: bool) -> None:
+    bomb = _rewritten(_saved({"x": torch.zeros(1 << 24)}), compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="is no archive of torch's"):
+        parse_state(_with_two_directories(bomb, in_comment=in_comment))
+
+
+def test_what_is_compressed_is_refused_whatever_its_size() -> None:
+    """A size may be written in two places, of which readers choose as they like."""
+    small = _rewritten(_saved({"x": torch.rand(9)}), compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="torch writes none that is compressed"):
+        parse_state(small)
 
 
 def test_names_that_share_their_bytes_are_refused() -> None:

@@ -34,6 +34,13 @@ def test_an_endless_text_is_cut_before_it_is_read(monkeypatch: pytest.MonkeyPatc
     assert traceback_of(lines).startswith("Traceback")
 
 
+def test_a_secret_of_several_lines_is_hidden_whole() -> None:
+    key = "-----BEGIN PRIVATE KEY-----\ncanary7f3a\ncanary7f3b\n-----END PRIVATE KEY-----"
+    shown = traceback_of(_raised(ValueError(f"{key} is no key")))
+    assert "canary" not in shown
+    assert shown.endswith("-----END PRIVATE KEY----- is no key\n")
+
+
 def test_a_text_that_cannot_be_told_hides_no_error() -> None:
     class Mute(Exception):
         def __str__(self) -> str:

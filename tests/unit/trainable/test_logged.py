@@ -192,6 +192,27 @@ def test_files_and_figures_lie_with_the_run(tmp_path, opened, configure, toy):
         Log().add_figure("x", 3)
 
 
+def test_no_link_among_a_runs_files_leads_elsewhere(tmp_path):
+    theirs = tmp_path / "id_rsa"
+    theirs.write_text("secret")
+    run = tmp_path / "run"
+    (run / "artifacts").mkdir(parents=True)
+    (run / "artifacts" / "samples.png").symlink_to(theirs)
+    (run / "artifacts" / "home").symlink_to(tmp_path)
+    assert not logged_files(run)
+    source = tmp_path / "source.txt"
+    source.write_text("hello")
+    log = Log()
+    log.directory = run
+    log.add_file(source, "samples.png")
+    assert theirs.read_text() == "secret"
+    assert [name for _, name in logged_files(run)] == ["samples.png"]
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "artifacts").symlink_to(tmp_path)
+    assert not logged_files(linked)
+
+
 def test_what_is_logged_in_another_process_is_refused():
     log = Log()
     child = os.fork()

@@ -361,6 +361,23 @@ def test_opening_nothing_or_garbage_is_an_error(tmp_path: Path) -> None:
         Ledger.open(garbage)
 
 
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "ALTER TABLE trials RENAME TO t; CREATE VIEW trials AS SELECT * FROM t",
+        "CREATE TRIGGER more AFTER INSERT ON trials BEGIN DELETE FROM studies; END",
+    ],
+)
+def test_a_ledger_that_computes_is_refused(in_file: Ledger, path: Path, planted: str) -> None:
+    """A view may never come to an end, and a trigger writes what nobody asked for."""
+    del in_file
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(planted)
+    for found in (_read(path), _look(path)):
+        assert isinstance(found, LedgerError)
+        assert "it holds a view or a trigger" in str(found)
+
+
 def _damaged(whole: bytes) -> Iterator[bytes]:
     yield b""
     for cut in range(1, 10):
