@@ -35,7 +35,11 @@ POLICIES = _documents("networkpolicy.yaml")
 def _pod(group: Any, node_type: str) -> Labels:
     """The labels of a group's pods: the template's, and what KubeRay adds."""
     own = group["template"].get("metadata", {}).get("labels", {})
-    return own | {"ray.io/cluster": CLUSTER["metadata"]["name"], "ray.io/node-type": node_type}
+    labels: Labels = own | {
+        "ray.io/cluster": CLUSTER["metadata"]["name"],
+        "ray.io/node-type": node_type,
+    }
+    return labels
 
 
 HEAD = _pod(CLUSTER["spec"]["headGroupSpec"], "head")
