@@ -14,13 +14,15 @@ help:  ## Show this help
 
 env: $(READY)  ## Make the environment in .venv/
 
-$(READY): pyproject.toml .ci/constraints.txt
+$(READY): pyproject.toml .ci/hashes.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; $$($(PYTHON) --version) was found. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
 	  { echo "The venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv -c .ci/constraints.txt
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraints .ci/constraints.txt --group dev -e .
+	@awk '/^[a-z]/ {on = /^uv==/} on' .ci/hashes.txt > .venv/uv.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement .venv/uv.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
+	  --constraints .ci/hashes.txt --build-constraints .ci/hashes.txt --group dev -e .
 	@touch $@
 
 demo: $(READY)  ## Run the digits sweep to its end and say how to look at it
