@@ -11,12 +11,9 @@ import subprocess
 from importlib.metadata import distributions
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 VERSIONS = ROOT / ".ci" / "constraints.txt"
 HASHES = ROOT / ".ci" / "hashes.txt"
-RECIPE = ROOT / "docker" / "Dockerfile"
 
 
 def _pins(text: str) -> dict[str, list[str]]:
@@ -73,28 +70,6 @@ def test_each_installation_of_the_environment_asks_for_hashes() -> None:
     for option in ("--constraints", "--build-constraints"):
         words = shlex.split(second)
         assert words[words.index(option) + 1] == ".ci/hashes.txt"
-
-
-TOOLS = {"uv", "setuptools"}
-OF_A_BACKEND = {"torch", "torchvision", "triton"}
-
-
-@pytest.mark.parametrize(
-    ("number", "names"),
-    [(0, TOOLS), (1, {_name(pin) for pin in PINS} - OF_A_BACKEND)],
-    ids=["tools", "with a backend"],
-)
-def test_the_image_takes_these_hashes(number: int, names: set[str]) -> None:
-    programs = re.findall(r"awk '([^']+)'", RECIPE.read_text(encoding="utf-8"))
-    assert len(programs) == 2
-    assert _awk(programs[number], HASHES) == {
-        pin: PINS[pin] for pin in PINS if _name(pin) in names
-    }
-
-
-def test_the_image_installs_its_tools_by_version_from_a_wheelhouse() -> None:
-    program = re.findall(r"awk '([^']+)'", RECIPE.read_text(encoding="utf-8"))[0]
-    assert {_name(pin) for pin in _awk(program, VERSIONS)} == TOOLS
 
 
 def test_the_image_is_built_with_the_hashes() -> None:
