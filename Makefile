@@ -3,23 +3,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+SBOM ?= sbom.json
 # What takes long comes first: at the end there is something short left for whoever is done.
 SUITE := tests/integration tests/gpu tests/contract tests/golden tests/unit
 
-.PHONY: help env demo test unit check format chaos seeds bench gpu audit picture clean
+.PHONY: help env demo test unit check format chaos seeds bench gpu sbom audit picture clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 env: $(READY)  ## Make the environment in .venv/
 
-$(READY): pyproject.toml .ci/constraints.txt
+$(READY): pyproject.toml .ci/hashes.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; $$($(PYTHON) --version) was found. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
 	  { echo "The venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv -c .ci/constraints.txt
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraints .ci/constraints.txt --group dev -e .
+	@awk '/^[a-z]/ {on = /^uv==/} on' .ci/hashes.txt > .venv/uv.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement .venv/uv.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
+	  --constraints .ci/hashes.txt --build-constraints .ci/hashes.txt --group dev -e .
 	@touch $@
 
 demo: $(READY)  ## Run the digits sweep to its end and say how to look at it
@@ -57,8 +60,17 @@ bench: $(READY)  ## Measure, and print one table (ROW=step: one row of it)
 gpu: $(READY)  ## Run the tests that need a GPU
 	$(BIN)/python -m pytest tests/gpu
 
-audit: $(READY)  ## Look for known holes in what is installed (asks a database on the network)
-	$(BIN)/uv tool run pip-audit --strict --no-deps --disable-pip --requirement .ci/constraints.txt
+sbom: $(READY)  ## List what is installed in sbom.json, as CycloneDX (fetches its tool; SBOM=FILE: another file)
+	$(BIN)/uv tool run --from cyclonedx-bom==7.5.0 cyclonedx-py environment --pyproject pyproject.toml \
+	  --output-reproducible --output-format JSON --output-file $(SBOM) $(BIN)/python
+
+# pip-audit reads no SBOM: it is given the SBOM's names and versions. What stands behind a version's
+# `+` says where a package was built; the database knows versions without it.
+audit: sbom  ## Look for known holes in what sbom.json lists (asks a database on the network)
+	listed=$$($(BIN)/python -c 'import json, sys; \
+	  parts = json.load(open(sys.argv[1]))["components"]; \
+	  print(*(part["name"] + "==" + part["version"].partition("+")[0] for part in parts), sep="\n")' $(SBOM)) && \
+	echo "$$listed" | $(BIN)/uv tool run pip-audit --strict --no-deps --disable-pip --requirement /dev/stdin
 
 picture: $(READY)  ## Take the README's picture of the MLflow UI again, from the demo's sweep
 	$(BIN)/python -m tests.integration.picture
