@@ -66,7 +66,8 @@ def _spec(
 def _refusal(made: Callable[[], None]) -> str:
     with pytest.raises(SpecError) as refused:
         made()
-    assert len(said := str(refused.value)) < 2000, len(said)
+    said = str(refused.value)
+    assert len(said) < 2000, len(said)
     return said
 
 
@@ -107,9 +108,7 @@ def test_a_loop_yields_too_many_names(tmp_path: Path, reports: list[int]) -> Non
         for at, count in enumerate(reports)
     ]
     with _at_most(32 * MIB), _own_loop(given, tmp_path) as run:
-        with pytest.raises(
-            TaskError, match=r"(100001|8001) metrics .* at most 5000 names; .*file"
-        ):
+        with pytest.raises(TaskError, match=r"(100001|8001) metrics .* at most 5000 .*file"):
             list(run.events())
         assert sum(len(row.metrics) for row in read_rows(tmp_path)) < 5_000
 
@@ -152,9 +151,13 @@ def test_evaluate_returns_too_many_names(tmp_path: Path) -> None:
 def test_the_plain_mlflow_api_is_given_too_many_names(tmp_path: Path) -> None:
     log = Log()
     log.directory = tmp_path
-    with pytest.raises(TaskError, match=r"at most 5000 .*file"):
+
+    def flood() -> None:
         for number in range(100_000):
             log.add_row(f"sample/{number}", 0.5, number, 0)
+
+    with pytest.raises(TaskError, match=r"at most 5000 .*file"):
+        flood()
     assert len(log.take_rows(())) == 5_000
     assert not (tmp_path / LOGGED).exists()
 
@@ -277,13 +280,21 @@ def test_ten_thousand_trials_with_reasons_of_ten_kilobytes(
     sweep = MadeSweep(tmp_path / "runs")
     _fill(sweep, 10_000, "ValueError: " + "r" * 10_000, "t" * 10_000)
     monkeypatch.chdir(tmp_path)
-    for command in (["status"], ["trials"], ["show", "9999"], ["list"], ["best"], ["report"]):
+    for command in (
+        ["status"],
+        ["trials"],
+        ["trials", "--json"],
+        ["show", "9999"],
+        ["list"],
+        ["best"],
+        ["report"],
+    ):
         words = [command[0], *(["small"] if command[0] != "list" else []), *command[1:]]
         with _at_most(512 * MIB):
             done = CliRunner().invoke(app, [*words, "--root", "runs"])
         assert done.exit_code in (0, 3), done.output[-2000:]
         assert done.exception is None or isinstance(done.exception, SystemExit)
-        assert len(done.output) < 16 * MIB, (command, len(done.output))
+        assert len(done.output) < (64 if "--json" in words else 16) * MIB, command
 
 
 def test_a_few_reasons_of_a_megabyte_are_read_one_by_one(tmp_path: Path) -> None:
