@@ -12,6 +12,9 @@ from typing import Any
 
 from redaction.escapes import printable
 
+_LONGEST_CELL = 500
+"""Characters."""
+
 
 def format_number(value: Any) -> str:
     """A number for people: four significant digits; a text in one line."""
@@ -54,6 +57,11 @@ def format_best(metrics: Sequence[str], result: float | Sequence[float]) -> str:
 def format_result(metrics: Sequence[str], result: Any) -> str:
     """The same, without the name where there is one metric alone."""
     return format_best(metrics, result) if isinstance(result, list) else format_number(result)
+
+
+def format_reason(reason: str) -> str:
+    """A reason as one cell of a table of many trials: its beginning, where it is long."""
+    return reason if len(reason) <= _LONGEST_CELL else reason[: _LONGEST_CELL - 1] + "…"
 
 
 def format_duration(seconds: float) -> str:

@@ -24,12 +24,18 @@ from trainable.errors import TaskError
 from trainable.files import replace_file
 from trainable.history import ARTIFACTS, Row, read_logged
 from trainable.regular_files import LARGEST_TEXT, read_regular
-from trainable.run import describe, one_number
+from trainable.run import MOST_METRICS, check_names, describe, one_number
 
 NOTED = "noted.json"
 """In a run's directory: the parameters and tags that its code logged, where it logged any."""
 MAX_NAMES = 200
 _MAX_LENGTH = 200
+_MAX_NOTES = 1_000
+"""Parameters, and as many tags, that a run's code logs."""
+_LONGEST_KEY = 1_000
+_LONGEST_NOTE = 10_000
+"""Characters of one's value; of what is longer the beginning is kept. A tracking store takes
+fewer."""
 _RESERVED = re.compile(
     r"epoch|num_skipped_steps|train/(loss|grad_norm|lr|clip_fraction|samples_per_second|seconds"
     r"|device_seconds)|(best|grad_norm|memory|param|num_infinite)/.*"
@@ -89,17 +95,29 @@ class Log:
         self._check_process(name)
         if step == 0 and name in self.own_steps:
             step = self.step
-        self.own_steps.add(name)
+        if name not in self.own_steps:
+            full = len(self.own_steps) >= MOST_METRICS  # else only the name may be refused
+            check_names({name, *(self.own_steps if full else ())}, "the plain MLflow API is given")
+            self.own_steps.add(name)
         self._rows.append(Row(step, timestamp_ms, {name: value}))
 
     def note(self, kind: Literal["params", "tags"], values: Mapping[str, str]) -> None:
         """Keep parameters or tags, for the next report and in the run's directory.
 
         Raises:
+            TaskError: They are too many.
             OSError: They cannot be written there.
         """
         self._check_process(kind)
         noted = self._noted[kind]
+        num_names = len(noted.keys() | values.keys())
+        if num_names > _MAX_NOTES or any(len(key) > _LONGEST_KEY for key in values):
+            raise TaskError(
+                f"{num_names} {kind} are logged; a run has at most {_MAX_NOTES}, with names of "
+                f"{_LONGEST_KEY} characters at most; write them to a file, and keep that "
+                "with log_file"
+            )
+        values = {key: _beginning(value) for key, value in values.items()}
         self._not_taken[kind].update(values)
         if any(noted.get(key) != value for key, value in values.items()):
             noted.update(values)
@@ -295,6 +313,10 @@ def close_log(task: Any, log: Log) -> None:
 def log_of(task: Any) -> Log | None:
     """Return the log of a task; None while it is not trained."""
     return _LOGS.get(id(task))
+
+
+def _beginning(value: str) -> str:
+    return value if len(value) <= _LONGEST_NOTE else value[: _LONGEST_NOTE - 1] + "…"
 
 
 def _is_real_number(value: Tensor) -> bool:

@@ -46,7 +46,7 @@ from trainable.logged import (
 from trainable.naming import nearest
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
-from trainable.run import Report, Run, at_best, is_better, one_number
+from trainable.run import Report, Run, at_best, check_names, is_better, one_number
 from trainable.seeding import seeded
 from trainable.state import TrainState
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
@@ -401,6 +401,7 @@ class Trainer(Run):
                 f"{{'loss': 0.5}}"
             )
         whose = type(self._step.task).__name__
+        check_names(found, f"{whose}.evaluate() gives")
         progress = self.state.progress
         if missing := [key for key in progress.evaluated if key not in found]:
             names = ", ".join(f"val/{name}" for name in missing)

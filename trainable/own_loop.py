@@ -33,7 +33,7 @@ from trainable.inheritance import with_inheritance
 from trainable.logged import Log, close_run, joined, means, run_log
 from trainable.naming import nearest
 from trainable.precision import device_name
-from trainable.run import Report, Run, at_best, describe, is_better, one_number
+from trainable.run import Report, Run, at_best, check_names, describe, is_better, one_number
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.state import check_state
 from trainable.step import known_errors
@@ -349,6 +349,7 @@ class OwnLoop(Run):
                 f"{self._name} yielded a state of type {type(state).__name__}; it must be a dict, "
                 "such as {'model': model.state_dict()}"
             )
+        check_names(metrics.keys() | self._yielded, f"{self._name} yields")
         numbers = {key: self._number(key, value) for key, value in metrics.items()}
         (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
         return joined(numbers, logged, self._name), state

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -22,6 +22,12 @@ from trainable.errors import TaskError
 from trainable.health import Watch
 from trainable.history import History, Row
 from trainable.manifest import Pointer
+
+MOST_METRICS = 5_000
+"""Names that a run reports or logs: several for each of a thousand classes. Each is a curve of the
+tracking store, and a report with all of them is a megabyte."""
+_LONGEST_NAME = 1_000
+"""Characters; a tracking store takes a quarter, and shortens what is longer."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,30 @@ def one_number(value: object, given: str) -> float:
         return float(single)
     except (TypeError, ValueError, OverflowError) as problem:
         raise TaskError(f"{given} as {describe(value)}; a metric is one number") from problem
+
+
+def check_names(names: Collection[object], given: str) -> None:
+    """Make sure that these are not too many names of metrics, and none far too long.
+
+    Args:
+        names: All that the run has, with those that are new.
+        given: Who gives them, such as `run() yields`.
+
+    Raises:
+        TaskError: They are.
+    """
+    if len(names) > MOST_METRICS:
+        raise TaskError(
+            f"{given} {len(names)} metrics under names of their own; a run has at most "
+            f"{MOST_METRICS} names; put what varies (a sample, a step) into a file, and keep that "
+            "with log_file, or report its mean"
+        )
+    longest = max((len(name) for name in names if isinstance(name, str)), default=0)
+    if longest > _LONGEST_NAME:
+        raise TaskError(
+            f"{given} a metric whose name has {longest} characters; a name has at most "
+            f"{_LONGEST_NAME}; choose a short one, such as 'val/loss'"
+        )
 
 
 def describe(value: object) -> str:

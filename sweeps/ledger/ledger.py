@@ -23,6 +23,7 @@ from sweeps.layout import LedgerError
 from sweeps.ledger.place import Place, as_place
 from sweeps.ledger.proposal import Proposal
 from sweeps.ledger.storage import EditableStorage, open_storage
+from sweeps.ledger.texts import clipped_reason, clipped_traceback
 from sweeps.ledger.view import (
     ACCUMULATION,
     ATTEMPT,
@@ -442,9 +443,11 @@ class Ledger:
         if lineage is not None and tuple(lineage) != record.lineage:
             self._storage.set_trial_user_attr(self._id(number), LINEAGE, list(lineage))
         if reason is not None:
-            self._storage.set_trial_user_attr(self._id(number), "reason", reason)
+            self._storage.set_trial_user_attr(self._id(number), "reason", clipped_reason(reason))
         if traceback is not None:
-            self._storage.set_trial_user_attr(self._id(number), "traceback", traceback)
+            self._storage.set_trial_user_attr(
+                self._id(number), "traceback", clipped_traceback(traceback)
+            )
         self._ends += 1  # of a transaction that fails a number is left out
         self._storage.set_trial_user_attr(self._id(number), ENDED, self._ends)
         value = record.result if ending == "complete" else None

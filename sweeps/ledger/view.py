@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from redaction.escapes import printable, visible
 from sweeps.ledger.place import Place, as_place
 from sweeps.ledger.sql import Rows, check_tables, one
+from sweeps.ledger.texts import clipped
 
 ATTEMPT = "attempt "
 """A study's notes, by number from 1: from where and with what each driver ran it."""
@@ -203,6 +204,7 @@ def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
 
 def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a trial that a ledger keeps as parameters and user attributes."""
+    attributes = clipped(attributes)
     progress = attributes.get("progress", {})
     lineage = tuple(Mutation(*one) for one in attributes.get(LINEAGE, ()))
     return {
@@ -384,7 +386,7 @@ class LedgerView:
             f"WHERE study_id = :study AND NOT {self._is_report}",
             self._study,
         ):
-            attributes.setdefault(trial, {})[key] = json.loads(text)
+            attributes.setdefault(trial, {}).update(clipped({key: json.loads(text)}))
         values = self._best_values(db)
         for trial, number, state, ended in db.execute(
             "SELECT trial_id, number, state, datetime_complete FROM trials "

@@ -22,7 +22,7 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.formats import format_parameter, format_result, joined
+from sweeps.formats import format_parameter, format_reason, format_result, joined
 from sweeps.layout import LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.view import TrialSummary
@@ -206,7 +206,7 @@ def _failures(sweep: SweepData) -> Section:
     rows = [
         [
             str(record.number),
-            record.reason or "no reason was given",
+            format_reason(record.reason or "no reason was given"),
             str(record.epoch),
             str(record.step),
             joined({sweep.names[key]: value for key, value in record.params.items()}),

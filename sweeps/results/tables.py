@@ -21,6 +21,7 @@ from sweeps.formats import (
     format_best,
     format_number,
     format_parameter,
+    format_reason,
     format_value,
     joined,
 )
@@ -140,7 +141,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 str(one["step"]),
                 *(format_parameter(one["params"], key) for key in keys),
                 *([str(one["attempts"])] if attempts else []),
-                *([one["reason"] or ""] if reasons else []),
+                *([format_reason(one["reason"] or "")] if reasons else []),
             )
         )
     return grid

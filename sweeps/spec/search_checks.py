@@ -8,7 +8,6 @@ not live here: which keys may be searched (`checks`), and the form of single val
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from pydantic import ValidationError
 from sweeps.spec.constraints import Constraint, parse_constraint
 from sweeps.spec.problems import Fault, KeyPath, dotted, nearest
 from sweeps.spec.scalars import shown, write_flow
-from sweeps.spec.search_space import MOST_DRAWS, SearchSpace
+from sweeps.spec.search_space import MOST_DRAWS, MOST_GRID_POINTS, SearchSpace
 from sweeps.spec.search_values import LEARN_NOTHING
 from sweeps.spec.sections import SearchConfig
 from sweeps.spec.space import WHEN, Choice, Distribution
@@ -212,12 +211,20 @@ def _grid_faults(whole: SearchSpace, search: SearchConfig, trials: object) -> It
             at_key=True,
         )
     wanted = trials - len(search.try_first) if isinstance(trials, int) else 0
-    if not endless and (size := sum(1 for _ in itertools.islice(whole.grid(), wanted))) < wanted:
+    if endless:
+        return
+    size = whole.grid_size(wanted)
+    if (usable := min(size, MOST_GRID_POINTS)) < wanted:
         first = f" beside the {len(search.try_first)} of try_first" if search.try_first else ""
+        told = (
+            ("each is tried once", "add values to the space")
+            if usable == size
+            else (f"the first {usable} can be tried", "search with another sampler")
+        )
         yield Fault(
             ("trials",),
-            f"{trials} trials are asked for, and the grid has {size} points{first}; each is tried "
-            f"once; write trials: {size + len(search.try_first)}, or add values to the space",
+            f"{trials} trials are asked for, and the grid has {size} points{first}; {told[0]}; "
+            f"write trials: {usable + len(search.try_first)}, or {told[1]}",
         )
 
 

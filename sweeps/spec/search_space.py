@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from sweeps.spec.space import Distribution
 
 MOST_DRAWS = 10_000
 """Random points among which one must satisfy the constraints."""
-_MOST_GRID_POINTS = 1_000_000
+MOST_GRID_POINTS = 1_000_000
+"""Of a grid, from its first: what lies beyond is nobody's to try."""
 Place = frozenset[tuple[str, Any]]
 """Where a point lies in a grid."""
 UNFIT = ("train.batch_size", "train.loader.drop_last")
@@ -116,8 +118,16 @@ class SearchSpace:
         Every distribution has finitely many values. A grid has at most a million points; what
         lies beyond is nobody's to try.
         """
-        points = itertools.islice(self._nested(self.ordered(), {}), _MOST_GRID_POINTS)
+        points = itertools.islice(self._nested(self.ordered(), {}), MOST_GRID_POINTS)
         return filter(self.allows, points)
+
+    def grid_size(self, most: int) -> int:
+        """Return how many points the grid has. Where parameters or points are left out of it, the
+        points are counted, up to `most` of them; else it is a product.
+        """
+        if self.conditional or self.constraints:
+            return sum(1 for _ in itertools.islice(self.grid(), most))
+        return math.prod(one.num_values() or 0 for one in self.distributions.values())
 
     def place(self, point: Mapping[str, Any]) -> Place:
         """Return what two points have in common when a grid has them once."""

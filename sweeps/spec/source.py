@@ -35,6 +35,9 @@ from sweeps.spec.scalars import LEADING_ZERO, NULL, cut, quoted, resolve
 MAX_BYTES = 1024 * 1024
 MAX_VALUES = 10_000
 MAX_DEPTH = 32
+MAX_CHARACTERS = 8 * MAX_BYTES
+"""Of all values together once aliases and variables stand for what they mean: what is nested is
+counted at each level."""
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -301,7 +304,7 @@ class _Builder:
         self.doc = Document(label, {}, {})
         self.where = where
         self.environ = environ
-        self.count = 0
+        self.count = self.num_characters = 0
         self.refused: set[str] = set()  # variables of the present scalar
 
     def document(self, node: _Node) -> Document:
@@ -322,6 +325,7 @@ class _Builder:
         self.count += 1
         if self.count > MAX_VALUES or depth > MAX_DEPTH:
             raise _too_much(self.where(*node.mark), deep=depth > MAX_DEPTH)
+        self._add_characters(node.text, node.mark)
         if node.kind == "scalar":
             return self.scalar(node, path)
         if node.kind == "sequence":
@@ -334,6 +338,7 @@ class _Builder:
         first: dict[str, tuple[int, int]] = {}
         for key, mark, child in node.items:
             inner = (*path, key)
+            self._add_characters(key, mark)
             if key in first:
                 line = first[key][0]
                 message = (
@@ -349,9 +354,24 @@ class _Builder:
             data[key] = self.value(child, inner, depth + 1)
         return data
 
+    def _add_characters(self, text: str, mark: tuple[int, int]) -> None:
+        self.num_characters += len(text)
+        if self.num_characters > MAX_CHARACTERS:
+            raise _single(
+                self.where(*mark),
+                f"the values have more than {MAX_CHARACTERS} characters, aliases and variables "
+                "counted in full; a spec is a short file; keep data in files of its own",
+            )
+
     def scalar(self, node: _Node, path: KeyPath) -> Any:
         self.refused.clear()
-        text = _VARIABLE.sub(lambda match: self.variable(match, path), node.text)
+
+        def expanded(match: re.Match[str]) -> str:
+            text = self.variable(match, path)
+            self._add_characters(text, node.mark)
+            return text
+
+        text = _VARIABLE.sub(expanded, node.text)
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             self.doc.add(
                 Fault(

@@ -80,6 +80,10 @@ class Distribution:
         """Return every value in order, or None where a grid cannot have them all."""
         return None
 
+    def num_values(self) -> int | None:
+        """Return how many values there are, or None where a grid cannot have them all."""
+        return None
+
     def contains(self, value: object) -> bool:
         """Say whether the distribution could have drawn a value."""
         raise NotImplementedError
@@ -181,6 +185,9 @@ class QUniform(_Range):
     def values(self) -> Iterable[Any] | None:
         return map(self._on_step, range(self._count()))
 
+    def num_values(self) -> int | None:
+        return self._count()
+
     def contains(self, value: object) -> bool:
         if not is_number(value) or not math.isfinite(value):
             return False
@@ -237,6 +244,9 @@ class Int(Distribution):
 
     def values(self) -> Iterable[Any] | None:
         return range(self.low, self.high + 1, self.step)
+
+    def num_values(self) -> int | None:
+        return (self.high - self.low) // self.step + 1
 
     def contains(self, value: object) -> bool:
         within = is_number(value) and self.low <= value <= self.high and value == int(value)
@@ -300,6 +310,9 @@ class Choice(Distribution):
 
     def values(self) -> Iterable[Any] | None:
         return self.options
+
+    def num_values(self) -> int | None:
+        return len(self.options)
 
     def contains(self, value: object) -> bool:
         return as_option(value) in self.options

@@ -29,6 +29,7 @@ from pydantic import (
     model_validator,
 )
 
+from redaction.secrets import redact_clipped
 from sweeps.spec import source
 from sweeps.spec.checks import cross_faults, set_path, written
 from sweeps.spec.document import Document
@@ -94,6 +95,8 @@ __all__ = [
 ]
 
 VERSION = 1
+MAX_OVERRIDE = 131_072
+"""Characters of one `KEY=VALUE`: as many as Linux takes in one word of a command line."""
 
 
 class SweepSpec(Section):
@@ -446,6 +449,13 @@ def _drop(data: Any, path: KeyPath) -> str | None:
 
 
 def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
+    if len(text) > MAX_OVERRIDE:
+        doc.extend(
+            f"-s {redact_clipped(text, 60)}",
+            f"has {len(text)} characters; an override has at most {MAX_OVERRIDE}; keep data in a "
+            "file, and give its name",
+        )
+        return
     where = f"-s {text}"
     key, equals, value = text.partition("=")
     if not equals:
