@@ -274,23 +274,27 @@ def _fill(sweep: MadeSweep, count: int, reason: str, traceback: str) -> None:
         )
 
 
-def test_ten_thousand_trials_with_reasons_of_ten_kilobytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("count", "memory"),
+    [(1_000, 96 * MIB), pytest.param(10_000, 512 * MIB, marks=pytest.mark.chaos)],
+)
+def test_many_trials_with_reasons_of_ten_kilobytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, memory: int
 ) -> None:
     sweep = MadeSweep(tmp_path / "runs")
-    _fill(sweep, 10_000, "ValueError: " + "r" * 10_000, "t" * 10_000)
+    _fill(sweep, count, "ValueError: " + "r" * 10_000, "t" * 10_000)
     monkeypatch.chdir(tmp_path)
     for command in (
         ["status"],
         ["trials"],
         ["trials", "--json"],
-        ["show", "9999"],
+        ["show", str(count - 1)],
         ["list"],
         ["best"],
         ["report"],
     ):
         words = [command[0], *(["small"] if command[0] != "list" else []), *command[1:]]
-        with _at_most(512 * MIB):
+        with _at_most(memory):
             done = CliRunner().invoke(app, [*words, "--root", "runs"])
         assert done.exit_code in (0, 3), done.output[-2000:]
         assert done.exception is None or isinstance(done.exception, SystemExit)
