@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sweeps.ledger.database import LedgerDatabase
-from sweeps.lock import Holder
+from sweeps.ledger.postgres import LedgerDatabase
+from sweeps.sweep_lock import Holder
 from tests.chaos.postgres import Cluster
 
 

@@ -16,10 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from redaction.secrets import redact
-from tracking.batches import Batch
+from tracking.batching import Batch
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
+from tracking.metric_points import INFINITE_PREFIX, Marks, Point, Request
 from tracking.outbox import SWEEP, Outbox
-from tracking.points import INFINITE_PREFIX, Marks, Point, Request
 from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, as_number
 
 logger = logging.getLogger("tracking")

@@ -1,7 +1,7 @@
 """The recorder that ends in MLflow: verbs that append to the outbox, which is drained beside them.
 
 No verb waits for the server, and no error of the server reaches a caller. What must not live here:
-when the outbox is drained (see `tracking.draining`), how a record becomes calls (see
+when the outbox is drained (see `tracking.delivery_loop`), how a record becomes calls (see
 `tracking.delivery`) and mlflow itself (see `tracking.mlflow_server`).
 """
 
@@ -15,14 +15,14 @@ from pathlib import Path
 
 from redaction.secrets import redact_value
 from tracking.address import store_of
-from tracking.batches import Kind
+from tracking.batching import Kind
 from tracking.delivery import Server, logger
-from tracking.drain_process import DrainProcess
-from tracking.draining import Destination, DrainThread
+from tracking.delivery_loop import Destination, DrainThread
+from tracking.delivery_process import DrainProcess
 from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_text, clip_text
+from tracking.metric_points import Row
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
-from tracking.points import Row
 from tracking.probe import is_gone
 from tracking.recorder import Status, stored
 

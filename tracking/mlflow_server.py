@@ -29,8 +29,8 @@ from tracking.delivery import (
     logger,
 )
 from tracking.limits import clean_key
+from tracking.metric_points import Request
 from tracking.outbox import SWEEP
-from tracking.points import Request
 from tracking.store_origin import is_file
 from tracking.trusted_stores import check_artifacts, check_trusted, secured
 

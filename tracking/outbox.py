@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracking.batches import IN_FLIGHT, QUEUED, Batch, Kind, Record, together
+from tracking.artifact_staging import Staging, sync_path
+from tracking.batching import IN_FLIGHT, QUEUED, Batch, Kind, Record, together
+from tracking.metric_points import Marks, Row, pack, parts, unpack
 from tracking.outbox_file import FILE_NAME, OutboxError, move_aside, open_file, read_meta
-from tracking.points import Marks, Row, pack, parts, unpack
-from tracking.staging import Staging, sync_path
 
 SWEEP = -1
 """The sweep's own run, where a trial's number is expected."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tracking.metric_points import Marks, Row
 from tracking.outbox import LOST, SWEEP, held
 from tracking.outbox_file import FILE_NAME, OutboxError, check_file, check_tables, read_meta
-from tracking.points import Marks, Row
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol, runtime_checkable
 
 from tracking.limits import clean_key
-from tracking.points import Marks, Row
+from tracking.metric_points import Marks, Row
 
 __all__ = [
     "MemoryRecorder",

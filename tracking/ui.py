@@ -258,8 +258,8 @@ def runs_page(
         base: The server's address.
         order_by_metric: Such as `best/val/loss`.
         ascending: Smallest first.
-        view_key: Of a `tracking.shared_view.SharedView` that a tag of the experiment holds: its
-            order, columns and search are shown.
+        view_key: Of a `tracking.mlflow_chart_view.SharedView` that a tag of the experiment
+            holds: its order, columns and search are shown.
         search: Which runs are shown where there is no such view; None: all.
     """
     query = {"workflowType": "machine_learning"}
@@ -287,7 +287,7 @@ def charts_page(base: str, experiment_ids: Sequence[str], view_key: str) -> str:
     """Return the address of the charts of one or several experiments, as a shared view has them.
 
     Args:
-        view_key: Of a `tracking.shared_view.SharedView` that a tag of each holds.
+        view_key: Of a `tracking.mlflow_chart_view.SharedView` that a tag of each holds.
     """
     query = {
         "workflowType": "machine_learning",

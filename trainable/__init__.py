@@ -10,19 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainable.base_run import Report as Report
     from trainable.build import open_trainer as open_trainer
     from trainable.checkpoint import CheckpointStore as CheckpointStore
     from trainable.config import TrialConfig as TrialConfig
-    from trainable.history import Row as Row
-    from trainable.history import read_rows as read_rows
+    from trainable.custom_loop import Context as Context
+    from trainable.custom_loop import OwnLoop as OwnLoop
     from trainable.loop import Trainer as Trainer
     from trainable.losses import binary_cross_entropy as binary_cross_entropy
     from trainable.losses import cross_entropy as cross_entropy
     from trainable.manifest import Generation as Generation
     from trainable.manifest import Pointer as Pointer
-    from trainable.own_loop import Context as Context
-    from trainable.own_loop import OwnLoop as OwnLoop
-    from trainable.run import Report as Report
+    from trainable.metrics_file import Row as Row
+    from trainable.metrics_file import read_rows as read_rows
     from trainable.task import Data as Data
     from trainable.task import Task as Task
     from trainable.task import decay_groups as decay_groups

@@ -14,26 +14,26 @@ from torch import nn
 from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
+from trainable.custom_loop import OwnLoop
 from trainable.data import Plan, Source, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
 from trainable.files import files_of
-from trainable.history import History, read_rows
-from trainable.inheritance import with_inheritance
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
+from trainable.metrics_file import History, read_rows
 from trainable.model import fit_model
 from trainable.opened_files import opened_files
 from trainable.optim import Clipper, build_optimizer, check_form, check_groups
-from trainable.own_loop import OwnLoop
 from trainable.precision import Precision, resolve_precision
 from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, warmup_steps
 from trainable.seeding import derive_seed, set_determinism, set_seed
-from trainable.state import TrainState
 from trainable.step import Step, known_errors
 from trainable.task import Data, Task, check_data, load_loop, load_task
 from trainable.task_import import no_exit
 from trainable.task_state import move_modules
+from trainable.train_state import TrainState
+from trainable.warm_start import with_inheritance
 
 
 def open_trainer(

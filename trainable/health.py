@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 LATEST = 20
 """Values that a sentence speaks of as "the last"."""

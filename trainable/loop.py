@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trainable import heartbeat
+from trainable.base_run import Report, Run, at_best, check_names, is_better, one_number
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
 from trainable.data import Plan, Source
@@ -34,7 +35,6 @@ from trainable.errors import (
     NonFiniteMetric,
     TaskError,
 )
-from trainable.history import History, Row
 from trainable.logged import (
     Sums,
     close_log,
@@ -43,15 +43,15 @@ from trainable.logged import (
     means,
     open_log,
 )
-from trainable.naming import nearest
+from trainable.metrics_file import History, Row
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
-from trainable.run import Report, Run, at_best, check_names, is_better, one_number
 from trainable.seeding import seeded
-from trainable.state import TrainState
 from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
 from trainable.task import Batch
 from trainable.task_code import task_code
+from trainable.task_registry import nearest
+from trainable.train_state import TrainState
 
 # Values stay on the device for at most this many steps: one transfer for all of them, and a bound
 # on how late a non-finite loss is noticed. Parameters are protected from the step itself on.

@@ -15,9 +15,9 @@ from trainable.build import Parts
 from trainable.config import LoaderConfig
 from trainable.data import Plan, open_source, sample_count
 from trainable.seeding import isolated_host_randomness
-from trainable.state import check_read_back, model_state
-from trainable.state import check_state as check_plain
 from trainable.task_state import TaskState, modules_state
+from trainable.train_state import check_read_back, model_state
+from trainable.train_state import check_state as check_plain
 
 _SAMPLES = 2
 

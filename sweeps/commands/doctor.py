@@ -26,18 +26,18 @@ from urllib.parse import urlsplit
 import psutil
 
 from redaction.secrets import redact
-from sweeps.engine.orphans import clean_up_after_the_dead
+from sweeps.checkpoint_locations import probe_store
+from sweeps.config.errors import Refused
+from sweeps.config.revisions import read_spec
+from sweeps.config.spec import SweepSpec
+from sweeps.engine.process_cleanup import clean_up_after_the_dead
 from sweeps.engine.resources import Machine
 from sweeps.engine.system_limits import shortages
-from sweeps.layout import LedgerError, SweepPaths, list_sweeps, tracking_place
-from sweeps.ledger.place import place_of
-from sweeps.ledger.view import LedgerView
-from sweeps.lock import is_held, read_holder
-from sweeps.spec.problems import Refused
-from sweeps.spec.revisions import read_spec
-from sweeps.spec.spec import SweepSpec
+from sweeps.ledger.location import place_of
+from sweeps.ledger.reader import LedgerView
+from sweeps.paths import LedgerError, SweepPaths, list_sweeps, tracking_place
 from sweeps.store_access import check_store
-from sweeps.stores import probe_store
+from sweeps.sweep_lock import is_held, read_holder
 from tracking.address import file_of, is_database
 from tracking.probe import TrackingUnusable, probe
 from tracking.trusted_stores import StoreUntrusted
@@ -121,7 +121,7 @@ def sweeps_off(root: Path) -> list[Finding]:
     """Look for what ledger, store and tracking of the sweeps below `root` disagree about; nothing
     is changed.
     """
-    from sweeps.results.sweep_view import SweepView
+    from sweeps.results.sweep_status import SweepView
 
     found = []
     for paths in list_sweeps(root):

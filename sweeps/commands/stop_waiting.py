@@ -5,19 +5,19 @@ What must not live here: stopping what a driver runs (`driver.control`).
 
 from __future__ import annotations
 
+from sweeps.checkpoint_locations import trial_files
 from sweeps.commands.sync import tell_who_is_interrupted
-from sweeps.driver.control import Stopped
-from sweeps.early_stopping.exploit import without_unbegun
-from sweeps.engine.orphans import end_orphans
+from sweeps.driver.stop_requests import Stopped
+from sweeps.early_stopping.pbt_exploit import without_unbegun
+from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.place import check_kept
-from sweeps.lock import SweepLock
-from sweeps.reconciliation.corrections import close_stores
-from sweeps.reconciliation.facts import trial_facts
+from sweeps.ledger.location import check_kept
+from sweeps.reconciliation.collect_state import trial_facts
 from sweeps.reconciliation.reconcile import Reported, missed
+from sweeps.reconciliation.repairs import close_stores
 from sweeps.recording.tags import BY_THE_USER
-from sweeps.results.sweep_view import SweepView
-from sweeps.stores import trial_files
+from sweeps.results.sweep_status import SweepView
+from sweeps.sweep_lock import SweepLock
 from tracking.outbox_status import read_outbox
 
 

@@ -14,16 +14,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweeps.engine.orphans import end_orphans
-from sweeps.layout import SweepPaths, tracking_place
-from sweeps.ledger.place import check_kept, place_of
-from sweeps.ledger.view import LedgerView
-from sweeps.lock import SweepLock
-from sweeps.publishing.pictures import Gallery, drawn_files, undrawn
-from sweeps.publishing.publish import NoReport, draw_report, export_trial
-from sweeps.reconciliation.corrections import tell
-from sweeps.reconciliation.facts import gather
+from sweeps.config.logged_params import flatten
+from sweeps.config.revisions import read_revisions
+from sweeps.config.spec import SweepSpec
+from sweeps.engine.process_cleanup import end_orphans
+from sweeps.ledger.location import check_kept, place_of
+from sweeps.ledger.reader import LedgerView
+from sweeps.paths import SweepPaths, tracking_place
+from sweeps.publishing.export import NoReport, draw_report, export_trial
+from sweeps.publishing.figure_worker import Gallery, drawn_files, undrawn
+from sweeps.reconciliation.collect_state import gather
 from sweeps.reconciliation.reconcile import untold
+from sweeps.reconciliation.repairs import tell
 from sweeps.reconciliation.store_check import (
     Missing,
     MissingData,
@@ -40,11 +42,9 @@ from sweeps.recording.tags import (
     health_tags,
     leaders_views,
 )
-from sweeps.results.sweep_view import NoBest, SweepView
-from sweeps.spec.parameters import flatten
-from sweeps.spec.revisions import read_revisions
-from sweeps.spec.spec import SweepSpec
+from sweeps.results.sweep_status import NoBest, SweepView
 from sweeps.store_access import reach_tracking
+from sweeps.sweep_lock import SweepLock
 from tracking.mlflow_recorder import MlflowRecorder, aim, sync, tell_again
 from tracking.outbox_status import Delivered, read_outbox
 from tracking.probe import probe

@@ -12,26 +12,26 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 
-from sweeps.driver.conclusion import conclude
-from sweeps.driver.control import Wishes
-from sweeps.driver.departure import leave_the_lost, listen, remove_scratch
-from sweeps.driver.opening import open_sweep
-from sweeps.driver.tuning import tune_trials
-from sweeps.engine import engine
+from sweeps.config.provenance_check import Origin
+from sweeps.config.revisions import describe_changes, read_spec
+from sweeps.config.spec import SweepSpec
+from sweeps.driver.finalize import conclude
+from sweeps.driver.session import open_sweep
+from sweeps.driver.shutdown import leave_the_lost, listen, remove_scratch
+from sweeps.driver.stop_requests import Wishes
+from sweeps.driver.tune_loop import tune_trials
+from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
-from sweeps.engine.orphans import clean_up_after_the_dead, mark_children
+from sweeps.engine.process_cleanup import clean_up_after_the_dead, mark_children
 from sweeps.engine.resources import Machine, Plan
-from sweeps.layout import SweepExists, SweepPaths
 from sweeps.ledger.ledger import TrialRecord
-from sweeps.ledger.place import place_of
-from sweeps.lock import SweepLock
-from sweeps.publishing.pictures import Gallery
-from sweeps.publishing.press import Press
-from sweeps.results.running import View
-from sweeps.results.sweep_view import Outcome
-from sweeps.spec.origin import Origin
-from sweeps.spec.revisions import describe_changes, read_spec
-from sweeps.spec.spec import SweepSpec
+from sweeps.ledger.location import place_of
+from sweeps.paths import SweepExists, SweepPaths
+from sweeps.publishing.figure_worker import Gallery
+from sweeps.publishing.report_worker import Press
+from sweeps.results.observer import View
+from sweeps.results.sweep_status import Outcome
+from sweeps.sweep_lock import SweepLock
 from tracking.address import credentials
 from trainable.files import make_directory
 
@@ -94,7 +94,7 @@ def run_sweep(
             if isinstance(machine, Cluster):
                 mark_children(token)
             else:
-                engine.configure(token)
+                local_ray.configure(token)
             before = spec if new else read_spec(paths.spec).spec
             sweep = open_sweep(
                 paths,
@@ -136,7 +136,7 @@ def run_sweep(
                                 plan.concurrency, lost=partial(leave_the_lost, paths, lock, token)
                             )
                         else:
-                            ray_runs = engine.running(
+                            ray_runs = local_ray.running(
                                 token,
                                 machine,
                                 concurrency=plan.concurrency,

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
+from sweeps.config.spec import EarlyStoppingConfig, SweepSpec
 from sweeps.early_stopping.halving import Judge, Mode, Reports, bracket_graces, bracket_of, rungs
 from sweeps.early_stopping.median import Medians
-from sweeps.early_stopping.pauses import make_pauses
-from sweeps.spec.spec import EarlyStoppingConfig, SweepSpec
+from sweeps.early_stopping.pausing_rules import make_pauses
 from trainable.ray_adapter import OBJECTIVE
 
 TIME = "epoch"

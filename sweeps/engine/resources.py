@@ -2,7 +2,7 @@
 
 Neither torch nor Ray is asked: both take seconds to import, and a spec that asks for too much is
 refused before. What must not live here: placing trials (Ray does), measuring what a step takes
-(`trainable.rehearsal`), and the cap on a trial's GPU memory (the trial sets it).
+(`trainable.memory_probe`), and the cap on a trial's GPU memory (the trial sets it).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from sweeps.formats import format_bytes
-from sweeps.spec.problems import Fault, Refused
+from sweeps.config.errors import Fault, Refused
+from sweeps.formatting import format_bytes
 from trainable.memory import CONTEXT_BYTES
 
 if TYPE_CHECKING:
-    from sweeps.spec.spec import ResourcesConfig
+    from sweeps.config.spec import ResourcesConfig
 
 # Where it was not measured: a context, its libraries' work space and a small model; below this,
 # packing ends out of memory.

@@ -15,9 +15,9 @@ import contextlib
 import time
 from typing import Any
 
-from sweeps.ledger.database import LedgerDatabase, Rows
-from sweeps.ledger.sql import one
-from sweeps.lock import Holder, SweepHeld
+from sweeps.ledger.dialect import one
+from sweeps.ledger.postgres import LedgerDatabase, Rows
+from sweeps.sweep_lock import Holder, SweepHeld
 
 _LOOK_EVERY = 0.25
 """Seconds for which an answer holds. The ledger's own transactions ask each time."""

@@ -19,12 +19,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from sweeps.layout import LedgerError
-from sweeps.ledger.place import Place, as_place
-from sweeps.ledger.proposal import Proposal
-from sweeps.ledger.storage import EditableStorage, open_storage
-from sweeps.ledger.texts import clipped_reason, clipped_traceback
-from sweeps.ledger.view import (
+from sweeps.config.provenance_check import Origin
+from sweeps.ledger.location import Place, as_place
+from sweeps.ledger.reader import (
     ACCUMULATION,
     ATTEMPT,
     ENDED,
@@ -45,8 +42,11 @@ from sweeps.ledger.view import (
     noted,
     reports_in,
 )
+from sweeps.ledger.storage import EditableStorage, open_storage
+from sweeps.ledger.suggestion import Proposal
+from sweeps.ledger.texts import clipped_reason, clipped_traceback
 from sweeps.ledger.warm_start import WarmStart
-from sweeps.spec.origin import Origin
+from sweeps.paths import LedgerError
 from trainable.config import Mode
 
 __all__ = [

@@ -20,18 +20,18 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
-from sweeps.layout import LedgerRefused
-from sweeps.ledger import file as ledger_file
-from sweeps.ledger.database import LedgerDatabase
-from sweeps.ledger.file import LedgerFile
-from sweeps.ledger.place import Place
-from sweeps.ledger.statements import (
+from sweeps.ledger import sqlite as ledger_file
+from sweeps.ledger.bulk_writes import (
     as_read,
     end_trial,
     insert_report,
     insert_trial,
     set_user_attribute,
 )
+from sweeps.ledger.location import Place
+from sweeps.ledger.postgres import LedgerDatabase
+from sweeps.ledger.sqlite import LedgerFile
+from sweeps.paths import LedgerRefused
 
 _T = TypeVar("_T")
 

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.layout import SweepPaths
-from sweeps.ledger.place import place_of
-from sweeps.ledger.view import LedgerView, TrialSummary
-from sweeps.spec.parameters import flatten
-from sweeps.spec.problems import Fault, Refused
-from sweeps.spec.revisions import read_spec
-from sweeps.spec.search_space import SearchSpace
-from sweeps.spec.spec import SpecError, SweepSpec
+from sweeps.config.errors import Fault, Refused
+from sweeps.config.logged_params import flatten
+from sweeps.config.revisions import read_spec
+from sweeps.config.search_space import SearchSpace
+from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.ledger.location import place_of
+from sweeps.ledger.reader import LedgerView, TrialSummary
+from sweeps.paths import SweepPaths
 
 
 class WarmStartRefused(Refused):

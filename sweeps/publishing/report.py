@@ -22,18 +22,18 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.formats import format_parameter, format_reason, format_result, joined
-from sweeps.layout import LedgerError, SweepPaths
+from sweeps.formatting import format_parameter, format_reason, format_result, joined
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.view import TrialSummary
-from sweeps.publishing.report_basis import basis
+from sweeps.ledger.reader import TrialSummary
+from sweeps.paths import LedgerError, SweepPaths
 from sweeps.publishing.report_figures import Figure, NotEnough, SweepData, figures
 from sweeps.publishing.report_page import Section, escape, page, table
+from sweeps.publishing.report_selection import basis
 from sweeps.results.compare import compare
-from sweeps.results.front import cells
-from sweeps.results.sweep_view import STATES, SweepView
+from sweeps.results.pareto import cells
+from sweeps.results.sweep_status import STATES, SweepView
 from trainable.errors import StorageError
-from trainable.startup import without_collection
+from trainable.lazy_imports import without_collection
 
 _LEADERS = 10
 _NO_VALUE = "<p class=missing>No trial has a value yet.</p>"

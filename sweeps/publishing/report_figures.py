@@ -17,12 +17,12 @@ from optuna import visualization
 from optuna.trial import FrozenTrial
 from plotly.colors import sample_colorscale, sequential
 
-from sweeps.formats import format_number
-from sweeps.publishing.report_basis import Basis
+from sweeps.config.spec import SweepSpec
+from sweeps.formatting import format_number
+from sweeps.publishing.report_selection import Basis
 from sweeps.publishing.report_survival import rungs, survival
 from sweeps.results.compare import clip_fraction
-from sweeps.results.sweep_view import STATES, SweepView
-from sweeps.spec.spec import SweepSpec
+from sweeps.results.sweep_status import STATES, SweepView
 
 COLOURS = {
     "complete": "#1a7f37",

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sweeps.ledger.view import Ending, TrialRecord
+from sweeps.ledger.reader import Ending, TrialRecord
 from tracking.recorder import Status
 from trainable.errors import NonFiniteMetric
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 STATUSES: Mapping[str, Status] = {
     "complete": "FINISHED",

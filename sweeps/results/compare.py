@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sweeps.layout import tracking_uri
-from sweeps.ledger.view import TrialSummary, front, ranking
-from sweeps.recording.configuration import trained_with
+from sweeps.config.logged_params import flatten
+from sweeps.ledger.reader import TrialSummary, front, ranking
+from sweeps.paths import tracking_uri
 from sweeps.recording.tags import leaders_view
-from sweeps.results.sweep_view import SweepView
-from sweeps.spec.parameters import flatten
+from sweeps.recording.trial_config import trained_with
+from sweeps.results.sweep_status import SweepView
 from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 CLIPPED = "train/clip_fraction"
 _CONFIGURATION = ("budget.", "checkpoint.", "task.", "train.")

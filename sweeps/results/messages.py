@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 
-from sweeps.exits import NO_SUCCESS
-from sweeps.formats import format_number, joined
-from sweeps.layout import SweepPaths
-from sweeps.results import front
+from sweeps.exit_codes import NO_SUCCESS
+from sweeps.formatting import format_number, joined
+from sweeps.paths import SweepPaths
+from sweeps.results import pareto
 from sweeps.results.plain_console import PlainConsole, line
 
 if TYPE_CHECKING:
     from sweeps.commands.sync import Synced
-    from sweeps.driver.control import Stopped
-    from sweeps.engine.preflight import Facts
+    from sweeps.config.spec import SweepSpec
+    from sweeps.driver.stop_requests import Stopped
+    from sweeps.engine.task_check import Facts
     from sweeps.reconciliation.store_check import Missing
-    from sweeps.results.sweep_view import Outcome
-    from sweeps.spec.spec import SweepSpec
+    from sweeps.results.sweep_status import Outcome
 
 
 def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> None:
@@ -42,7 +42,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
 
     several = len(result.metrics) > 1
     if several:
-        front.outcome(out, result)
+        pareto.outcome(out, result)
     elif result.best:
         (best,) = result.best
         out.print(

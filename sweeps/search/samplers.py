@@ -24,13 +24,13 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeps.config.errors import Fault, Refused
+from sweeps.config.search_space import Place
+from sweeps.config.sections import SearchConfig
+from sweeps.config.space import Choice
+from sweeps.config.spec import SweepSpec
+from sweeps.config.yaml_scalars import write_flow
 from sweeps.search.gaussian_process import NotingGPSampler
-from sweeps.spec.problems import Fault, Refused
-from sweeps.spec.scalars import write_flow
-from sweeps.spec.search_space import Place
-from sweeps.spec.sections import SearchConfig
-from sweeps.spec.space import Choice
-from sweeps.spec.spec import SweepSpec
 from trainable.module_names import hidden_by
 from trainable.seeding import derive_seed
 

@@ -16,16 +16,16 @@ from typing import Any
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.early_stopping.exploit import Exploit
-from sweeps.early_stopping.pauses import make_pauses
-from sweeps.early_stopping.population import Population
+from sweeps.checkpoint_locations import address_of, trial_store
+from sweeps.config.search_validators import LEARN_NOTHING
+from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.early_stopping.pausing_rules import make_pauses
+from sweeps.early_stopping.pbt import Population
+from sweeps.early_stopping.pbt_exploit import Exploit
 from sweeps.early_stopping.schedulers import replay
-from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
-from sweeps.search.proposals import Proposer
-from sweeps.spec.search_values import LEARN_NOTHING
-from sweeps.spec.spec import SpecError, SweepSpec
-from sweeps.stores import address_of, trial_store
+from sweeps.paths import SweepPaths
+from sweeps.search.suggest import Proposer
 from trainable.ray_adapter import OBJECTIVE
 
 _TOGETHER_SECONDS = 0.2

@@ -93,9 +93,9 @@ def against_mlflow(repeats: int) -> list[Result]:
     import mlflow
     from mlflow.entities import Metric, Param
 
-    from sweeps.layout import SweepPaths
+    from sweeps.paths import SweepPaths
     from sweeps.results.compare import compare, resolved
-    from sweeps.results.sweep_view import SweepView
+    from sweeps.results.sweep_status import SweepView
 
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
@@ -205,10 +205,10 @@ def write_large_sweep(root: Path) -> int:
     import numpy
     import optuna
 
-    from sweeps.layout import SweepPaths
+    from sweeps.config.revisions import write_spec
+    from sweeps.config.spec import load_spec
     from sweeps.ledger.ledger import Ledger
-    from sweeps.spec.revisions import write_spec
-    from sweeps.spec.spec import load_spec
+    from sweeps.paths import SweepPaths
 
     file = root / "large.yaml"
     num_trials = size(_TRIALS, _SMOKE_TRIALS)
@@ -247,8 +247,8 @@ def _write_files(trial: Path, first: Path) -> None:
     """A checkpoint and a curve; all are one file, so that writing them is quick."""
     from tests.curves import append_rows
     from trainable.files import MANIFEST, STATE
-    from trainable.history import FILE_NAME, Row
     from trainable.manifest import Generation, format_manifest
+    from trainable.metrics_file import FILE_NAME, Row
 
     saved = f"checkpoints/step-{_STEPS:08d}"
     (trial / saved).mkdir(parents=True)

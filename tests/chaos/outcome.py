@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from sweeps.ledger.place import place_of
-from sweeps.ledger.view import LedgerView
-from sweeps.spec.revisions import read_spec
-from sweeps.stores import trial_store
+from sweeps.checkpoint_locations import trial_store
+from sweeps.config.revisions import read_spec
+from sweeps.ledger.location import place_of
+from sweeps.ledger.reader import LedgerView
 from tests.chaos.probe_task import KINDS
 from tests.chaos.runs import curve
 from tests.chaos.sandbox import Sandbox

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from sweeps.layout import SweepPaths, artifact_root, tracking_uri
-from sweeps.results.sweep_view import SweepView
+from sweeps.paths import SweepPaths, artifact_root, tracking_uri
+from sweeps.results.sweep_status import SweepView
 from tests.integration.browser import open_page
 from tracking.ui import runs_page, start_server
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
-from sweeps.search.proposals import Proposer
-from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.search.suggest import Proposer
 
 SPEC = """
 name: quad

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from tests.integration.commandline import wait_until
-from tracking.drain_process import DrainProcess
+from tracking.delivery_process import DrainProcess
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.outbox_status import pending
-from tracking.reader import runs_of_sweep
+from tracking.run_reader import runs_of_sweep
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ DRIVER = """
 import os, sys
 from pathlib import Path
 from tracking.mlflow_recorder import MlflowRecorder
-from tracking.points import PackedRow
+from tracking.metric_points import PackedRow
 uri, outbox = sys.argv[1:]
 recorder = MlflowRecorder(uri, None, "digits", "one", Path(outbox), {}, {}, process=os.environ)
 recorder.start(0, {"lr": 1}, {})

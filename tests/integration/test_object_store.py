@@ -22,23 +22,23 @@ from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import app
 from sweeps.commands.doctor import object_stores
-from sweeps.driver import conclusion
-from sweeps.driver.conclusion import conclude
-from sweeps.driver.opening import OpenSweep
-from sweeps.engine.nodes import _make_look, fault_of
-from sweeps.layout import TRIAL_CONFIG, SweepPaths
-from sweeps.publishing import publish
-from sweeps.publishing.pictures import Gallery
-from sweeps.reconciliation.corrections import close_store
+from sweeps.config.revisions import write_spec
+from sweeps.config.spec import parse_spec
+from sweeps.driver import finalize
+from sweeps.driver.finalize import conclude
+from sweeps.driver.session import OpenSweep
+from sweeps.engine.node_checks import _make_look, fault_of
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.publishing import export
+from sweeps.publishing.figure_worker import Gallery
+from sweeps.reconciliation.repairs import close_store
 from sweeps.results import messages
-from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import parse_spec
-from sweeps.stores import best_generation, trial_files
 from tests.integration.commandline import TINY
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable import objects
 from trainable.checkpoint import CheckpointStore
@@ -396,10 +396,10 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
             return conclude(sweep, gallery, uninterrupted, None), recorder.runs[None]
 
     uninterrupted = SimpleNamespace(requested=False, exit_code=0)
-    monkeypatch.setattr(conclusion, "_publish_report", lambda *_: None)  # has no weights in it
+    monkeypatch.setattr(finalize, "_publish_report", lambda *_: None)  # has no weights in it
     with monkeypatch.context() as patch:
         if lost == "before they are read":
-            patch.setattr(publish, "best_generation", found_and_cut)
+            patch.setattr(export, "best_generation", found_and_cut)
         else:
             store.wire.cut()
         outcome, run = ended()

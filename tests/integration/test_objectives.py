@@ -11,10 +11,10 @@ import optuna
 from mlflow import MlflowClient
 from optuna.trial import TrialState
 
-from sweeps.ledger.view import LedgerView
+from sweeps.ledger.reader import LedgerView
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from trainable.checkpoint import CheckpointStore
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 METRICS = ("val/loss", "train/samples_per_second")
 EPOCHS, TRIALS = 6, 4

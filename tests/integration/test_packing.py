@@ -11,13 +11,13 @@ import psutil
 import pytest
 from rich.console import Console
 
+from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.run import run_sweep
 from sweeps.engine.resources import Gpu, Machine, ResourceError, plan
-from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
-from sweeps.results.live import PlainLines
-from sweeps.results.sweep_view import Outcome
-from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.paths import SweepPaths
+from sweeps.results.progress_display import PlainLines
+from sweeps.results.sweep_status import Outcome
 from tests.integration.commandline import wait_until
 
 SPEC = """

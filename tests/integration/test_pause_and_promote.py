@@ -12,11 +12,11 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from sweeps.ledger.view import LedgerView
+from sweeps.ledger.reader import LedgerView
 from tests.chaos.runs import differences, without_measured
 from tests.integration.commandline import SMALL, CommandLine, wait_until
 from trainable.checkpoint import CheckpointStore
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 # In few and heavy steps: the kill comes in the middle of a promoted trial.
 STEPS, TRIALS = 6, 5

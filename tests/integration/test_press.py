@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.layout import SweepPaths
-from sweeps.publishing import press as press_module
-from sweeps.publishing.press import Press
-from sweeps.publishing.publish import NoReport
-from tests.unit.sweeps.made_sweep import MadeSweep
-from trainable.history import Row
+from sweeps.paths import SweepPaths
+from sweeps.publishing import report_worker as press_module
+from sweeps.publishing.export import NoReport
+from sweeps.publishing.report_worker import Press
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.metrics_file import Row
 
-COMMAND = "sweeps.publishing.press"
+COMMAND = "sweeps.publishing.report_worker"
 
 
 def _presses(process: psutil.Process | None = None) -> list[psutil.Process]:
@@ -55,7 +55,7 @@ def _no_other(*_: object) -> Path:
 def test_process_starts_with_the_last_quarter_of_the_trials_and_writes_the_report(
     sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeps.publishing.publish.draw_report", _no_other)
+    monkeypatch.setattr("sweeps.publishing.export.draw_report", _no_other)
     monkeypatch.setattr(press_module, "_STARVED", 0.0)  # however busy the machine that tests
     with Press(left=8, at_once=1) as press:
         for _ in range(5):
@@ -104,7 +104,7 @@ def test_one_that_gets_no_processor_is_replaced(
     monkeypatch.setattr(press_module, "_cpu_seconds", lambda _: 0.0)
     drawn: list[Path] = []
     monkeypatch.setattr(
-        "sweeps.publishing.publish.draw_report", lambda _, target: drawn.append(target) or target
+        "sweeps.publishing.export.draw_report", lambda _, target: drawn.append(target) or target
     )
     with Press(left=1, at_once=1) as press:
         press.trial_ended()
@@ -120,7 +120,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced(
     """Such as for want of memory."""
     drawn: list[Path] = []
     monkeypatch.setattr(
-        "sweeps.publishing.publish.draw_report", lambda _, target: drawn.append(target) or target
+        "sweeps.publishing.export.draw_report", lambda _, target: drawn.append(target) or target
     )
     ready = press_module._is_ready
 
@@ -141,7 +141,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced(
 def test_what_keeps_it_from_writing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeps.publishing.publish.draw_report", _no_other)
+    monkeypatch.setattr("sweeps.publishing.export.draw_report", _no_other)
     monkeypatch.setattr(press_module, "_STARVED", 0.0)
     with Press(left=1, at_once=1) as press:
         press.trial_ended()
@@ -152,7 +152,7 @@ def test_what_keeps_it_from_writing_is_told(
 def test_it_does_not_outlive_a_driver_that_is_killed() -> None:
     script = (
         "import sys, time\n"
-        "from sweeps.publishing.press import Press\n"
+        "from sweeps.publishing.report_worker import Press\n"
         "Press(left=1, at_once=1).trial_ended()\n"
         "print('started', flush=True)\n"
         "time.sleep(60)\n"

@@ -10,16 +10,16 @@ from optuna.distributions import FloatDistribution
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from sweeps.config.resume_checks import check_search_changes
+from sweeps.config.revisions import read_revisions, read_spec, write_spec
+from sweeps.config.spec import SpecError, SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.proposal import Proposal
+from sweeps.ledger.suggestion import Proposal
 from sweeps.publishing.report import write_report
-from sweeps.search.proposals import Proposer
-from sweeps.spec.revisions import read_revisions, read_spec, write_spec
-from sweeps.spec.search_changes import check_search_changes
-from sweeps.spec.spec import SpecError, SweepSpec, parse_spec
+from sweeps.search.suggest import Proposer
 from tests.integration.proposing import Params, end, ledger_at, search, spec_of
 from tests.specs import with_overrides
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 RATE, NORM, NAME = "train.optimizer.lr", "train.clip.max_norm", "train.optimizer.name"
 LEARNING = ["tpe", "gp", "cmaes", "nsgaii"]

@@ -14,10 +14,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from sweeps.search.dry_run import rehearse
 from sweeps.search.gaussian_process import KERNEL
-from sweeps.search.proposals import Proposer
-from sweeps.search.rehearsal import rehearse
 from sweeps.search.samplers import SamplerRefused, Samplers, check_sampler
+from sweeps.search.suggest import Proposer
 from tests.integration.proposing import end, ledger_at, loss, search, spec_of
 
 GRID = (

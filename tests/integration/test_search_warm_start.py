@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.driver.opening import open_ledger
-from sweeps.layout import SweepPaths
+from sweeps.config.provenance_check import Origin
+from sweeps.config.resume_checks import SearchChanged, check_search_changes
+from sweeps.config.spec import SweepSpec
+from sweeps.driver.session import open_ledger
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.proposal import Proposal
-from sweeps.ledger.view import LedgerView, Mutation
+from sweeps.ledger.reader import LedgerView, Mutation
+from sweeps.ledger.suggestion import Proposal
 from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, take_along
-from sweeps.search.proposals import Proposer
-from sweeps.search.rehearsal import rehearse
+from sweeps.paths import SweepPaths
+from sweeps.search.dry_run import rehearse
 from sweeps.search.samplers import SamplerRefused
-from sweeps.spec.origin import Origin
-from sweeps.spec.search_changes import SearchChanged, check_search_changes
-from sweeps.spec.spec import SweepSpec
+from sweeps.search.suggest import Proposer
 from tests.integration.proposing import end, loss, search, spec_of
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPACE = (
     "{train.optimizer.lr: {loguniform: [1e-4, 1e-1]}, train.clip.max_norm: {uniform: [0.1, 10]}}"

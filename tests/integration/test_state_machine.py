@@ -36,24 +36,24 @@ from hypothesis.stateful import (
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.driver.callbacks import Bookkeeper
+from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.driver.tune_callbacks import Bookkeeper
 from sweeps.early_stopping.schedulers import make_scheduler, replay, stopped_trials
-from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.storage import EditableStorage
-from sweeps.reconciliation.corrections import apply
-from sweeps.reconciliation.facts import gather
+from sweeps.paths import SweepPaths
+from sweeps.reconciliation.collect_state import gather
 from sweeps.reconciliation.reconcile import STATUSES, reconcile
+from sweeps.reconciliation.repairs import apply
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox import Outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.files import LocalFiles
-from trainable.history import History, Row, read_rows
 from trainable.manifest import STATE, Generation, format_manifest, read_state
+from trainable.metrics_file import History, Row, read_rows
 
 SPEC = """
 name: quad

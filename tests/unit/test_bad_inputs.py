@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 
 import trainable
 from sweeps.cli import app
-from sweeps.engine.preflight import Inspection, TaskRefused, longest_warmup
+from sweeps.config.provenance_check import Origin, OriginChanged, check_origin
+from sweeps.config.revisions import write_spec
+from sweeps.config.spec import SpecError, parse_placed, parse_spec
 from sweeps.engine.resources import Machine, Plan
-from sweeps.lock import SweepLock
-from sweeps.spec.origin import Origin, OriginChanged, check_origin
-from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import SpecError, parse_placed, parse_spec
+from sweeps.engine.task_check import Inspection, TaskRefused, longest_warmup
+from sweeps.sweep_lock import SweepLock
 from tests.specs import with_overrides
-from tests.unit.sweeps.made_sweep import MadeSweep
-from trainable.preflight import _answer
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.inspect_task import _answer
 
 ROOT = Path(__file__).parents[2]
 SMALL = "name: small\ntask: {name: spiral, samples: 8}\nmetric: val/loss\nmode: min\ntrials: 2\nbudget: {epochs: 5}\n"

@@ -17,14 +17,14 @@ import torch
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.spec.spec import SpecError, parse_spec
-from tests.unit.sweeps.made_sweep import MadeSweep
+from sweeps.config.spec import SpecError, parse_spec
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
+from trainable.custom_loop import OwnLoop
 from trainable.errors import TaskError
-from trainable.history import LOGGED, read_rows
 from trainable.logged import NOTED, Log
-from trainable.own_loop import OwnLoop
+from trainable.metrics_file import LOGGED, read_rows
 from trainable.task import Data, Task
 
 MIB = 1 << 20

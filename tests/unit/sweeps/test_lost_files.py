@@ -14,9 +14,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.driver.opening import OpenSweep
+from sweeps.driver.session import OpenSweep
 from sweeps.results import messages
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.layout import LedgerError
-from sweeps.ledger.view import LedgerView
-from sweeps.lock import read_holder
-from tests.unit.sweeps.made_sweep import MadeSweep
-from trainable.history import FILE_NAME, CurveDamaged, read_rows
+from sweeps.ledger.reader import LedgerView
+from sweeps.paths import LedgerError
+from sweeps.sweep_lock import read_holder
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.metrics_file import FILE_NAME, CurveDamaged, read_rows
 
 NESTED = "[" * 100_000
 

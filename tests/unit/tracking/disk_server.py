@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracking.delivery import TAG_TRIAL, FoundRun, RunGone, RunState
+from tracking.metric_points import Point, Request
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox import SWEEP, Outbox
-from tracking.points import Point, Request
 
 TRIALS = 3
 STEPS = 120

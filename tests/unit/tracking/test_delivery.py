@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tracking.delivery import Delivery, NotStored, Refused, RunGone
+from tracking.metric_points import PackedRow
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
-from tracking.points import PackedRow
 
 
 class House:

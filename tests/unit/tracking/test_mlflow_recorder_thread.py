@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tracking import draining
+from tracking import delivery_loop
 from tracking.delivery import Server
-from tracking.draining import Drain
+from tracking.delivery_loop import Drain
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import pending, read_outbox
@@ -24,8 +24,8 @@ from tracking.outbox_status import pending, read_outbox
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "_LINGER_SECONDS", 0.01)
-    monkeypatch.setattr(draining, "_FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(delivery_loop, "_LINGER_SECONDS", 0.01)
+    monkeypatch.setattr(delivery_loop, "_FIRST_DELAY_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_a_create_that_arrives_late_leaves_one_run(
     create.arrive()
     assert len(server.runs(0)) == 2
     if when == "later":
-        monkeypatch.setattr(draining, "_LATE_SECONDS", 0.0)
+        monkeypatch.setattr(delivery_loop, "_LATE_SECONDS", 0.0)
         deadline = time.monotonic() + 10
         while len(server.runs(0)) > 1 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -237,7 +237,7 @@ def test_a_server_is_searched_again_only_for_a_create_without_an_answer(
         return real(experiment_id)
 
     server.find_runs = find_runs
-    monkeypatch.setattr(draining, "_LATE_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(delivery_loop, "_LATE_SECONDS", 0.0, raising=False)
     recorder = recorder_on(tmp_path / "outbox", lambda: server)
     recorder.start(0, {"lr": 1}, {})
     assert recorder.close(10) == 0
@@ -369,7 +369,7 @@ def test_a_damaged_outbox_is_told(
 def test_the_waits_double_up_to_half_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "_FIRST_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr(delivery_loop, "_FIRST_DELAY_SECONDS", 0.5)
     waits: list[float] = []
     enough = threading.Event()
 
@@ -393,7 +393,7 @@ def test_the_waits_double_up_to_half_a_minute(
 def test_a_silent_server_is_known_and_asked_more_often_while_somebody_waits(
     tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "_MAX_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr(delivery_loop, "_MAX_DELAY_SECONDS", 3600.0)
     is_down = True
 
     def flaky(_place: str) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tracking.address import store_of
+from tracking.metric_points import Marks, PackedRow
 from tracking.outbox import SWEEP, Outbox, OutboxError
 from tracking.outbox_status import pending, read_outbox
-from tracking.points import Marks, PackedRow
 
 
 def row(step: int, **metrics: float) -> PackedRow:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.engine.preflight import Inspection
+from sweeps.config.spec import load_spec
 from sweeps.engine.resources import Plan
-from sweeps.spec.spec import load_spec
+from sweeps.engine.task_check import Inspection
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 from trainable.task import load_loop, load_task
 
 EXAMPLES = Path(str(files("sweeps.examples")))

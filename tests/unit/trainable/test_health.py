@@ -12,7 +12,7 @@ import torch
 
 from trainable import health
 from trainable.health import Watch
-from trainable.history import Row
+from trainable.metrics_file import Row
 from trainable.task import Data
 
 pytestmark = pytest.mark.seeds("S22")

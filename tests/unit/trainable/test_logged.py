@@ -9,10 +9,10 @@ import os
 import pytest
 import torch
 
+from trainable.custom_loop import Context, OwnLoop
 from trainable.errors import TaskError
-from trainable.history import logged_files, read_logged, read_rows
 from trainable.logged import MAX_NAMES, NOTED, Log, close_run, current_run, log_of, means, run_log
-from trainable.own_loop import Context, OwnLoop
+from trainable.metrics_file import logged_files, read_logged, read_rows
 from trainable.task import Task
 
 

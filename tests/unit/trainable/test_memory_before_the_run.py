@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sweeps.engine.preflight import Facts
+from sweeps.engine.task_check import Facts
 from trainable.build import open_trainer
 from trainable.config import OptimizerConfig, TrialConfig
+from trainable.inspect_task import examine
 from trainable.optim import state_bytes
-from trainable.preflight import examine
 
 
 @pytest.mark.seeds("S27")

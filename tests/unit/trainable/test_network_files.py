@@ -11,7 +11,7 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import Fenced, StorageError
 from trainable.files import LocalFiles
-from trainable.history import History, Row
+from trainable.metrics_file import History, Row
 
 
 class Stale(LocalFiles):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import Plan
-from trainable.history import read_rows
 from trainable.memory import finer_accumulation, is_out_of_memory
+from trainable.metrics_file import read_rows
 from trainable.ray_adapter import TuneTrial
 from trainable.task import Data, Task
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeps.config.sections import ResourcesConfig
 from sweeps.engine.resources import (
     Gpu,
     Machine,
@@ -24,7 +25,6 @@ from sweeps.engine.resources import (
     share_of_gpu,
     visible_gpus,
 )
-from sweeps.spec.sections import ResourcesConfig
 from trainable.memory import CONTEXT_BYTES, tensor_fraction
 
 GIB = 1024**3

@@ -17,14 +17,14 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import RandomSampler
 from optuna.storages import RDBStorage
 
-from sweeps.layout import LedgerBusy, LedgerError
-from sweeps.ledger.file import LedgerFile
 from sweeps.ledger.ledger import SIGNALS, Ledger, TrialRecord
-from sweeps.ledger.place import Place
+from sweeps.ledger.location import Place
+from sweeps.ledger.reader import LedgerView, Mutation, TrialSummary
+from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableStorage
-from sweeps.ledger.view import LedgerView, Mutation, TrialSummary
-from tests.asking import ask, proposal
+from sweeps.paths import LedgerBusy, LedgerError
 from tests.ledgers import held_place
+from tests.make_trials import ask, proposal
 
 SPACE = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -428,7 +428,7 @@ def test_a_locked_ledger_is_waited_for_within_a_bound(
     in_file: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = _ask(in_file)
-    monkeypatch.setattr("sweeps.ledger.file.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("sweeps.ledger.sqlite.WAIT_SECONDS", 0.1)
     patient = Ledger.open(path)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")

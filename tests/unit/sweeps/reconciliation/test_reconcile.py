@@ -17,12 +17,12 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
 from sweeps.commands.sync import tell_who_is_interrupted
+from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.early_stopping.schedulers import make_scheduler, stopped_trials
-from sweeps.layout import TRIAL_CONFIG, LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
-from sweeps.ledger.view import Mutation
-from sweeps.reconciliation.corrections import StrangerInTheWay, apply, tell
-from sweeps.reconciliation.facts import gather
+from sweeps.ledger.reader import Mutation
+from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
+from sweeps.reconciliation.collect_state import gather
 from sweeps.reconciliation.reconcile import (
     Correction,
     Ended,
@@ -41,18 +41,18 @@ from sweeps.reconciliation.reconcile import (
     Unopened,
     reconcile,
 )
-from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
-from tests.asking import ask
+from sweeps.reconciliation.repairs import StrangerInTheWay, apply, tell
 from tests.curves import append_rows
-from tests.saving import commit
+from tests.fake_checkpoints import commit
+from tests.make_trials import ask
 from tests.specs import with_overrides
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
 from trainable.files import LocalFiles
-from trainable.history import CurveDamaged, Row, read_rows
 from trainable.manifest import STATE
+from trainable.metrics_file import CurveDamaged, Row, read_rows
 
 SPEC = """
 name: quad
@@ -553,7 +553,7 @@ def test_a_damaged_curve_is_named(sweep: Sweep) -> None:
 
 def test_facts_need_neither_torch_nor_ray() -> None:
     program = (
-        "import sys, sweeps.reconciliation.facts, sweeps.reconciliation.reconcile; "
+        "import sys, sweeps.reconciliation.collect_state, sweeps.reconciliation.reconcile; "
         "sys.exit(str({'torch', 'ray', 'mlflow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

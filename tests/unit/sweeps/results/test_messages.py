@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sweeps.early_stopping.failures import Failure, Hopeless
-from sweeps.exits import NO_SUCCESS
-from sweeps.layout import SweepPaths
-from sweeps.ledger.view import TrialSummary
+from sweeps.config.spec import parse_spec
+from sweeps.early_stopping.failure_policy import Failure, Hopeless
+from sweeps.exit_codes import NO_SUCCESS
+from sweeps.ledger.reader import TrialSummary
+from sweeps.paths import SweepPaths
 from sweeps.results import messages
-from sweeps.results.sweep_view import Outcome, no_success
-from sweeps.spec.spec import parse_spec
+from sweeps.results.sweep_status import Outcome, no_success
 from trainable.errors import ConfigError
 
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"

@@ -13,19 +13,19 @@ import pytest
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
-from sweeps.driver.callbacks import Bookkeeper
-from sweeps.early_stopping.stopping import BY_THE_SWEEP
-from sweeps.layout import SweepPaths
+from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.driver.tune_callbacks import Bookkeeper
+from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP
 from sweeps.ledger.ledger import Ledger
-from sweeps.reconciliation.corrections import apply
+from sweeps.paths import SweepPaths
 from sweeps.reconciliation.reconcile import Ended
+from sweeps.reconciliation.repairs import apply
 from sweeps.recording.tags import BY_THE_USER
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.curves import append_rows
-from tests.saving import commit
+from tests.fake_checkpoints import commit
 from tracking.recorder import MemoryRecorder
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 SPEC = """
 name: s

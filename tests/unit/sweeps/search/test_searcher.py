@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
-from sweeps.driver.callbacks import Bookkeeper
+from sweeps.config.spec import EarlyStoppingConfig, SweepSpec, parse_spec
+from sweeps.driver.tune_callbacks import Bookkeeper
 from sweeps.early_stopping.schedulers import make_scheduler
-from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import ACCUMULATION, Ledger
-from sweeps.lock import LockLost, SweepLock
-from sweeps.search.proposals import Proposer
+from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.spec import EarlyStoppingConfig, SweepSpec, parse_spec
-from tests.unit.sweeps.made_sweep import MadeSweep
+from sweeps.search.suggest import Proposer
+from sweeps.sweep_lock import LockLost, SweepLock
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 
 SPEC = """
