@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING
 
-from sweeps.config.errors import Fault, Refused
+from sweeps.config.errors import Issue, UserError
 from sweeps.config.spec import SweepSpec
 from sweeps.paths import SweepPaths
 from sweeps.store_access import check_store
@@ -93,7 +93,7 @@ def takes_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:
             if place.is_dir():
                 probe_directory(place)
         probe_store(paths, spec, new=False)
-    except (OSError, Refused, StoreUntrusted):
+    except (OSError, UserError, StoreUntrusted):
         return False
     return True
 
@@ -117,4 +117,4 @@ def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
         try:
             probe(spec.storage.checkpoints, empty=paths.name if new else None)
         except StoreUnusable as error:
-            raise Refused([Fault(KEY, str(error))]) from error
+            raise UserError([Issue(KEY, str(error))]) from error

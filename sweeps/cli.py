@@ -110,7 +110,7 @@ def check(
     """Validate everything that can be known before running; start nothing."""
     from sweeps.commands.run import check_tracking
     from sweeps.engine.resources import Machine, plan
-    from sweeps.engine.task_check import Inspection
+    from sweeps.engine.task_check import TaskInspector
     from sweeps.results import messages
     from sweeps.search.dry_run import rehearse
 
@@ -122,7 +122,7 @@ def check(
         machine = Machine.probe()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
         with err.status("loading the task"):
-            facts = Inspection(spec, ways, thorough=thorough).facts()
+            facts = TaskInspector(spec, ways, thorough=thorough).facts()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
     out.print(f"{file} is valid", style="green")
     out.print(f"  {ways.describe()}")
@@ -162,13 +162,13 @@ def run(
     from sweeps.path_checks import check_place
     from sweeps.paths import SweepExists, SweepPaths, resolve_root
     from sweeps.search.dry_run import rehearse
-    from sweeps.sweep_lock import SweepHeld, is_held, read_holder
+    from sweeps.sweep_lock import SweepLockedError, is_held, read_holder
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
         check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(paths.directory, read_holder(paths.lock))
+            raise SweepLockedError(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
         place_of(paths, spec).refuse_new()
@@ -214,12 +214,12 @@ def resume(
     from sweeps.results import messages
     from sweeps.search.dry_run import rehearse
     from sweeps.store_access import check_sampler_state, remember_named
-    from sweeps.sweep_lock import SweepHeld
+    from sweeps.sweep_lock import SweepLockedError
 
     with input_errors():
         view = view_of(name, root)
         if view.running:  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(view.paths.directory, view.holder)
+            raise SweepLockedError(view.paths.directory, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)
@@ -276,7 +276,7 @@ def stop(
 
     with input_errors():
         if now and trial is not None:
-            raise stop_requests.NothingToStop(
+            raise stop_requests.NotRunningError(
                 "--now and --trial exclude each other; a trial ends at its next step; "
                 "leave one of them out"
             )

@@ -12,7 +12,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 
 
 def check_place(directory: Path, option: str) -> None:
@@ -35,7 +35,7 @@ def check_place(directory: Path, option: str) -> None:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise Refused(
+        raise UserError(
             f"{option} {directory}: files cannot be written there ({error.strerror}); a "
             "directory that can be made or written to is needed; choose another, or correct its "
             "permissions"
@@ -64,12 +64,12 @@ def check_file(path: Path, option: str) -> None:
         Refused: It cannot, or another user could.
     """
     if path.is_symlink() and not is_ours(owner := os.lstat(path).st_uid):
-        raise Refused(
+        raise UserError(
             f"{option} {path}: is a symbolic link that belongs to user {owner}; only your own are "
             "followed; remove it, or name another file"
         )
     if path.is_dir():
-        raise Refused(
+        raise UserError(
             f"{option} {path}: is a directory; a file is written; name one in it, such as "
             f"{path / 'report.html'}"
         )
@@ -88,14 +88,14 @@ def _check_owner(directory: Path, option: str, *, for_file: bool) -> None:
     place = next(each for each in (directory, *directory.parents) if each.exists())
     found = os.stat(place)
     if not is_ours(found.st_uid):
-        raise Refused(
+        raise UserError(
             f"{option} {directory}: {place} belongs to user {found.st_uid}, who could replace "
             "what is written there; choose a directory of your own"
         )
     is_shared = found.st_mode & stat.S_IWOTH
     in_one_step = for_file or place != directory
     if is_shared and not (in_one_step and found.st_mode & stat.S_ISVTX):
-        raise Refused(
+        raise UserError(
             f"{option} {directory}: everybody may write to {place} (mode "
             f"{stat.S_IMODE(found.st_mode):o}), and so replace what is written there; choose "
             f"another directory, or correct it: chmod o-w {place}"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 from sweeps.config.sections import InvalidName, check_name
 from tracking.address import address_of, is_database
 
@@ -44,14 +44,14 @@ def resolve_root(root: Path | None) -> Path:
     try:
         place = place.expanduser().absolute()
     except RuntimeError:
-        raise Refused(
+        raise UserError(
             f"--root {place}: nobody here has a home that '{place.parts[0]}' stands for; sweeps "
             "live in directories below a root; write a path without '~'"
         ) from None
     try:
         str(place).encode()
     except UnicodeEncodeError:
-        raise Refused(
+        raise UserError(
             f"--root {place}: a part of it is no UTF-8, which databases, MLflow and Ray need; "
             "write a path of which each directory is"
         ) from None
@@ -69,7 +69,7 @@ def command_line(root: Path, *words: str, program: str = "sweep") -> str:
         program: How it is called.
     """
     where: tuple[str, ...] = ("--root", str(root))
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(UserError):
         where = () if root == resolve_root(None) else where
     return shlex.join((program, *words, *where))
 

@@ -34,7 +34,7 @@ _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockOwner:
     """Who holds (or last held) a lock."""
 
     host: str
@@ -54,11 +54,11 @@ class Holder:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
 
 
-class Beside(Protocol):
+class SecondaryLock(Protocol):
     """A further lock on a sweep, taken and given up with the directory's."""
 
-    def acquire(self, holder: Holder) -> None:
-        """Take it; raises `SweepHeld` when another driver holds it."""
+    def acquire(self, holder: LockOwner) -> None:
+        """Take it; raises `SweepLockedError` when another driver holds it."""
 
     def check(self) -> None:
         """Raise `LockLost` when it is no longer this driver's."""
@@ -84,10 +84,10 @@ class LockLost(BaseException):
         )
 
 
-class SweepHeld(Exception):
+class SweepLockedError(Exception):
     """Another driver holds the sweep."""
 
-    def __init__(self, directory: Path, holder: Holder | None) -> None:
+    def __init__(self, directory: Path, holder: LockOwner | None) -> None:
         who = holder.describe() if holder else "another process"
         since = f", this one since {holder.since}" if holder else ""
         watch = command_line(directory.parent, "status", directory.name, "--watch")
@@ -110,16 +110,16 @@ class SweepLock:
         beside: What else must be held.
     """
 
-    def __init__(self, path: Path, beside: Beside | None = None) -> None:
+    def __init__(self, path: Path, beside: SecondaryLock | None = None) -> None:
         self._path = path
         self._beside = beside
         self._file: IO[str] | None = None
         self._asking = threading.Lock()  # whoever leaves at once does not wait for it
         self._leaves = False
-        self.previous: Holder | None = None
+        self.previous: LockOwner | None = None
         """Who held the lock before; set by `acquire` when that driver never released it."""
 
-    def acquire(self) -> Holder:
+    def acquire(self) -> LockOwner:
         """Take the lock.
 
         Raises:
@@ -128,7 +128,7 @@ class SweepLock:
             IrregularFile: The lock is no regular file.
             LedgerError: The ledger's lock cannot be asked for.
         """
-        holder = Holder(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
+        holder = LockOwner(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
         if self._beside is not None:  # first: who is refused there has made nothing here
             self._beside.acquire(holder)
         try:
@@ -157,7 +157,7 @@ class SweepLock:
                 file.close()
                 if (stranger := locked_by_a_stranger(self._path)) is not None:
                     raise LockTaken(stranger)
-                raise SweepHeld(self._path.parent, _read_live_holder(self._path))
+                raise SweepLockedError(self._path.parent, _read_live_holder(self._path))
             if os.fstat(number).st_uid == os.geteuid():
                 # Who can open it can lock it: those of earlier releases everybody could read.
                 os.fchmod(number, 0o600)
@@ -233,7 +233,7 @@ def _take(file: IO[str], path: Path) -> bool:
             return True
 
 
-def read_holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> LockOwner | None:
     """The holder written in a lock file; None when it was released, never held, is damaged, or is
     another user's.
 
@@ -241,14 +241,14 @@ def read_holder(path: Path) -> Holder | None:
         IrregularFile: It is no regular file.
     """
     try:
-        holder = Holder(**json.loads(read_regular(path, LARGEST_NOTE)))
+        holder = LockOwner(**json.loads(read_regular(path, LARGEST_NOTE)))
     except (FileNotFoundError, PermissionError, ValueError, TypeError, RecursionError):
         return None
     # A shorter token would mean the processes of many drivers, an empty one all of a user's.
     return holder if _TOKEN.fullmatch(str(holder.token)) else None
 
 
-def _read_live_holder(path: Path) -> Holder | None:
+def _read_live_holder(path: Path) -> LockOwner | None:
     """The holder, who between locking the file and writing into it may take a moment."""
     for _ in range(20):
         if (holder := read_holder(path)) is not None:

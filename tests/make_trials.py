@@ -10,7 +10,7 @@ from optuna.samplers import BaseSampler
 
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import TrialRecord
-from sweeps.ledger.suggestion import Proposal
+from sweeps.ledger.suggestion import Suggestion
 
 
 def ask(
@@ -20,7 +20,7 @@ def ask(
     return ledger.add(proposal(space, sampler))
 
 
-def proposal(space: Mapping[str, BaseDistribution], sampler: BaseSampler) -> Proposal:
+def proposal(space: Mapping[str, BaseDistribution], sampler: BaseSampler) -> Suggestion:
     """Draw parameters without a look at any trials."""
     trial = optuna.create_study(sampler=sampler).ask(dict(space))
-    return Proposal(trial.params, trial.distributions)
+    return Suggestion(trial.params, trial.distributions)

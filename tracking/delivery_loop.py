@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tracking.delivery import Delivery, NotStored, Server, in_brief, logger
+from tracking.delivery import Delivery, NotStored, TrackingServer, in_brief, logger
 from tracking.outbox import SWEEP, Outbox
 
 _LINGER_SECONDS = 0.5
@@ -49,7 +49,7 @@ class Destination(NamedTuple):
     outbox: str
     name: str
 
-    def open_server(self) -> Server:
+    def open_server(self) -> TrackingServer:
         """Import mlflow, which takes seconds, and connect."""
         from tracking.mlflow_server import MlflowServer
 
@@ -57,7 +57,7 @@ class Destination(NamedTuple):
         return MlflowServer(self.uri, root, self.experiment, self.sweep_id)
 
 
-class Progress(NamedTuple):
+class DeliveryProgress(NamedTuple):
     """How the draining goes.
 
     Attributes:
@@ -76,10 +76,10 @@ class Progress(NamedTuple):
         return time.monotonic() - self.heard if self.is_down else 0.0
 
 
-NOT_YET = Progress(ready=False, is_down=False, heard=0.0)
+NOT_YET = DeliveryProgress(ready=False, is_down=False, heard=0.0)
 
 
-class Drain:
+class DeliveryLoop:
     """Delivers until it is told to stop.
 
     Args:
@@ -91,8 +91,8 @@ class Drain:
     def __init__(
         self,
         destination: Destination,
-        tell: Callable[[Progress], None],
-        open_server: Callable[[], Server] | None = None,
+        tell: Callable[[DeliveryProgress], None],
+        open_server: Callable[[], TrackingServer] | None = None,
     ) -> None:
         self._destination = destination
         self._tell = tell
@@ -220,13 +220,13 @@ class Drain:
         self._is_down = is_down
         self._is_ready = self._is_ready or ready
         waits = is_down or self._is_held
-        progress = Progress(self._is_ready, waits, self._heard if waits else 0.0)
+        progress = DeliveryProgress(self._is_ready, waits, self._heard if waits else 0.0)
         if progress != self._told:
             self._told = progress
             self._tell(progress)
 
 
-class DrainThread:
+class DeliveryThread:
     """A drain in this process.
 
     Args:
@@ -235,11 +235,11 @@ class DrainThread:
     """
 
     def __init__(
-        self, destination: Destination, open_server: Callable[[], Server] | None = None
+        self, destination: Destination, open_server: Callable[[], TrackingServer] | None = None
     ) -> None:
         self.ready = threading.Event()
         self.progress = NOT_YET
-        self._drain = Drain(destination, self._note, open_server)
+        self._drain = DeliveryLoop(destination, self._note, open_server)
         self._thread = threading.Thread(
             target=self._drain.run, name="tracking-outbox", daemon=True
         )
@@ -260,7 +260,7 @@ class DrainThread:
         """Whether it delivers still."""
         return self._thread.is_alive()
 
-    def _note(self, progress: Progress) -> None:
+    def _note(self, progress: DeliveryProgress) -> None:
         self.progress = progress
         if progress.ready:
             self.ready.set()

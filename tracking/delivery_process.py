@@ -26,13 +26,19 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from tracking.delivery import logger
-from tracking.delivery_loop import LAST_SECONDS, NOT_YET, Destination, Drain, Progress
+from tracking.delivery_loop import (
+    LAST_SECONDS,
+    NOT_YET,
+    DeliveryLoop,
+    DeliveryProgress,
+    Destination,
+)
 from tracking.idle_process import start_behind
 
 _PATIENCE_SECONDS = (0.5, 30.0)
 
 
-class DrainProcess:
+class DeliveryProcess:
     """The drain of a driver. Should it be killed, another one is started.
 
     Args:
@@ -108,7 +114,7 @@ class DrainProcess:
         if kind == "log":
             logger.log(*said)
             return
-        self.progress = Progress(*said)
+        self.progress = DeliveryProgress(*said)
         if self.progress.ready:
             self.ready.set()
 
@@ -121,7 +127,7 @@ def _write(pipe: IO[str] | None, said: object) -> None:
         pipe.flush()
 
 
-class _Teller(logging.Handler):
+class _StatusWriter(logging.Handler):
     """Hands on what is logged."""
 
     def __init__(self, pipe: IO[str]) -> None:
@@ -132,7 +138,7 @@ class _Teller(logging.Handler):
         _write(self._pipe, ["log", [record.levelno, "%s", record.getMessage()]])
 
 
-def _obey(drain: Drain) -> None:
+def _obey(drain: DeliveryLoop) -> None:
     for line in sys.stdin:
         verb, said = json.loads(line)
         if verb == "hurry":
@@ -150,17 +156,17 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no message
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    logger.addHandler(_Teller(pipe))
+    logger.addHandler(_StatusWriter(pipe))
     destination = Destination(*json.loads(sys.stdin.readline()))
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: DeliveryProgress) -> None:
         # Each full collection would look through all that mlflow has imported, which took a fifth
         # of the time.
         if progress.ready and not gc.get_freeze_count():
             gc.freeze()
         _write(pipe, ["progress", progress])
 
-    drain = Drain(destination, tell)
+    drain = DeliveryLoop(destination, tell)
     threading.Thread(target=_obey, args=[drain], daemon=True).start()
     drain.run()
     os._exit(0)  # a thread still reads standard input, which the interpreter's end would wait for

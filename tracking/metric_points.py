@@ -1,8 +1,8 @@
 """Metric points, and the rule by which each (run, key, step) is recorded at most once.
 
-A run that resumes from a checkpoint logs the steps after it a second time. `Marks` remembers the
-highest step per key and admits only what lies above it: the first value stays. What must not live
-here: storage and transport.
+A run that resumes from a checkpoint logs the steps after it a second time. `HighWaterMarks`
+remembers the highest step per key and admits only the steps above it: the first value stays. What
+must not live here: storage and transport.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INFINITE_PREFIX = "num_infinite/"
 MAX_PART = MAX_POINTS // 10
 
 
-class Row(Protocol):
+class MetricRow(Protocol):
     """What was logged at one step; any object with these three attributes will do."""
 
     @property
@@ -65,7 +65,7 @@ class PackedRow(NamedTuple):
 
 
 @dataclass
-class Marks:
+class HighWaterMarks:
     """The highest recorded step of each key of one run.
 
     An infinite value would wreck the scale of every chart, so it is not recorded;
@@ -77,11 +77,11 @@ class Marks:
     are_complete: bool = True
     """False: points were recorded above the marks, so that each new one must be compared."""
 
-    def copy(self) -> Marks:
+    def copy(self) -> HighWaterMarks:
         """Return an independent copy."""
-        return Marks(dict(self.steps), dict(self.num_infinite), self.are_complete)
+        return HighWaterMarks(dict(self.steps), dict(self.num_infinite), self.are_complete)
 
-    def admit(self, rows: Iterable[Row]) -> list[PackedRow]:
+    def admit(self, rows: Iterable[MetricRow]) -> list[PackedRow]:
         """Return what in `rows` lies above the marks, and raise the marks to it."""
         steps = self.steps
         admitted: list[PackedRow] = []
@@ -107,7 +107,7 @@ class Marks:
                 admitted.append(PackedRow(step, int(row.timestamp_ms), fresh))
         return admitted
 
-    def raise_to(self, other: Marks) -> None:
+    def raise_to(self, other: HighWaterMarks) -> None:
         """Raise each mark to that of `other` where the other is higher."""
         for key, step in other.steps.items():
             self.steps[key] = max(step, self.steps.get(key, step))

@@ -16,11 +16,11 @@ from pathlib import Path
 from redaction.secrets import redact_value
 from tracking.address import store_of
 from tracking.batching import Kind
-from tracking.delivery import Server, logger
-from tracking.delivery_loop import Destination, DrainThread
-from tracking.delivery_process import DrainProcess
+from tracking.delivery import TrackingServer, logger
+from tracking.delivery_loop import DeliveryThread, Destination
+from tracking.delivery_process import DeliveryProcess
 from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_text, clip_text
-from tracking.metric_points import Row
+from tracking.metric_points import MetricRow
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.probe import is_gone
@@ -78,7 +78,7 @@ class MlflowRecorder:
         announce: bool = True,
         offline: bool = False,
         process: Mapping[str, str] | None = None,
-        open_server: Callable[[], Server] | None = None,
+        open_server: Callable[[], TrackingServer] | None = None,
     ) -> None:
         if not _SWEEP_ID.fullmatch(sweep_id):
             raise ValueError(
@@ -106,11 +106,11 @@ class MlflowRecorder:
             str(outbox),
             clean_text(name or experiment),
         )
-        self._drain: DrainThread | DrainProcess | None = None
+        self._drain: DeliveryThread | DeliveryProcess | None = None
         if process is not None and not offline:
-            self._drain = DrainProcess(destination, process)
+            self._drain = DeliveryProcess(destination, process)
         elif not offline:
-            self._drain = DrainThread(destination, open_server)
+            self._drain = DeliveryThread(destination, open_server)
 
     # -- the five verbs ---------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class MlflowRecorder:
         """Open a trial's run, or open it again."""
         self._start(trial, params, tags, self._inherited, at_ms)
 
-    def log(self, trial: int, rows: Iterable[Row]) -> None:
+    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
         """Queue metrics; steps that were recorded before are dropped."""
         self._outbox.append_rows(trial, rows)
 

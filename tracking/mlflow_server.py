@@ -23,7 +23,7 @@ from tracking.delivery import (
     TAG_SWEEP,
     TAG_TRIAL,
     FoundRun,
-    Refused,
+    RecordRejected,
     RunGone,
     RunState,
     logger,
@@ -301,7 +301,7 @@ def _translated() -> Iterator[None]:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             raise RunGone(str(error)) from error
         if error.error_code in _REFUSALS:
-            raise Refused(str(error)) from error
+            raise RecordRejected(str(error)) from error
         raise
 
 

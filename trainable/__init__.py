@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainable.base_run import Report as Report
+    from trainable.base_run import RunReport as RunReport
     from trainable.build import open_trainer as open_trainer
     from trainable.checkpoint import CheckpointStore as CheckpointStore
     from trainable.config import TrialConfig as TrialConfig
     from trainable.custom_loop import Context as Context
-    from trainable.custom_loop import OwnLoop as OwnLoop
+    from trainable.custom_loop import CustomLoop as CustomLoop
     from trainable.loop import Trainer as Trainer
     from trainable.losses import binary_cross_entropy as binary_cross_entropy
     from trainable.losses import cross_entropy as cross_entropy
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from trainable.task import load_task as load_task
     from trainable.testing import check_task as check_task
 
-_ROOMS = {
+_MODULES = {
     "CheckpointStore": "checkpoint",
-    "Context": "own_loop",
+    "Context": "custom_loop",
     "Data": "task",
     "Generation": "manifest",
-    "OwnLoop": "own_loop",
+    "CustomLoop": "custom_loop",
     "Pointer": "manifest",
-    "Report": "run",
-    "Row": "history",
+    "RunReport": "base_run",
+    "Row": "metrics_file",
     "Task": "task",
     "Trainer": "loop",
     "TrialConfig": "config",
@@ -47,17 +47,17 @@ _ROOMS = {
     "decay_groups": "task",
     "load_task": "task",
     "open_trainer": "build",
-    "read_rows": "history",
+    "read_rows": "metrics_file",
 }
 
-__all__ = sorted(_ROOMS)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOMS})
+    return sorted({*globals(), *_MODULES})

@@ -19,7 +19,7 @@ from torch import Tensor
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
 from trainable.errors import TaskError
-from trainable.health import Watch
+from trainable.health import HealthMonitor
 from trainable.manifest import Pointer
 from trainable.metrics_file import History, Row
 
@@ -31,7 +31,7 @@ _LONGEST_NAME = 1_000
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """What is known at the end of an epoch.
 
     Attributes:
@@ -53,7 +53,7 @@ class Report:
     signals: list[str] = field(default_factory=list)
 
 
-class Run(ABC):
+class BaseRun(ABC):
     """A run that can be interrupted and resumed; a context manager that closes it.
 
     Args:
@@ -75,7 +75,7 @@ class Run(ABC):
         self.store = store
         self.resumed_at = resumed_at
         self._history = history
-        self._watch = Watch()
+        self._watch = HealthMonitor()
         self._watch.recall(earlier)
 
     @property
@@ -86,7 +86,7 @@ class Run(ABC):
         """
 
     @abstractmethod
-    def events(self) -> Iterator[Report]:
+    def events(self) -> Iterator[RunReport]:
         """Train, and yield a report at the end of each epoch."""
 
     def close(self) -> None:
@@ -108,9 +108,9 @@ class Run(ABC):
 
     def _report(
         self, step: int, epoch: int, metrics: dict[str, float], rows: list[Row], *, finished: bool
-    ) -> Report:
+    ) -> RunReport:
         signals = self._watch.sentences() if rows else []
-        return Report(step, epoch, dict(metrics), rows, self.store.pointer, finished, signals)
+        return RunReport(step, epoch, dict(metrics), rows, self.store.pointer, finished, signals)
 
 
 def one_number(value: object, given: str) -> float:

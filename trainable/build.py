@@ -14,8 +14,8 @@ from torch import nn
 from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
-from trainable.custom_loop import OwnLoop
-from trainable.data import Plan, Source, open_source, sample_count
+from trainable.custom_loop import CustomLoop
+from trainable.data import Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
 from trainable.files import files_of
 from trainable.loop import Trainer
@@ -49,13 +49,13 @@ def open_trainer(
     restore: Path | None = None,
     until: int | None = None,
     interrupted: Callable[[], bool] = lambda: False,
-) -> Trainer | OwnLoop:
+) -> Trainer | CustomLoop:
     """Build a run, and resume it from the newest valid checkpoint of its directory when there is
     one.
 
     Seeds every generator and sets determinism and the number of threads for the whole process.
 
-    A task is trained by our loop (`Trainer`); a generator function brings its own (`OwnLoop`).
+    A task is trained by our loop (`Trainer`); a generator function brings its own (`CustomLoop`).
     Both have `events()`, `close()`, `store` and `resumed_at`.
 
     Args:
@@ -89,7 +89,7 @@ def open_trainer(
         torch.cuda.reset_peak_memory_stats(place)  # of this process' trial before
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
-        return OwnLoop(
+        return CustomLoop(
             function,
             config,
             directory,
@@ -370,8 +370,8 @@ def _in_evaluation_mode(model: nn.Module) -> str | None:
     return None
 
 
-def _train_plan(config: TrainConfig, samples: int, seed: int) -> Plan:
-    return Plan(
+def _train_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
+    return WindowPlan(
         samples=samples,
         batch_size=config.batch_size,
         micro_batch_size=config.micro_batch_size,
@@ -386,7 +386,7 @@ def _open_sources(
     micro = config.micro_batch_size
     train_plan = _train_plan(config, sample_count(data.train), seed)
     # Evaluation takes batches of a size that is known to fit, in the data's own order.
-    val_plan = Plan(
+    val_plan = WindowPlan(
         samples=sample_count(data.val),
         batch_size=micro,
         micro_batch_size=micro,

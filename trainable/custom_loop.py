@@ -22,7 +22,15 @@ from typing import Any
 import torch
 
 from trainable import heartbeat
-from trainable.base_run import Report, Run, at_best, check_names, describe, is_better, one_number
+from trainable.base_run import (
+    BaseRun,
+    RunReport,
+    at_best,
+    check_names,
+    describe,
+    is_better,
+    one_number,
+)
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.config_reads import recorded
@@ -129,7 +137,7 @@ class _Progress:
     """Arguments of the task that were not read before the first report."""
 
 
-class OwnLoop(Run):
+class CustomLoop(BaseRun):
     """Runs a generator function.
 
     Args:
@@ -224,7 +232,7 @@ class OwnLoop(Run):
         """The device that the loop was told."""
         return {"device": device_name(self._device)}
 
-    def events(self) -> Iterator[Report]:
+    def events(self) -> Iterator[RunReport]:
         """Run the loop, and yield a report for each of its yields that has the metric.
 
         The rows of those without it come with the next report.
@@ -428,7 +436,7 @@ class OwnLoop(Run):
         check_state(state)
         return {"format": FORMAT, "loop": state, "progress": asdict(self._progress)}
 
-    def _news(self, rows: list[Row], *, finished: bool) -> Report:
+    def _news(self, rows: list[Row], *, finished: bool) -> RunReport:
         progress = self._progress
         if finished:
             self.store.wait()

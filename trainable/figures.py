@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trainable.config import TrialConfig
-    from trainable.custom_loop import OwnLoop
+    from trainable.custom_loop import CustomLoop
     from trainable.loop import Trainer
 
 _BLUE, _ORANGE, _GREY = "#1f6feb", "#d9730d", "#6e7781"
@@ -250,7 +250,7 @@ def decision_boundary(
 
 
 def draw_run(
-    config: TrialConfig, trainer: Trainer | OwnLoop, directory: Path, target: Path
+    config: TrialConfig, trainer: Trainer | CustomLoop, directory: Path, target: Path
 ) -> list[Path]:
     """Draw every picture that the rows and the model of a run give.
 

@@ -21,7 +21,7 @@ from torch.optim import optimizer
 _DEVICES = ("cpu", "cuda")
 
 
-class Switches:
+class GlobalTorchState:
     """torch's process-wide state, and how numpy answers errors, as they are now."""
 
     def __init__(self) -> None:

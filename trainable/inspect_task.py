@@ -22,7 +22,7 @@ from trainable.lazy_imports import without_collection
 from trainable.task_import import prepare_process
 
 if TYPE_CHECKING:
-    from trainable.data import Plan
+    from trainable.data import WindowPlan
     from trainable.precision import Precision
 
 
@@ -78,7 +78,7 @@ def examine(
 def measure(
     config: TrialConfig,
     groups: list[dict[str, Any]],
-    plans: tuple[Plan, Plan],
+    plans: tuple[WindowPlan, WindowPlan],
     precision: Precision,
 ) -> dict[str, Any]:
     """Say in numbers what a run is.

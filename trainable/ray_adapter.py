@@ -112,12 +112,12 @@ class TuneTrial(tune.Trainable):
             load_training()
             import torch
 
-            from trainable.global_state import Switches
+            from trainable.global_state import GlobalTorchState
 
             # once in a process, all of whose trials have as many; the others are set with the run
             if torch.get_num_interop_threads() != self._threads:
                 torch.set_num_interop_threads(self._threads)
-            self._switches = self._switches or Switches()
+            self._switches = self._switches or GlobalTorchState()
 
     def step(self) -> dict[str, Any]:
         """Train up to the next report, or to the last one of a moment; the first time, open the

@@ -38,7 +38,7 @@ _OWN_OPTIONS = ("initial_lr", "lr_multiplier")
 
 
 @dataclass
-class Progress:
+class TrainProgress:
     """Where a run stands. Plain numbers, saved and restored as they are."""
 
     step: int = 0
@@ -90,7 +90,7 @@ class TrainState:
         task: Task | None = None,
         data: object = None,
     ) -> None:
-        self.progress = Progress()
+        self.progress = TrainProgress()
         self._model = model
         self._optimizer = optimizer
         inside = {id(p) for p in model.parameters()}
@@ -156,7 +156,7 @@ class TrainState:
         state = {**optional, **state}
         _check_keys("the state", state, self._expected_keys())
         progress = {"batch_size": 0, "evaluated": [], **state["progress"]}
-        _check_keys("the progress", progress, set(asdict(Progress())))
+        _check_keys("the progress", progress, set(asdict(TrainProgress())))
         self._modules.load_state_dict(state["modules"])  # before the buffers that it registers
         try:
             load_model_state(self._model, state["model"])
@@ -172,7 +172,7 @@ class TrainState:
             self._task.load_state_dict(state["task"])
         self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["scaler"])
-        self.progress = Progress(**progress)
+        self.progress = TrainProgress(**progress)
         _restore_random(state["random"])
 
     def _expected_keys(self) -> set[str]:

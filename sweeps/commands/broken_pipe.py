@@ -23,7 +23,7 @@ def outlive_readers() -> None:
     sys.stderr = _going_on(sys.stderr, 2)
 
 
-class Unwritten(OSError):
+class OutputClosed(OSError):
     """A file that takes no more of what a command says."""
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class _Output(io.FileIO):
             is_file = stat.S_ISREG(os.fstat(self.fileno()).st_mode)
             _let_go(self.fileno())  # what is still in a buffer would be refused again
             if is_file or error.errno not in (errno.EPIPE, errno.EIO):
-                raise Unwritten(error.errno, error.strerror) from None
+                raise OutputClosed(error.errno, error.strerror) from None
             return super().write(data)
 
 

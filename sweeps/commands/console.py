@@ -22,7 +22,7 @@ from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.results.plain_console import PlainConsole
 
 if TYPE_CHECKING:
-    from sweeps.results.sweep_status import SweepView
+    from sweeps.results.sweep_status import SweepStatus
 
 # A pipe has no width: tables are then as wide as what they hold.
 out = PlainConsole(width=None if os.isatty(1) else 10**6)
@@ -125,14 +125,14 @@ def _without_values(params: list[Any]) -> list[Any]:
     return params
 
 
-def view_of(name: str, root: Path | None) -> SweepView:
+def view_of(name: str, root: Path | None) -> SweepStatus:
     """Return a sweep as it is now; what of its spec or its outbox is damaged is
     said, and who has locked it and is no driver."""
     from sweeps.paths import SweepPaths, resolve_root
     from sweeps.results import messages
-    from sweeps.results.sweep_status import SweepView
+    from sweeps.results.sweep_status import SweepStatus
 
-    view = SweepView(SweepPaths(resolve_root(root), name))
+    view = SweepStatus(SweepPaths(resolve_root(root), name))
     for damage in filter(None, (view.damage, view.delivered.damage, view.stranger)):
         messages.sentence(err, damage, style="yellow")
     return view
@@ -170,7 +170,7 @@ def input_errors() -> Iterator[None]:
     becomes 3, and a held sweep 4.
     """
     from sweeps.paths import LedgerBusy, LedgerError
-    from sweeps.sweep_lock import SweepHeld
+    from sweeps.sweep_lock import SweepLockedError
     from trainable.errors import (
         CheckpointError,
         NonFiniteGradient,
@@ -183,7 +183,7 @@ def input_errors() -> Iterator[None]:
 
     try:
         yield
-    except (SweepHeld, LedgerBusy) as error:
+    except (SweepLockedError, LedgerBusy) as error:
         fail(str(error), code=HELD)
     except OSError as error:
         fail(_sentence(error), code=WRONG_INPUT)

@@ -9,7 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 
 _SPEC = """\
 # Run it from this directory:   sweep run sweep.yaml
@@ -102,7 +102,7 @@ def write_starter(directory: Path) -> list[Path]:
     files = {directory / name: text for name, text in _FILES.items()}
     existing = [str(path) for path in files if path.exists() or path.is_symlink()]
     if existing:
-        raise Refused(
+        raise UserError(
             f"{', '.join(existing)} exists already; nothing is overwritten; "
             "choose another directory: sweep init DIR"
         )
@@ -121,7 +121,7 @@ def write_starter(directory: Path) -> list[Path]:
                 path.unlink()
             for each in missing:
                 each.rmdir()
-        raise Refused(
+        raise UserError(
             f"{error.filename or directory} cannot be written ({error.strerror}); "
             "a starter is two files in a directory; choose another directory: sweep init DIR"
         ) from None

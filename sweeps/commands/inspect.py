@@ -33,25 +33,25 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
     """List the sweeps below the root."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from sweeps.config.errors import Refused
+    from sweeps.config.errors import UserError
     from sweeps.config.revisions import RevisionError
     from sweeps.config.spec import SpecError
     from sweeps.paths import LedgerError, SweepPaths, list_sweeps, resolve_root
     from sweeps.results import messages, render
-    from sweeps.results.sweep_status import SweepView
+    from sweeps.results.sweep_status import SweepStatus
     from tracking.trusted_stores import StoreUntrusted
 
     with input_errors():
         found, where = [], resolve_root(root)
         if where.exists() and not where.is_dir():
-            raise Refused(
+            raise UserError(
                 f"--root {where}: is a file; sweeps live in directories below a root; name that "
                 "directory"
             )
 
         def look(paths: SweepPaths) -> dict[str, Any] | str:
             try:
-                return SweepView(paths).status()
+                return SweepStatus(paths).status()
             except (RevisionError, SpecError, LedgerError, StoreUntrusted, OSError) as error:
                 return str(error)  # the others are shown nevertheless
 

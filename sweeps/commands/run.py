@@ -13,20 +13,20 @@ from rich.console import Console
 
 from sweeps.checkpoint_locations import probe_store
 from sweeps.commands.lost_runs import name_other_sweeps
-from sweeps.config.errors import Fault, Refused
+from sweeps.config.errors import Issue, UserError
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import read_spec
 from sweeps.config.spec import SweepSpec
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.resources import Machine, plan
-from sweeps.engine.signals import Left, leaving
+from sweeps.engine.signals import ExitRequested, leaving
 from sweeps.engine.system_limits import check_limits
-from sweeps.engine.task_check import Inspection
+from sweeps.engine.task_check import TaskInspector
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
 from sweeps.results import messages
-from sweeps.results.sweep_status import Outcome
+from sweeps.results.sweep_status import SweepOutcome
 from sweeps.store_access import reach_tracking
 from sweeps.sweep_lock import LockLost, LockTaken
 from tracking.address import credentials
@@ -71,8 +71,8 @@ def attempt(
         ValueError: One of its subclasses: the user can put it right, and nothing was created.
         SweepHeld: Another driver holds it.
     """
-    inspection: Inspection | None = None
-    outcomes: list[Outcome] = []
+    inspection: TaskInspector | None = None
+    outcomes: list[SweepOutcome] = []
     try:
         with leaving(), err.status("loading the task") as spinner, ExitStack() as stack:
             check_tracking(spec)
@@ -92,7 +92,7 @@ def attempt(
             if address is None:
                 secrets = credentials(spec.tracking.uri, spec.storage.ledger)
                 stack.enter_context(fork_server.serving(max(1, int(ways.cpu)), secrets))
-            inspection = Inspection(spec, ways)
+            inspection = TaskInspector(spec, ways)
             try:  # asked while the child imports torch: who is refused hears it soon
                 if not offline:
                     _probe_tracking(paths, spec, new=new)
@@ -106,14 +106,14 @@ def attempt(
                 from sweeps.driver.run import (
                     run_sweep,  # imports Ray while the child imports torch
                 )
-                from sweeps.results.progress_display import LiveTable, PlainLines, view_on
+                from sweeps.results.progress_display import PlainLines, ProgressTable, view_on
 
             facts = inspection.facts()
             ways = plan(spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory)
 
             def make_view(
                 finished: int, total: int, best: tuple[int, float] | None
-            ) -> LiveTable | PlainLines:
+            ) -> ProgressTable | PlainLines:
                 spinner.stop()
                 there = f", {where.describe()}" if isinstance(where, Cluster) else ""
                 messages.sentence(err, f"  {ways.describe()}{there}", style="")
@@ -139,7 +139,7 @@ def attempt(
                 warn=lambda message: messages.sentence(err, message, style="yellow"),
                 tell=outcomes.append,
             )
-    except Left as left:
+    except ExitRequested as left:
         if inspection is not None:
             inspection.give_up()
         if not outcomes:
@@ -180,7 +180,7 @@ def check_tracking(spec: SweepSpec) -> None:
         try:
             check_address(spec.tracking.uri)
         except TrackingUnusable as error:
-            raise Refused([Fault(("tracking", "uri"), error.message)]) from error
+            raise UserError([Issue(("tracking", "uri"), error.message)]) from error
 
 
 def _probe_tracking(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
@@ -192,7 +192,7 @@ def _probe_tracking(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
     except TrackingUnusable as error:
         if spec.tracking.uri is None:
             raise  # what lies below the root is no key's doing
-        raise Refused([Fault(("tracking", "uri"), error.message)]) from error
+        raise UserError([Issue(("tracking", "uri"), error.message)]) from error
 
 
 def _is_known(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> bool:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sweeps.config.errors import Fault, Refused, key_path
+from sweeps.config.errors import Issue, UserError, key_path
 from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.engine.system_limits import LimitTooSmall, shortages
-from sweeps.engine.task_check import Facts, Inspection, TaskRefused, check_names
+from sweeps.engine.task_check import TaskFacts, TaskInspector, TaskRefused, check_names
 from sweeps.formatting import format_number
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
@@ -33,7 +33,7 @@ from trainable.regular_files import replace_regular
 from trainable.task_import import prepared
 
 if TYPE_CHECKING:
-    from trainable.custom_loop import OwnLoop
+    from trainable.custom_loop import CustomLoop
     from trainable.loop import Trainer
 
 _OURS = re.compile("epoch|memory/.*|best/.*")
@@ -58,7 +58,7 @@ def check_first(spec: SweepSpec, err: Console) -> None:
         TaskRefused: It cannot be trained.
     """
     with ExitStack() as stack:
-        inspection = Inspection(spec, None)
+        inspection = TaskInspector(spec, None)
         stack.callback(inspection.give_up)
         _import_torch()  # while the child does
         try:
@@ -224,14 +224,14 @@ def _naming_keys() -> Iterator[None]:
     except ConfigError as error:
         if not error.key:
             raise
-        raise Refused([Fault(key_path(error.key), error.message)]) from error
+        raise UserError([Issue(key_path(error.key), error.message)]) from error
 
 
-def _facts(config: TrialConfig, trainer: Trainer | OwnLoop) -> Facts:
+def _facts(config: TrialConfig, trainer: Trainer | CustomLoop) -> TaskFacts:
     """The same as before a sweep; what deserves caution was said when the trainer was built."""
     from trainable.inspect_task import measure
     from trainable.loop import Trainer
 
     if not isinstance(trainer, Trainer):
-        return Facts(own_loop=True)
-    return Facts(**measure(config, trainer.groups, trainer.plans, trainer.precision))
+        return TaskFacts(own_loop=True)
+    return TaskFacts(**measure(config, trainer.groups, trainer.plans, trainer.precision))

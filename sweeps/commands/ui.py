@@ -16,7 +16,7 @@ from sweeps.path_checks import check_place
 from sweeps.paths import artifact_root, tracking_uri
 from sweeps.publishing.figure_worker import undrawn
 from sweeps.recording.tags import leaders_view
-from sweeps.results.sweep_status import SweepView
+from sweeps.results.sweep_status import SweepStatus
 from sweeps.store_access import reach_tracking
 from tracking.address import is_server
 from tracking.mlflow_chart_view import of_sweep
@@ -26,7 +26,7 @@ from tracking.ui import runs_page, start_server
 
 
 def serve(
-    console: Console, root: Path, view: SweepView | None, *, port: int, open_browser: bool
+    console: Console, root: Path, view: SweepStatus | None, *, port: int, open_browser: bool
 ) -> None:
     """Run the MLflow UI until Ctrl-C, on the runs page of a sweep when one is named.
 
@@ -61,7 +61,7 @@ def serve(
         server.stop()
 
 
-def _name_the_undrawn(console: Console, view: SweepView) -> None:
+def _name_the_undrawn(console: Console, view: SweepStatus) -> None:
     """Say which pictures the sweep's end did not wait for; a running sweep's driver makes them."""
     missing = len(undrawn(view.paths, view.records))
     if missing and view.state != "running":
@@ -70,7 +70,7 @@ def _name_the_undrawn(console: Console, view: SweepView) -> None:
         console.print(text, soft_wrap=True)
 
 
-def _page(base: str, view: SweepView | None) -> str:
+def _page(base: str, view: SweepStatus | None) -> str:
     """The page of a sweep's runs below a server's address; all of them without a sweep."""
     if view is None or view.delivered.experiment_id is None:
         return base

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 from sweeps.config.yaml_scalars import shown
 
 _LONGEST = 300  # characters; Python's parser then needs no more of its stack than it has
@@ -75,24 +75,24 @@ def parse_constraint(text: str) -> Constraint:
         Refused: It is none.
     """
     if len(text) > _LONGEST:
-        raise Refused(
+        raise UserError(
             f"the constraint has {len(text)} characters; it takes {_LONGEST}; write several"
         )
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         why = error.msg if isinstance(error, SyntaxError) else type(error).__name__
-        raise Refused(f"{shown(text)} cannot be read ({why}); {_RULE}") from None
+        raise UserError(f"{shown(text)} cannot be read ({why}); {_RULE}") from None
     if not isinstance(tree, ast.Compare):
-        raise Refused(f"{shown(text)} compares nothing; {_RULE}")
+        raise UserError(f"{shown(text)} compares nothing; {_RULE}")
     keys: list[str] = []
     for node in (tree.left, *tree.comparators):
         _look_at(node, text, keys)
     if unknown := [op for op in tree.ops if type(op) not in _COMPARISONS]:
         name = type(unknown[0]).__name__.lower()
-        raise Refused(f"{shown(text)} compares by '{name}'; {_RULE}")
+        raise UserError(f"{shown(text)} compares by '{name}'; {_RULE}")
     if not keys:
-        raise Refused(f"{shown(text)} names no key; {_RULE}")
+        raise UserError(f"{shown(text)} names no key; {_RULE}")
     return Constraint(text, tuple(dict.fromkeys(keys)), tree)
 
 
@@ -109,7 +109,7 @@ def _look_at(node: ast.expr, text: str, keys: list[str]) -> None:
             _look_at(right, text, keys)
         case _:
             part = ast.get_source_segment(text.strip(), node) or text
-            raise Refused(f"{shown(part)} is neither a number nor a key; {_RULE}")
+            raise UserError(f"{shown(part)} is neither a number nor a key; {_RULE}")
 
 
 def _number(node: ast.expr, values: Mapping[str, Any]) -> Any:

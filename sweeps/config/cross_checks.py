@@ -19,7 +19,7 @@ from redaction.secrets import is_secret
 from sweeps.config.errors import (
     FOLLOWS,
     RANGE_ERRORS,
-    Fault,
+    Issue,
     KeyPath,
     describe,
     expectation,
@@ -55,7 +55,7 @@ def cross_faults(
     space: Mapping[str, Distribution | None],
     show: Show = lambda _path, value: written(value),
     drawn: int = 0,
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     """Check what no single field can know.
 
     Args:
@@ -87,7 +87,7 @@ def cross_faults(
     yield from search_faults(data, space, show, drawn)
 
 
-def _objective_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
     """Check that each metric has a mode, and that nothing needs one number where there are
     several."""
     metric, mode = data.get("metric"), data.get("mode")
@@ -96,7 +96,7 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
     count, modes = (len(one) if isinstance(one, list) else 1 for one in (metric, mode))
     if count != modes:
         each = ", ".join((["min", "max"] * count)[:count])
-        yield Fault(
+        yield Issue(
             ("mode",),
             f"{modes} for {count} {'metrics' if count > 1 else 'metric'}; each metric has a mode "
             f"of its own; write for example {f'[{each}]' if count > 1 else 'min'}",
@@ -105,30 +105,30 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
         return
     for index, name in enumerate(metric):
         if name in metric[:index]:
-            yield Fault(("metric", index), f"{written(name)} is named before; write each one once")
+            yield Issue(("metric", index), f"{written(name)} is named before; write each one once")
     stopping, search = data.get("early_stopping"), data.get("search")
     scheduler = stopping.get("scheduler", "asha") if isinstance(stopping, dict) else "none"
     if scheduler != "none":
-        yield Fault(
+        yield Issue(
             ("early_stopping", "scheduler"),
             f"{scheduler} compares trials by one number, and metric names {count}; write "
             "scheduler: none, or a single metric",
         )
     for path in _stops_by_value(data.get("stop")):
-        yield Fault(
+        yield Issue(
             path,
             f"such a stop watches one number, and metric names {count}; leave it out, or write a "
             "single metric",
         )
     if isinstance(search, dict) and search.get("warm_start"):
-        yield Fault(
+        yield Issue(
             ("search", "warm_start"),
             f"earlier trials are taken along with one number, and metric names {count}; leave it "
             "out, or write a single metric",
         )
     sampler = search.get("sampler") if isinstance(search, dict) else None
     if sampler in _ONE_METRIC_SAMPLERS:
-        yield Fault(
+        yield Issue(
             ("search", "sampler"),
             f"{sampler} learns from one number, and metric names {count}; write tpe or gp, "
             "or a single metric",
@@ -148,7 +148,7 @@ def _stops_by_value(stop: object) -> Iterator[tuple[str, ...]]:
 
 def _early_stopping_faults(
     data: Mapping[str, Any], space: Mapping[str, Distribution | None]
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     stopping, budget = data.get("early_stopping"), data.get("budget", {})
     if not isinstance(stopping, dict) or not isinstance(budget, dict):
         return
@@ -165,7 +165,7 @@ def _early_stopping_faults(
             if epochs > 1
             else "give budget.epochs 2 or more, or write"
         )
-        yield Fault(
+        yield Issue(
             ("early_stopping", "grace_epochs"),
             f"{grace} is not below budget.epochs ({epochs}); early stopping needs a "
             f"rung before the last epoch; {fix} scheduler: none",
@@ -177,26 +177,26 @@ def _population_faults(
     space: Mapping[str, Distribution | None],
     stopping: Mapping[str, Any],
     scheduler: str,
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     """Check what the trials of a population must have in common, and what they must differ in."""
     interval = stopping.get("interval_epochs", EarlyStoppingConfig().interval_epochs)
     budget, trials = data.get("budget", {}), data.get("trials")
     epochs = budget.get("epochs", BudgetConfig().epochs)
     if isinstance(interval, int) and isinstance(epochs, int) and interval >= epochs >= 1:
-        yield Fault(
+        yield Issue(
             ("early_stopping", "interval_epochs"),
             f"{interval} is not below budget.epochs ({epochs}); {scheduler} compares trials "
             "before their last epoch; write a smaller interval, or more epochs",
         )
     if isinstance(trials, int) and trials < 2:
-        yield Fault(
+        yield Issue(
             ("trials",),
             f"{trials} is no population; {scheduler} compares trials with each other; write 4 or "
             "more",
         )
     for key in UNFIT:
         if key in space:
-            yield Fault(
+            yield Issue(
                 ("space", key),
                 f"{key} cannot be searched by {scheduler}: trials go on from each other's "
                 "weights, and a step of one would not be a step of the other; set it in the file "
@@ -205,7 +205,7 @@ def _population_faults(
             )
     sound = {key: one for key, one in space.items() if one is not None}
     if len(sound) == len(space) and not mutable(SearchSpace(sound)):
-        yield Fault(
+        yield Issue(
             ("early_stopping", "scheduler"),
             f"{scheduler} changes what lies below train.optimizer. and train.clip. while trials "
             "train, and the space has none of it; search for example train.optimizer.lr, or write "
@@ -213,7 +213,7 @@ def _population_faults(
         )
 
 
-def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
     """Refuse ledger and tracking store in one database, where both note the version of their
     tables in the same place."""
     sections = data.get("tracking"), data.get("storage")
@@ -223,83 +223,83 @@ def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
     ]
     tracking, ledger = (re.sub(r"^postgresql\+\w+:", "postgresql:", str(uri)) for uri in uris)
     if None not in uris and tracking == ledger:
-        yield Fault(
+        yield Issue(
             ("storage", "ledger"),
             "tracking.uri names the same database; each needs one of its own, because both note "
             "the version of their tables in the same place; create another one and name it here",
         )
 
 
-def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
     """Refuse populations whose checkpoints lie where none can be linked into another trial's."""
     stopping, storage = data.get("early_stopping"), data.get("storage")
     scheduler = stopping.get("scheduler") if isinstance(stopping, dict) else None
     checkpoints = storage.get("checkpoints") if isinstance(storage, dict) else None
     if scheduler in ("pbt", "pb2") and checkpoints is not None:
-        yield Fault(
+        yield Issue(
             ("storage", "checkpoints"),
             f"{scheduler} lets trials go on from each other's checkpoints, which are linked, and "
             "an object store has no links; leave it out, or write another scheduler",
         )
 
 
-def _share_faults(resources: object, show: Show) -> Iterator[Fault]:
+def _share_faults(resources: object, show: Show) -> Iterator[Issue]:
     """Refuse less of a CPU or a GPU than Ray counts."""
     for key, value in resources.items() if isinstance(resources, dict) else ():
         path = ("resources", key)
         if key in ("cpu", "gpu") and is_number(value) and 0 < value < _LEAST_SHARE:
-            yield Fault(
+            yield Issue(
                 path,
                 f"{show(path, value)} is less than Ray counts, which is in ten-thousandths; write "
                 f"{_LEAST_SHARE:g} or more",
             )
 
 
-def _rate_faults(train: object, show: Show) -> Iterator[Fault]:
+def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
     """Refuse decay rates that no optimizer takes."""
     optimizer = train.get("optimizer") if isinstance(train, dict) else None
     betas = optimizer.get("betas") if isinstance(optimizer, dict) else None
     for index, rate in enumerate(betas if isinstance(betas, list | tuple) else ()):
         path = ("train", "optimizer", "betas", index)
         if is_number(rate) and not 0 <= rate < 1:
-            yield Fault(
+            yield Issue(
                 path,
                 f"{show(path, rate)} is no decay rate; it must be at least 0 and below 1; write "
                 "for example 0.9",
             )
 
 
-def _argument_faults(task: Mapping[str, Any]) -> Iterator[Fault]:
+def _argument_faults(task: Mapping[str, Any]) -> Iterator[Issue]:
     """Check a task's arguments, which no model describes: what is stored and tracked must be
     storable."""
     for key, argument in task.items():
         if len(key) + len("task.") > LONGEST_KEY:
-            yield Fault(
+            yield Issue(
                 ("task", key),
                 f"the key has {len(key)} characters; tracking takes "
                 f"{LONGEST_KEY - 5}; choose a shorter one",
                 True,
             )
         if len(text := write_flow(argument)) > LONGEST_VALUE:
-            yield Fault(
+            yield Issue(
                 ("task", key),
                 f"the value has {len(text)} characters; tracking takes "
                 f"{LONGEST_VALUE}; keep data in a file and name the file",
             )
         for path, value in _scalars(argument, ("task", key)):
             if isinstance(value, float) and not math.isfinite(value):
-                yield Fault(
+                yield Issue(
                     path,
                     f"{write_flow(value)} is not finite; numbers in a spec are "
                     "finite; write a number, or null",
                 )
 
 
-def _secret_faults(value: object, path: KeyPath) -> Iterator[Fault]:
+def _secret_faults(value: object, path: KeyPath) -> Iterator[Issue]:
     """Refuse secrets where keys are the user's own."""
     rule = "a spec is stored and tracked in clear; let the task read"
     if isinstance(value, str) and CREDENTIALS.search(value):
-        yield Fault(path, f"the address holds credentials; {rule} them from the environment")
+        yield Issue(path, f"the address holds credentials; {rule} them from the environment")
     for key, inner in (
         value.items()
         if isinstance(value, dict)
@@ -309,7 +309,7 @@ def _secret_faults(value: object, path: KeyPath) -> Iterator[Fault]:
     ):
         name = str(key).rpartition(".")[2]
         if is_secret(name) and not isinstance(inner, bool | None):
-            yield Fault(
+            yield Issue(
                 (*path, key),
                 f"{name} looks like a secret; {rule} it from the environment, or give it another "
                 "name",
@@ -335,12 +335,12 @@ def _space_faults(
     train: dict[str, Any],
     sound: SearchSpace,
     show: Show,
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     path = ("space", key)
     if key.startswith("task."):
         argument = key.removeprefix("task.")
         if argument == "name" or not argument or "." in argument:
-            yield Fault(
+            yield Issue(
                 path,
                 f"'{key}' cannot be searched; a space varies arguments of one task; "
                 "write task.ARGUMENT",
@@ -349,7 +349,7 @@ def _space_faults(
         return
     fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
     if key not in fields:
-        yield Fault(path, _no_such_parameter(root, key, list(fields)), at_key=True)
+        yield Issue(path, _no_such_parameter(root, key, list(fields)), at_key=True)
         return
     if distribution is None:
         return
@@ -373,10 +373,10 @@ def _space_faults(
             by_range = error["type"] in RANGE_ERRORS | {"value_error"}
             if not by_range and not isinstance(distribution, Choice):
                 message = _wrong_kind(distribution, key, error, info)
-                yield Fault((*path, distribution.name), message, at_key=True)
+                yield Issue((*path, distribution.name), message, at_key=True)
                 return
             text = shown(value) if index is None else show(at, value)
-            yield Fault(at, describe(error, info, key, text))
+            yield Issue(at, describe(error, info, key, text))
             continue
         point = {**known, key: as_option(value)}
         open_ones = space.keys() - point.keys()  # which decide whether a trial may have the value
@@ -390,7 +390,7 @@ def _space_faults(
             named = {".".join(map(str, ("train", *loc, w))) for w in re.findall(r"\w+", message)}
             others = space.keys() & named - {key}
             if loc not in before and not any(_may_exist(one, point, space) for one in others):
-                yield Fault(at, message)
+                yield Issue(at, message)
                 break
 
 

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sweeps.config.errors import Fault, KeyPath, Problem, Refused, SpecError, dotted
+from sweeps.config.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError, dotted
 
 AFTER_THE_FILE = (2**31, 0)
 """The order of what stands in no file: overrides and options are reported last."""
 
 
-class Place(NamedTuple):
+class SourcePosition(NamedTuple):
     """Where a value was written, and how."""
 
     where: str
@@ -38,16 +38,16 @@ class Document:
 
     label: str
     data: dict[str, Any]
-    places: dict[KeyPath, Place]
-    problems: list[tuple[KeyPath, tuple[int, int], Problem]] = field(default_factory=list)
+    places: dict[KeyPath, SourcePosition]
+    problems: list[tuple[KeyPath, tuple[int, int], LocatedIssue]] = field(default_factory=list)
 
-    def place(self, path: KeyPath) -> Place:
+    def place(self, path: KeyPath) -> SourcePosition:
         """Return the place of a path, or of the nearest mapping around it."""
         while path not in self.places and path:
             path = path[:-1]
-        return self.places.get(path, Place(self.label, self.label, (0, 0), ""))
+        return self.places.get(path, SourcePosition(self.label, self.label, (0, 0), ""))
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: Issue) -> None:
         """Note a fault at the place of its path."""
         self.problems.append((fault.path, self.place(fault.path).order, self._problem(fault)))
 
@@ -57,20 +57,20 @@ class Document:
         no machine has, a task that cannot be loaded.
 
         Raises:
-            SpecError: Instead of a `Refused` that names keys.
+            SpecError: Instead of a `UserError` that names keys.
         """
         try:
             yield
-        except Refused as refused:
+        except UserError as refused:
             if not all(fault.path for fault in refused.faults):
                 raise  # about something beside the spec, such as an option
             raise SpecError(list(map(self._problem, refused.faults))) from refused
 
-    def _problem(self, fault: Fault) -> Problem:
+    def _problem(self, fault: Issue) -> LocatedIssue:
         place = self.place(fault.path)
         at_key = fault.at_key and fault.path in self.places
         where = place.key_where if at_key else place.where
-        return Problem(where, dotted(fault.path), fault.message)
+        return LocatedIssue(where, dotted(fault.path), fault.message)
 
     def error(self) -> SpecError | None:
         """Return all problems as one error in the order of the file, or None."""
@@ -101,14 +101,14 @@ class Document:
                 self.places[path + inner[1:]] = place._replace(order=AFTER_THE_FILE)
         for inner, _, problem in other.problems:
             key = dotted(path) + problem.key
-            moved = Problem(problem.where, key, problem.message)
+            moved = LocatedIssue(problem.where, key, problem.message)
             self.problems.append((path + inner[1:], AFTER_THE_FILE, moved))
 
     def has_problem(self, path: KeyPath) -> bool:
         """Say whether the value at `path` was already found wrong."""
         return any(known == path for known, _, _ in self.problems)
 
-    def extend(self, where: str, problems: Sequence[Problem] | str) -> None:
+    def extend(self, where: str, problems: Sequence[LocatedIssue] | str) -> None:
         """Note what is wrong with something beside the file, such as an option."""
-        found = [Problem(where, "", problems)] if isinstance(problems, str) else problems
+        found = [LocatedIssue(where, "", problems)] if isinstance(problems, str) else problems
         self.problems += [((), AFTER_THE_FILE, problem) for problem in found]

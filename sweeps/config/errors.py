@@ -59,7 +59,7 @@ _NULL_MEANS = {
 }
 
 
-class Fault(NamedTuple):
+class Issue(NamedTuple):
     """One thing that is wrong, before it has a place: where in the data, and why."""
 
     path: KeyPath
@@ -68,7 +68,7 @@ class Fault(NamedTuple):
     """Point at the key rather than at its value."""
 
 
-class Refused(ValueError):
+class UserError(ValueError):
     """A verdict whose messages are complete: value, rule, remedy.
 
     Of a validator, or of whoever finds out later that a valid spec asks for what cannot be had;
@@ -78,12 +78,12 @@ class Refused(ValueError):
         faults: A message, or faults with paths relative to what was validated.
     """
 
-    def __init__(self, faults: str | Sequence[Fault]) -> None:
-        self.faults = [Fault((), faults)] if isinstance(faults, str) else list(faults)
+    def __init__(self, faults: str | Sequence[Issue]) -> None:
+        self.faults = [Issue((), faults)] if isinstance(faults, str) else list(faults)
         super().__init__("\n".join(_line(dotted(f.path), f.message) for f in self.faults))
 
 
-class Problem:
+class LocatedIssue:
     """One line of a `SpecError`, without secrets.
 
     Args:
@@ -108,7 +108,7 @@ class Problem:
 class SpecError(ValueError):
     """A spec is not valid; `str()` gives every problem, one to a line."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[LocatedIssue]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = list(problems)
 
@@ -282,7 +282,7 @@ def translate(
     error: ValidationError,
     data: Any,
     show: Callable[[KeyPath, object], str],
-) -> list[Fault]:
+) -> list[Issue]:
     """Return pydantic's errors as faults: paths as they stand in `data`, messages as sentences.
 
     Args:
@@ -291,29 +291,29 @@ def translate(
         data: The data that was validated.
         show: Gives a value as the user wrote it.
     """
-    faults: dict[KeyPath, Fault] = {}
+    faults: dict[KeyPath, Issue] = {}
     for item in error.errors(include_url=False):
         if item["type"] == FOLLOWS:
             continue
         path, value = _written_path(item["loc"], data)
         info = field_at(root, path)
         kind, reason = item["type"], item.get("ctx", {}).get("error")
-        if isinstance(reason, Refused):
-            found = [Fault(path + f.path, f.message, f.at_key) for f in reason.faults]
+        if isinstance(reason, UserError):
+            found = [Issue(path + f.path, f.message, f.at_key) for f in reason.faults]
         elif kind == "missing" and isinstance(item["loc"][-1], int):
             place = item["loc"][-1] + 1
             found = [
-                Fault(path, f"{show(path, value)} is too short; value {place} is missing; add it")
+                Issue(path, f"{show(path, value)} is too short; value {place} is missing; add it")
             ]
         elif kind == "missing":
             inner = (*path, item["loc"][-1])
-            found = [Fault(inner, missing(root, inner))]
+            found = [Issue(inner, missing(root, inner))]
         elif kind == "extra_forbidden":
-            found = [Fault(path, unknown_key(root, path), at_key=True)]
+            found = [Issue(path, unknown_key(root, path), at_key=True)]
         elif kind == "value_error" and (path == () or (info and section_of(info))):
-            found = [Fault(_named_field(root, path, str(reason)), str(reason))]
+            found = [Issue(_named_field(root, path, str(reason)), str(reason))]
         else:
-            found = [Fault(path, describe(item, info, dotted(path), show(path, value)))]
+            found = [Issue(path, describe(item, info, dotted(path), show(path, value)))]
         for fault in found:
             # A union reports once for each of its arms; the last, widest one is kept: "a number".
             faults[fault.path] = fault

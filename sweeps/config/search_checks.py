@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sweeps.config.constraints import Constraint, parse_constraint
-from sweeps.config.errors import Fault, KeyPath, dotted, nearest
+from sweeps.config.errors import Issue, KeyPath, dotted, nearest
 from sweeps.config.search_space import MOST_DRAWS, MOST_GRID_POINTS, SearchSpace
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.sections import SearchConfig
@@ -46,7 +46,7 @@ def search_faults(
     space: Mapping[str, Distribution | None],
     show: Show,
     drawn: int = 0,
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     """Check what `space` and `search` say about each other.
 
     Args:
@@ -110,7 +110,7 @@ def _search_of(data: object) -> SearchConfig:
 
 def _condition_faults(
     key: str, space: Mapping[str, Distribution | None], show: Show
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     distribution = space[key]
     assert distribution is not None
     for other, allowed in distribution.when:
@@ -119,17 +119,17 @@ def _condition_faults(
             meant = nearest(other, [name for name in space if name != key])
             fix = f"did you mean '{meant}'?" if meant else "search it, or leave the condition out"
             message = f"'{other}' is not searched; a condition names another key of the space; "
-            yield Fault(path, message + fix, at_key=True)
+            yield Issue(path, message + fix, at_key=True)
             continue
         if (circle := _circle(key, other, space)) is not None:
             message = f"'{key}' depends on itself ({' -> '.join(circle)}); remove one condition"
-            yield Fault(path, message, at_key=True)
+            yield Issue(path, message, at_key=True)
             continue
         parent = space[other]
         if parent is None:
             continue
         if not isinstance(parent, Choice):
-            yield Fault(
+            yield Issue(
                 path,
                 f"'{other}' is drawn by {parent.name}; a condition names a choice, of whose "
                 "options some are asked for; make it a choice, or leave the condition out",
@@ -141,7 +141,7 @@ def _condition_faults(
                 single = len(allowed) == 1
                 text = show(path if single else (*path, index), value)
                 options = ", ".join(map(write_flow, parent.options))
-                yield Fault(
+                yield Issue(
                     path if single else (*path, index),
                     f"{text} is no option of '{other}'; its options: {options}; write one of them",
                 )
@@ -162,14 +162,14 @@ def _circle(
     return None
 
 
-def _constraint_faults(whole: SearchSpace, search: SearchConfig) -> Iterator[Fault]:
+def _constraint_faults(whole: SearchSpace, search: SearchConfig) -> Iterator[Issue]:
     faulty = False
     for index, constraint in enumerate(whole.constraints):
         for message in _key_faults(constraint, whole):
             faulty = True
-            yield Fault(("search", "constraints", index), message)
+            yield Issue(("search", "constraints", index), message)
     if search.constraints and not faulty and whole.drawn(0) is None:
-        yield Fault(
+        yield Issue(
             ("search", "constraints"),
             f"none of {MOST_DRAWS:,} random points satisfies them; trials are drawn until one "
             "does; loosen a constraint, or narrow the space to where they hold",
@@ -198,13 +198,13 @@ def _key_faults(constraint: Constraint, whole: SearchSpace) -> Iterator[str]:
                 break
 
 
-def _grid_faults(whole: SearchSpace, search: SearchConfig, trials: object) -> Iterator[Fault]:
+def _grid_faults(whole: SearchSpace, search: SearchConfig, trials: object) -> Iterator[Issue]:
     if search.sampler != "grid":
         return
     endless = [key for key, one in whole.distributions.items() if one.values() is None]
     for key in endless:
         name = whole.distributions[key].name
-        yield Fault(
+        yield Issue(
             ("space", key, name),
             f"{name} has no list of values, and the sampler is grid; a grid tries every value of "
             "choice, int and quniform; write choice: [...], or another sampler",
@@ -221,23 +221,23 @@ def _grid_faults(whole: SearchSpace, search: SearchConfig, trials: object) -> It
             if usable == size
             else (f"the first {usable} can be tried", "search with another sampler")
         )
-        yield Fault(
+        yield Issue(
             ("trials",),
             f"{trials} trials are asked for, and the grid has {size} points{first}; {told[0]}; "
             f"write trials: {usable + len(search.try_first)}, or {told[1]}",
         )
 
 
-def _warm_start_faults(search: SearchConfig, data: Mapping[str, Any]) -> Iterator[Fault]:
+def _warm_start_faults(search: SearchConfig, data: Mapping[str, Any]) -> Iterator[Issue]:
     path: KeyPath = ("search", "warm_start")
     if search.warm_start and search.sampler in LEARN_NOTHING:
-        yield Fault(
+        yield Issue(
             path,
             f"{search.sampler} does not learn from trials, so earlier ones are no use to it; "
             "remove the key, or write sampler: tpe",
         )
     if data.get("name") in search.warm_start:
-        yield Fault(
+        yield Issue(
             path,
             f"{shown(data['name'])} is this sweep itself; a warm start takes trials of earlier "
             "ones; give this sweep another name",
@@ -252,10 +252,10 @@ def _point_faults(
     drawn: int,
     *,
     allowed: bool,
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     points = search.try_first
     if isinstance(trials, int) and not isinstance(trials, bool) and 0 < trials < len(points):
-        yield Fault(
+        yield Issue(
             ("search", "try_first"),
             f"there are {len(points)} points and {trials} trials; each point is a trial; write "
             f"trials: {len(points)} or more",
@@ -266,29 +266,29 @@ def _point_faults(
         yield from wrong
         if not wrong and allowed and whole.drawn(0, point) is None:
             some = "" if whole.unconditional().keys() <= point.keys() else ", whatever is drawn"
-            yield Fault(
+            yield Issue(
                 path, f"the point violates search.constraints{some}; change it, or a constraint"
             )
 
 
 def _value_faults(
     path: KeyPath, key: str, point: Mapping[str, Any], whole: SearchSpace, show: Show
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     at = (*path, key)
     distribution = whole.distributions.get(key)
     if distribution is None:
         meant = nearest(key, whole.distributions)
         fix = f"did you mean '{meant}'?" if meant else "search it, or set it in the file itself"
-        yield Fault(at, f"'{key}' is not searched; a point has keys of the space; {fix}", True)
+        yield Issue(at, f"'{key}' is not searched; a point has keys of the space; {fix}", True)
     elif not distribution.contains(point[key]):
-        yield Fault(
+        yield Issue(
             at,
             f"{show(at, point[key])} lies outside {distribution}; a point lies inside the space; "
             "change the value, or widen the space",
         )
     elif not distribution.exists(point):
         missing = ", ".join(f"{k}: {write_flow(list(v))}" for k, v in distribution.when)
-        yield Fault(
+        yield Issue(
             at,
             f"'{dotted((key,))}' exists only beside {missing}; a point says so itself; "
             "give the point one of these values too",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sweeps.config.constraints import parse_constraint
-from sweeps.config.errors import Fault, Refused, nearest
+from sweeps.config.errors import Issue, UserError, nearest
 from sweeps.config.yaml_scalars import shown
 
 SAMPLERS = ("tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid")
@@ -32,7 +32,7 @@ def check_sampler(value: object) -> object:
     valid = f"valid: {', '.join(SAMPLERS)}, or module:Class of an Optuna sampler"
     meant = nearest(value, SAMPLERS) if isinstance(value, str) else None
     fix = f"did you mean '{meant}'?" if meant else "write one of them"
-    raise Refused(f"{_text(value)} is not known here; {valid}; {fix}")
+    raise UserError(f"{_text(value)} is not known here; {valid}; {fix}")
 
 
 def check_points(value: object) -> object:
@@ -44,15 +44,15 @@ def check_points(value: object) -> object:
     rule = "`try_first` is a list of points, each a mapping of keys of the space to values"
     example = "write [{train.optimizer.lr: 0.01}]"
 
-    def faults(index: int, point: object) -> Iterator[Fault]:
+    def faults(index: int, point: object) -> Iterator[Issue]:
         if not isinstance(point, dict) or not point:
             text = "an empty mapping" if point == {} else _text(point)
-            yield Fault((index,), f"{text} is no point; {rule}; {example}")
+            yield Issue((index,), f"{text} is no point; {rule}; {example}")
             return
         for key, one in point.items():
             if isinstance(one, list | dict):
                 message = f"{_text(one)} is no value of a parameter; {rule}; write one value"
-                yield Fault((index, key), message)
+                yield Issue((index, key), message)
 
     return _each(value, faults, f"{rule}; {example}")
 
@@ -64,14 +64,14 @@ def check_constraints(value: object) -> object:
         Refused: It is none.
     """
 
-    def faults(index: int, text: object) -> Iterator[Fault]:
+    def faults(index: int, text: object) -> Iterator[Issue]:
         if not isinstance(text, str):
-            yield Fault((index,), f"{_text(text)} is no constraint; {rule}")
+            yield Issue((index,), f"{_text(text)} is no constraint; {rule}")
             return
         try:
             parse_constraint(text)
-        except Refused as error:
-            yield from (Fault((index, *f.path), f.message) for f in error.faults)
+        except UserError as error:
+            yield from (Issue((index, *f.path), f.message) for f in error.faults)
 
     rule = "`constraints` is a list of comparisons, each a text; write ['task.low < task.high']"
     return _each(value, faults, rule)
@@ -84,16 +84,16 @@ def sweep_names(value: object, check: Callable[[str], str]) -> object:
         Refused: They are none.
     """
 
-    def faults(index: int, name: object) -> Iterator[Fault]:
+    def faults(index: int, name: object) -> Iterator[Issue]:
         if not isinstance(name, str):
-            yield Fault((index,), f"{_text(name)} is no name; {rule}")
+            yield Issue((index,), f"{_text(name)} is no name; {rule}")
         elif names.index(name) < index:
-            yield Fault((index,), f"{shown(name)} is named before; name each sweep once")
+            yield Issue((index,), f"{shown(name)} is named before; name each sweep once")
         else:
             try:
                 check(name)
-            except Refused as error:
-                yield from (Fault((index,), fault.message) for fault in error.faults)
+            except UserError as error:
+                yield from (Issue((index,), fault.message) for fault in error.faults)
 
     rule = "`warm_start` names earlier sweeps below the same root; write [first, second]"
     names: Any = [value] if isinstance(value, str) else value
@@ -101,12 +101,12 @@ def sweep_names(value: object, check: Callable[[str], str]) -> object:
 
 
 def _each(
-    value: object, faults: Callable[[int, object], Iterator[Fault]], rule: str
+    value: object, faults: Callable[[int, object], Iterator[Issue]], rule: str
 ) -> list[object]:
     if not isinstance(value, list):
-        raise Refused(f"{_text(value)} is no list; {rule}")
+        raise UserError(f"{_text(value)} is no list; {rule}")
     if found := [fault for index, item in enumerate(value) for fault in faults(index, item)]:
-        raise Refused(found)
+        raise UserError(found)
     return value
 
 

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from sweeps.config.durations import WrongDuration, parse_duration
-from sweeps.config.errors import Fault, Refused
+from sweeps.config.errors import Issue, UserError
 from sweeps.config.search_validators import (
     check_constraints,
     check_points,
@@ -50,7 +50,7 @@ _OBJECTS = re.compile(rf"s3://{_BUCKET}(/(?!\.{{1,2}}(/|$))[\w.-]+)*/?", re.ASCI
 _PASSWORD = re.compile(rf"{_ANY_AT.pattern}|[?&]\w*password=")
 
 
-class InvalidName(Refused):
+class InvalidName(UserError):
     """A sweep's name cannot become a directory."""
 
 
@@ -109,11 +109,11 @@ def _check_gpu(value: object) -> object:
     if value == "auto":
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Refused(f"{text} is not a GPU ask; {rule}; write auto, 0.5 or 1")
+        raise UserError(f"{text} is not a GPU ask; {rule}; write auto, 0.5 or 1")
     if value < 0:
-        raise Refused(f"{text} is negative; {rule}; write 0 for none")
+        raise UserError(f"{text} is negative; {rule}; write 0 for none")
     if value > 1 and not float(value).is_integer():
-        raise Refused(
+        raise UserError(
             f"{text} is neither below 1 nor whole; {rule}; write 0.5 to share a GPU "
             "between two trials, or 2 for two GPUs"
         )
@@ -126,17 +126,17 @@ def _several(check: Callable[[object], str | None]) -> Callable[[object], object
     def validate(value: object) -> object:
         assert isinstance(value, list | tuple)
         if len(value) < 2:
-            raise Refused(
+            raise UserError(
                 f"the list holds {len(value)}; a list is for two metrics or more; "
                 "write a single one without brackets"
             )
         faults = [
-            Fault((index,), message)
+            Issue((index,), message)
             for index, item in enumerate(value)
             if (message := check(item)) is not None
         ]
         if faults:
-            raise Refused(faults)
+            raise UserError(faults)
         return value
 
     return validate
@@ -313,7 +313,7 @@ def _without_credentials(uri: str) -> str:
     else:
         found = _ANY_AT.search(uri)
     if found:
-        raise Refused(
+        raise UserError(
             "the address holds credentials; a spec is stored and tracked in "
             f"clear; {remedy} in the environment"
         )
@@ -353,12 +353,12 @@ class StorageConfig(Section):
         if address is None:
             return None
         if _ANY_AT.search(address):
-            raise Refused(
+            raise UserError(
                 "the address holds credentials; a spec is stored and tracked in clear; leave them "
                 "out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
             )
         if not _OBJECTS.fullmatch(address):
-            raise Refused(
+            raise UserError(
                 f"{shown(address)} is no place in an object store; checkpoints lie below "
                 "s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in "
                 "the sweep's directory; write for example s3://my-bucket/sweeps, or null"
@@ -372,7 +372,7 @@ class StorageConfig(Section):
             return None
         _without_credentials(uri)
         if not uri.startswith(_POSTGRESQL):
-            raise Refused(
+            raise UserError(
                 f"{shown(uri)} is no address of a PostgreSQL database; a ledger lies in one, or "
                 "in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null"
             )
@@ -389,18 +389,18 @@ def _check_step_timeout(value: object) -> object:
     rule = "the longest time without progress is a duration above 0, off, or null for automatic"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         text = shown(value) if not isinstance(value, list | dict) else "a list or a mapping"
-        raise Refused(f"{text} is no duration; {rule}; write for example {_STEP_TIMEOUT}")
+        raise UserError(f"{text} is no duration; {rule}; write for example {_STEP_TIMEOUT}")
     try:
         seconds = parse_duration(
             format(value, "f") if isinstance(value, float) else str(value), ""
         )
     except WrongDuration:
-        raise Refused(
+        raise UserError(
             f"{shown(value)} is no duration, or longer than a year; {rule}; write for example "
             f"{_STEP_TIMEOUT}"
         ) from None
     if seconds <= 0:
-        raise Refused(f"{shown(value)} is no time; {rule}; write {_STEP_TIMEOUT}, or off")
+        raise UserError(f"{shown(value)} is no time; {rule}; write {_STEP_TIMEOUT}, or off")
     return seconds
 
 

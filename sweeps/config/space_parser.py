@@ -17,7 +17,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from sweeps.config.errors import Fault, Refused, nearest
+from sweeps.config.errors import Issue, UserError, nearest
 from sweeps.config.space import (
     KINDS,
     STEP,
@@ -55,7 +55,7 @@ def parse_distribution(data: object) -> Distribution:
         data = data.to_data()
     if not isinstance(data, dict):
         text = shown(data) if not isinstance(data, list) else "a list"
-        raise Refused(
+        raise UserError(
             f"{text} is not a distribution; a space holds one distribution per key; write "
             f"{{choice: [...]}} or {{uniform: [low, high]}}, or move a fixed value out of `space`"
         )
@@ -67,7 +67,7 @@ def parse_distribution(data: object) -> Distribution:
     if STEP in data and len(data) == 2:
         return _parse_stepped(data)
     if len(data) != 1:
-        raise Refused(
+        raise UserError(
             f"{len(data)} distributions stand here; a parameter has exactly one; "
             f"write one of: {_FORMS}"
         )
@@ -76,8 +76,8 @@ def parse_distribution(data: object) -> Distribution:
     if kind is None:
         meant = nearest(str(name), KINDS)
         fix = f"; did you mean '{meant}'?" if meant else ""
-        raise Refused(
-            [Fault((str(name),), f"unknown distribution '{name}'; valid: {_FORMS}{fix}", True)]
+        raise UserError(
+            [Issue((str(name),), f"unknown distribution '{name}'; valid: {_FORMS}{fix}", True)]
         )
     size = {"[low, high]": 2, "[low, high, step]": 3, "[low, high, factor]": 3}.get(kind.form)
     if kind is Int and isinstance(arguments, list) and len(arguments) == 3:
@@ -101,13 +101,13 @@ def _parse_stepped(data: Mapping[str, Any]) -> Distribution:
             fix = "leave the step out"
         else:
             fix = f"write {QUniform.name}: [low, high, step]"
-        raise Refused(
-            [Fault((STEP,), f"{name} takes no step; only int has one beside it; {fix}", True)]
+        raise UserError(
+            [Issue((STEP,), f"{name} takes no step; only int has one beside it; {fix}", True)]
         )
     step = data[STEP]
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         message = f"{_kind_of(step)} is no step of whole numbers; a step is a whole number from 1 "
-        raise Refused([Fault((STEP,), message + "on; write 16, or use quniform")])
+        raise UserError([Issue((STEP,), message + "on; write 16, or use quniform")])
     whole = parse_distribution({name: data[name]})
     assert isinstance(whole, Int)
     left = (whole.high - whole.low) % step
@@ -160,23 +160,23 @@ def _parse_conditions(data: object) -> tuple[tuple[str, tuple[Scalar, ...]], ...
     rule = "`when` maps other keys of the space to the values under which this one exists"
     if not isinstance(data, Mapping) or not data:
         text = "an empty mapping" if data == {} else _kind_of(data)
-        raise Refused([Fault((WHEN,), f"{text} is no condition; {rule}; {example}")])
+        raise UserError([Issue((WHEN,), f"{text} is no condition; {rule}; {example}")])
     faults, found = [], []
     for key, allowed in data.items():
         values = allowed if isinstance(allowed, list) else [allowed]
         if not values or any(isinstance(value, list | dict) for value in values):
             text = "an empty list" if not values else "a list or a mapping"
             message = f"{text} is no value of another key; {rule}; write one value, or [a, b]"
-            faults.append(Fault((WHEN, key), message))
+            faults.append(Issue((WHEN, key), message))
         found.append((key, tuple(values)))
     if faults:
-        raise Refused(faults)
+        raise UserError(faults)
     return tuple(found)
 
 
-def _refuse(kind: type[Distribution], message: str, index: int | None = None) -> Refused:
+def _refuse(kind: type[Distribution], message: str, index: int | None = None) -> UserError:
     path = (kind.name,) if index is None else (kind.name, index)
-    return Refused([Fault(path, message)])
+    return UserError([Issue(path, message)])
 
 
 def _wrong_shape(kind: type[Distribution], arguments: object) -> str:
@@ -222,9 +222,9 @@ def _parse_range(kind: type[Distribution], arguments: Sequence[Any]) -> Distribu
         elif index == 2 and value <= 0:
             message = f"step is {write_flow(value)}; a step is above 0; write a number above 0"
         if message:
-            faults.append(Fault((kind.name, index), message))
+            faults.append(Issue((kind.name, index), message))
     if faults:
-        raise Refused(faults)
+        raise UserError(faults)
     low, high = arguments[:2]
     if low == high:
         raise _refuse(
@@ -291,15 +291,15 @@ def _parse_choice(options: Sequence[Any]) -> Choice:
                 "remove one of them"
             )
         if message:
-            faults.append(Fault(("choice", index), message))
+            faults.append(Issue(("choice", index), message))
         elif (text := as_option(option)) is not option and text in options:
             message = (
                 f"{write_flow(option)} is recorded as the text of option "
                 f"{list(options).index(text) + 1}; options differ; remove one of them"
             )
-            faults.append(Fault(("choice", index), message))
+            faults.append(Issue(("choice", index), message))
     if faults:
-        raise Refused(faults)
+        raise UserError(faults)
     drawn = tuple(map(as_option, options))
     texts = frozenset(one for one, option in zip(drawn, options, strict=True) if one is not option)
     return Choice(drawn, texts=texts)

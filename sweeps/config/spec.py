@@ -34,11 +34,11 @@ from sweeps.config import yaml_reader
 from sweeps.config.cross_checks import cross_faults, set_path, written
 from sweeps.config.document import Document
 from sweeps.config.errors import (
-    Fault,
+    Issue,
     KeyPath,
-    Problem,
-    Refused,
+    LocatedIssue,
     SpecError,
+    UserError,
     field_at,
     key_path,
     section_of,
@@ -80,7 +80,7 @@ __all__ = [
     "EarlyStoppingConfig",
     "FailuresConfig",
     "InvalidName",
-    "Problem",
+    "LocatedIssue",
     "ResourcesConfig",
     "SearchConfig",
     "SpecError",
@@ -140,7 +140,7 @@ class SweepSpec(Section):
     @classmethod
     def _version_is_known(cls, version: int) -> int:
         if message := _version_fault(version):
-            raise Refused(message)
+            raise UserError(message)
         return version
 
     @field_validator("task", mode="before")
@@ -166,7 +166,7 @@ class SweepSpec(Section):
         if info.context is not _LOADING and (
             faults := list(cross_faults(SweepSpec, _dump(self), self.space))
         ):
-            raise Refused(faults)
+            raise UserError(faults)
         return self
 
     @property
@@ -230,7 +230,7 @@ class SweepSpec(Section):
             path, message = _spec_path(key)
             if message or path[0] not in ("train", "task"):
                 doc.add(
-                    Fault(
+                    Issue(
                         (key,),
                         message or "is no parameter of a trial; they lie below train. and task.",
                     )
@@ -374,7 +374,7 @@ def _validate(
     if message := _version_fault(doc.data.get("version")):
         # Whatever else a newer version holds would only be noise.
         doc.problems.clear()
-        doc.add(Fault(("version",), message))
+        doc.add(Issue(("version",), message))
         raise doc.error() or AssertionError
     spec, faults = _all_faults(doc)
     if drawn is not None:
@@ -391,27 +391,27 @@ def _validate(
     return spec, doc
 
 
-def _cross_faults(doc: Document, drawn: int) -> Iterator[Fault]:
+def _cross_faults(doc: Document, drawn: int) -> Iterator[Issue]:
     space: dict[str, Distribution | None] = {}
     raw = doc.data.get("space")
     for key, value in raw.items() if isinstance(raw, dict) else ():
         try:
             space[key] = parse_distribution(value)
-        except Refused:
+        except UserError:
             space[key] = None  # reported where the section is
     return cross_faults(
         SweepSpec, doc.data, space, lambda path, _value: doc.place(path).shown, drawn
     )
 
 
-def _all_faults(doc: Document) -> tuple[SweepSpec | None, list[Fault]]:
+def _all_faults(doc: Document) -> tuple[SweepSpec | None, list[Issue]]:
     """Validate, and validate again without the wrong values until nothing new is found.
 
     A section's own check runs only once its fields are valid; without the second look it would be
     reported one run later.
     """
     data = copy.deepcopy(doc.data)
-    faults: list[Fault] = []
+    faults: list[Issue] = []
     dropped: set[str] = set()
     while True:
         try:
@@ -465,7 +465,7 @@ def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
         return
     path, message = _spec_path(key)
     if message:
-        doc.extend(where, [Problem(where, key, message)])
+        doc.extend(where, [LocatedIssue(where, key, message)])
         return
     try:
         parsed = yaml_reader.parse_value(value, where, environ)

@@ -28,8 +28,8 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 
 from redaction.secrets import is_secret
-from sweeps.config.document import AFTER_THE_FILE, Document, Place
-from sweeps.config.errors import Fault, KeyPath, Problem, SpecError, dotted
+from sweeps.config.document import AFTER_THE_FILE, Document, SourcePosition
+from sweeps.config.errors import Issue, KeyPath, LocatedIssue, SpecError, dotted
 from sweeps.config.yaml_scalars import LEADING_ZERO, NULL, cut, quoted, resolve
 
 MAX_BYTES = 1024 * 1024
@@ -136,12 +136,12 @@ def parse_value(text: str, where: str, environ: Mapping[str, str]) -> Document:
 def parse_text(value: str, where: str) -> Document:
     """Wrap a text that is not YAML, such as an option's value; see `parse_value`."""
     return Document(
-        where, {"": value}, {("",): Place(where, where, AFTER_THE_FILE, quoted(value))}
+        where, {"": value}, {("",): SourcePosition(where, where, AFTER_THE_FILE, quoted(value))}
     )
 
 
 def _single(where: str, message: str) -> SpecError:
-    return SpecError([Problem(where, "", message)])
+    return SpecError([LocatedIssue(where, "", message)])
 
 
 @dataclass
@@ -312,13 +312,13 @@ class _Builder:
         self.doc.data = self.value(node, (), 0)
         return self.doc
 
-    def _place(self, node: _Node, key_mark: tuple[int, int]) -> Place:
+    def _place(self, node: _Node, key_mark: tuple[int, int]) -> SourcePosition:
         shown = cut(node.text)
         if node.kind == "scalar" and not (node.plain and not isinstance(resolve(node.text), str)):
             shown = quoted(node.text)
         elif node.kind == "scalar" and node.text in NULL:
             shown = "null"
-        return Place(self.where(*node.mark), self.where(*key_mark), node.mark, shown)
+        return SourcePosition(self.where(*node.mark), self.where(*key_mark), node.mark, shown)
 
     def value(self, node: _Node, path: KeyPath, depth: int) -> Any:
         # Counted again here: an alias is one event, and all the values behind it.
@@ -346,7 +346,7 @@ class _Builder:
                     "a key appears once; remove one of them"
                 )
                 # Noted under a path of its own, so that the first value is still checked.
-                problem = Problem(self.where(*mark), dotted(inner), message)
+                problem = LocatedIssue(self.where(*mark), dotted(inner), message)
                 self.doc.problems.append(((*inner, "again"), mark, problem))
                 continue
             first[key] = mark
@@ -374,7 +374,7 @@ class _Builder:
         text = _VARIABLE.sub(expanded, node.text)
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             self.doc.add(
-                Fault(
+                Issue(
                     path,
                     f"{quoted(text)} holds half a character; text is Unicode; write "
                     "the character itself",
@@ -389,11 +389,11 @@ class _Builder:
                 f"{cut(text)} begins with a zero; some readers take such a number as "
                 f"octal; write {cut(number)}, or '{cut(text)}' in quotes for text"
             )
-            self.doc.add(Fault(path, message))
+            self.doc.add(Issue(path, message))
         value = resolve(text)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             self.doc.add(
-                Fault(
+                Issue(
                     path,
                     f"{cut(text)} is too large; whole numbers hold 63 bits; write a "
                     "smaller number",
@@ -425,7 +425,7 @@ class _Builder:
             return self.environ[name]
         if name not in self.refused:
             self.refused.add(name)
-            self.doc.add(Fault(path, fault))
+            self.doc.add(Issue(path, fault))
         return match[0]
 
 

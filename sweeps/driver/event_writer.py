@@ -18,15 +18,15 @@ from sweeps.config.logged_params import searched
 from sweeps.config.spec import SpecError, SweepSpec
 from sweeps.early_stopping.failure_policy import Failure
 from sweeps.early_stopping.pbt_exploit import without_unbegun
-from sweeps.ledger.ledger import Ending, Ledger, Report, TrialRecord
-from sweeps.ledger.reader import Mutation
+from sweeps.ledger.ledger import Ending, Ledger, LedgerReport, TrialRecord
+from sweeps.ledger.reader import PbtPerturbation
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.collect_state import trial_facts
 from sweeps.reconciliation.reconcile import STATUSES, end_of_training, missed
 from sweeps.reconciliation.repairs import catch_up
 from sweeps.recording.downsampling import recorded
 from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, noted_tags
-from sweeps.results.observer import Progress, View
+from sweeps.results.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.files import sync_file
@@ -35,7 +35,7 @@ from trainable.ray_adapter import OBJECTIVE
 
 
 @dataclass(frozen=True)
-class Told:
+class WorkerReport:
     """What a worker told of a trial."""
 
     number: int
@@ -63,11 +63,11 @@ class Told:
         return looked[-1] if looked else None
 
 
-Entry = Told | Callable[[], None]
+Entry = WorkerReport | Callable[[], None]
 """What waits to be written."""
 
 
-class Books:
+class EventWriter:
     """Writes down what happened to trials.
 
     Args:
@@ -84,7 +84,7 @@ class Books:
         paths: SweepPaths,
         ledger: Ledger,
         recorder: Recorder,
-        view: View,
+        view: ProgressObserver,
         *,
         fence: Callable[[], None],
         on_end: Callable[[TrialRecord], None],
@@ -99,12 +99,12 @@ class Books:
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write what waits, in order; reports that follow each other wait for the disk once."""
-        for reports, some in groupby(entries, key=lambda entry: isinstance(entry, Told)):
+        for reports, some in groupby(entries, key=lambda entry: isinstance(entry, WorkerReport)):
             if reports:
-                self._told([entry for entry in some if isinstance(entry, Told)])
+                self._told([entry for entry in some if isinstance(entry, WorkerReport)])
                 continue
             for entry in some:
-                assert not isinstance(entry, Told)
+                assert not isinstance(entry, WorkerReport)
                 entry()
 
     def opened(self, number: int, parameters: Mapping[str, object]) -> None:
@@ -144,7 +144,7 @@ class Books:
             catch_up(missed(known), self._ledger, self._recorder)
         self._view.started(number, params, attempt)
 
-    def described(self, told: Told) -> None:
+    def described(self, told: WorkerReport) -> None:
         """Record what a run says of itself, which nobody else could tell again."""
         noted = told.result.get("noted") or {}
         if params := noted.get("params"):
@@ -179,7 +179,7 @@ class Books:
         self._recorder.finish(number, "INTERRUPTED", tags)
         self._view.ended(number, "interrupted", None, None)
 
-    def finished(self, number: int, last: Told | None) -> None:
+    def finished(self, number: int, last: WorkerReport | None) -> None:
         """A trial was trained to its last epoch.
 
         Args:
@@ -224,7 +224,7 @@ class Books:
         self._log_the_rest(number)  # of what it was before the spec changed
         self._end(number, lambda _: ("failed", f"config: {error}"))
 
-    def _told(self, told: Sequence[Told]) -> None:
+    def _told(self, told: Sequence[WorkerReport]) -> None:
         def store() -> None:
             for one in told:
                 self._store(one)
@@ -240,14 +240,14 @@ class Books:
                 self._log(one.number, one.rows)
                 self._show(one)
 
-    def _store(self, told: Told) -> None:
+    def _store(self, told: WorkerReport) -> None:
         """Tell the ledger: a part of a transaction, which may be tried again."""
         others = self._spec.metrics[1:]
         if told.reports:
             self._ledger.report_all(
                 told.number,
                 [
-                    Report(
+                    LedgerReport(
                         one["epoch"],
                         one["step"],
                         one[OBJECTIVE],
@@ -267,10 +267,10 @@ class Books:
         self._recorder.log(number, [row for _, row in read_logged(directory)])
         self._log(number, read_rows(directory), ended=True)
 
-    def _show(self, told: Told) -> None:
+    def _show(self, told: WorkerReport) -> None:
         for one in told.reports:
             self._view.reported(
-                Progress(told.number, told.params, one["epoch"], one["step"], one["metrics"])
+                TrialProgress(told.number, told.params, one["epoch"], one["step"], one["metrics"])
             )
 
     def _end(
@@ -279,8 +279,8 @@ class Books:
         end_of: Callable[[TrialRecord], tuple[Ending, str | None]],
         *,
         traceback: str | None = None,
-        lineage: Sequence[Mutation] | None = None,
-        last: Told | None = None,
+        lineage: Sequence[PbtPerturbation] | None = None,
+        last: WorkerReport | None = None,
     ) -> None:
         """Give a trial its end, in one transaction with what it told last.
 

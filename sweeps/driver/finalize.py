@@ -13,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from sweeps.driver.session import OpenSweep
+from sweeps.driver.session import SweepSession
 from sweeps.driver.shutdown import EXPORT
-from sweeps.early_stopping.failure_policy import Hopeless
+from sweeps.early_stopping.failure_policy import RepeatedFailure
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.ledger import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.publishing.export import NoReport, draw_report, export_trial
-from sweeps.publishing.figure_worker import Gallery
+from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
     attempt_tags,
@@ -29,7 +29,7 @@ from sweeps.recording.tags import (
     front_tags,
     health_tags,
 )
-from sweeps.results.sweep_status import NoBest, Outcome, no_success
+from sweeps.results.sweep_status import NoBest, SweepOutcome, no_success
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.recorder import Recorder
 from trainable.errors import StorageError
@@ -59,12 +59,12 @@ class _Published(NamedTuple):
 
 
 def conclude(
-    sweep: OpenSweep,
-    gallery: Gallery,
+    sweep: SweepSession,
+    gallery: FigureWorkerPool,
     interruption: Interruption,
-    hopeless: Hopeless | None,
+    hopeless: RepeatedFailure | None,
     write_report: ReportWriter = draw_report,
-) -> Outcome:
+) -> SweepOutcome:
     """Tell the sweep's own run how it ended, publish what is best, and deliver what waits.
 
     Args:
@@ -103,7 +103,7 @@ def conclude(
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left and published.waiting is None:
         ledger.conclude()
-    return Outcome(
+    return SweepOutcome(
         code,
         best,
         len(trials),
@@ -139,10 +139,10 @@ def _deliver(tracking: MlflowRecorder, interruption: Interruption) -> int:
 
 
 def _publish_front(
-    sweep: OpenSweep,
+    sweep: SweepSession,
     front: list[TrialRecord],
     trials: list[TrialRecord],
-    gallery: Gallery,
+    gallery: FigureWorkerPool,
     write_report: ReportWriter,
 ) -> _Published:
     """Say which trials the Pareto front is. No weights are published: which of these trials is
@@ -156,16 +156,16 @@ def _publish_front(
     return _Published(gallery.finish(_patience(gallery), ranked))
 
 
-def _patience(gallery: Gallery) -> float:
+def _patience(gallery: FigureWorkerPool) -> float:
     least, most = _PICTURES_SECONDS
     return min(max(least, _PICTURES_SHARE * gallery.age), most)
 
 
 def _publish_best(
-    sweep: OpenSweep,
+    sweep: SweepSession,
     best: TrialRecord,
     trials: list[TrialRecord],
-    gallery: Gallery,
+    gallery: FigureWorkerPool,
     write_report: ReportWriter,
 ) -> _Published:
     """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""

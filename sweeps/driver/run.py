@@ -18,24 +18,26 @@ from sweeps.config.spec import SweepSpec
 from sweeps.driver.finalize import conclude
 from sweeps.driver.session import open_sweep
 from sweeps.driver.shutdown import leave_the_lost, listen, remove_scratch
-from sweeps.driver.stop_requests import Wishes
+from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import tune_trials
 from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_after_the_dead, mark_children
-from sweeps.engine.resources import Machine, Plan
+from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.ledger.ledger import TrialRecord
 from sweeps.ledger.location import place_of
 from sweeps.paths import SweepExists, SweepPaths
-from sweeps.publishing.figure_worker import Gallery
-from sweeps.publishing.report_worker import Press
-from sweeps.results.observer import View
-from sweeps.results.sweep_status import Outcome
+from sweeps.publishing.figure_worker import FigureWorkerPool
+from sweeps.publishing.report_worker import ReportWorker
+from sweeps.results.observer import ProgressObserver
+from sweeps.results.sweep_status import SweepOutcome
 from sweeps.sweep_lock import SweepLock
 from tracking.address import credentials
 from trainable.files import make_directory
 
-ViewFactory = Callable[[int, int, tuple[int, float] | None], AbstractContextManager[View]]
+ViewFactory = Callable[
+    [int, int, tuple[int, float] | None], AbstractContextManager[ProgressObserver]
+]
 """Makes the view, given how many trials were finished before, of how many in all, and the best one
 and its value."""
 
@@ -43,7 +45,7 @@ and its value."""
 def run_sweep(
     paths: SweepPaths,
     spec: SweepSpec,
-    plan: Plan,
+    plan: ResourcePlan,
     machine: Machine | Cluster,
     make_view: ViewFactory,
     *,
@@ -54,7 +56,7 @@ def run_sweep(
     offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
-    tell: Callable[[Outcome], None],
+    tell: Callable[[SweepOutcome], None],
 ) -> None:
     """Run a sweep to its end, or until it is interrupted.
 
@@ -86,7 +88,7 @@ def run_sweep(
     token = lock.acquire().token
     try:
         remove_scratch(paths)  # of an earlier driver, with what it was asked
-        wishes = Wishes(paths, token)
+        wishes = StopRequests(paths, token)
         with listen(paths, lock, token, wishes, grace=grace) as interruption:
             if new and paths.exists():
                 raise SweepExists(paths)
@@ -117,8 +119,10 @@ def run_sweep(
                     warn(in_vain)
                 finished = sum(trial.finished for trial in sweep.ledger.trials())
                 with (
-                    Gallery(spec, paths, sweep.ledger.trials(), sweep.recorder) as gallery,
-                    Press(sweep.num_trials - finished, plan.concurrency) as press,
+                    FigureWorkerPool(
+                        spec, paths, sweep.ledger.trials(), sweep.recorder
+                    ) as gallery,
+                    ReportWorker(sweep.num_trials - finished, plan.concurrency) as press,
                 ):
                     if sweep.tracking.lacks_pictures:
                         gallery.show_again(trial.number for trial in sweep.ledger.trials())

@@ -25,10 +25,10 @@ from sweeps.config.revisions import (
 )
 from sweeps.config.spec import SpecError, SweepSpec
 from sweeps.early_stopping.schedulers import make_judge, make_scheduler
-from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP, Fired, fired
+from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP, StopCriterionMet, fired
 from sweeps.engine.process_cleanup import unmarked_environment
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.location import Place, check_kept, place_of
+from sweeps.ledger.location import LedgerLocation, check_kept, place_of
 from sweeps.ledger.reader import TrialRecord
 from sweeps.ledger.warm_start import take_along
 from sweeps.paths import SweepPaths, tracking_place
@@ -36,7 +36,7 @@ from sweeps.reconciliation.collect_state import gather
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.store_check import Missing, lost_runs
-from sweeps.recording.locked_recorder import FencedRecorder
+from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_views
 from sweeps.results.messages import lost_runs as tell_lost_runs
 from sweeps.store_access import reach_tracking
@@ -52,7 +52,7 @@ _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "tr
 
 
 @dataclass(frozen=True)
-class OpenSweep:
+class SweepSession:
     """A sweep in the hands of its driver."""
 
     paths: SweepPaths
@@ -71,13 +71,13 @@ class OpenSweep:
         return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0])
 
     @property
-    def stopped(self) -> Fired | None:
+    def stopped(self) -> StopCriterionMet | None:
         """The stop that ends the sweep before all of its trials are; None without one."""
         return fired(self.spec, self.ledger.trials(), self.ledger.seconds)
 
     @property
     def num_trials(self) -> int:
-        """How many trials the sweep is to have. See `SweepView`."""
+        """How many trials the sweep is to have. See `SweepStatus`."""
         return max(self.spec.trials, len(self.ledger.trials()))
 
     @property
@@ -181,9 +181,9 @@ def open_sweep(
     new: bool,
     accept_changes: bool = False,
     offline: bool = False,
-    place: Place | None = None,
+    place: LedgerLocation | None = None,
     fence: Callable[[], None],
-) -> OpenSweep:
+) -> SweepSession:
     """Open a sweep, or create it.
 
     Args:
@@ -222,7 +222,7 @@ def open_sweep(
         offline=offline,
         process=unmarked_environment(),
     )
-    return OpenSweep(paths, spec, ledger, FencedRecorder(tracking, fence), tracking, lost)
+    return SweepSession(paths, spec, ledger, LockedRecorder(tracking, fence), tracking, lost)
 
 
 def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str | None:
@@ -244,7 +244,7 @@ def open_ledger(
     *,
     new: bool,
     accepted: bool,
-    place: Place | None = None,
+    place: LedgerLocation | None = None,
 ) -> Ledger:
     """The spec's file is the commit point: a sweep exists once it is there, and its ledger was
     made before.

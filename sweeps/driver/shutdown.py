@@ -29,7 +29,12 @@ EXPORT = ".export-"
 
 
 def listen(
-    paths: SweepPaths, lock: SweepLock, token: str, wishes: stop_requests.Wishes, *, grace: float
+    paths: SweepPaths,
+    lock: SweepLock,
+    token: str,
+    wishes: stop_requests.StopRequests,
+    *,
+    grace: float,
 ) -> Interruption:
     """What hears signals and wishes, and acts on them.
 

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sweeps.formatting import format_number
-from sweeps.ledger.reader import LedgerView
+from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
-from sweeps.results.sweep_status import SweepView
-from sweeps.sweep_lock import Holder, is_held, read_holder
+from sweeps.results.sweep_status import SweepStatus
+from sweeps.sweep_lock import LockOwner, is_held, read_holder
 
 _DRAIN, _NOW, _STOP = "drain", "now", "stop-"
 _BEGIN_SECONDS = 5.0
@@ -30,15 +30,15 @@ _NOW_SECONDS = 10.0
 """How long a driver may take to leave at once."""
 
 
-class NothingToStop(ValueError):
+class NotRunningError(ValueError):
     """What shall be stopped is not running."""
 
 
-class NobodyRuns(NothingToStop):
+class NobodyRuns(NotRunningError):
     """What shall be stopped is of a sweep that no driver runs."""
 
 
-class Wishes:
+class StopRequests:
     """The driver's side: what is asked of it.
 
     Args:
@@ -81,7 +81,7 @@ def order(paths: SweepPaths, numbers: Iterable[int] | None = None) -> None:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StopResult:
     """What came of asking a sweep to stop."""
 
     name: str
@@ -100,7 +100,7 @@ class Stopped:
 
 def stop_sweep(
     paths: SweepPaths, *, now: bool, seconds: float, say: Callable[[str], None]
-) -> Stopped:
+) -> StopResult:
     """Ask a sweep's driver to drain, or to leave at once, and wait until it is gone.
 
     Args:
@@ -110,7 +110,7 @@ def stop_sweep(
     Raises:
         NothingToStop: No driver runs.
     """
-    view, holder = SweepView(paths), _holder(paths)
+    view, holder = SweepStatus(paths), _holder(paths)
     who = f"process {holder.pid} on {holder.host}"
     _ask(paths, holder, _NOW if now else _DRAIN)
     say(f"waiting for {who} to leave" if now else f"trials save their state; waiting for {who}")
@@ -119,22 +119,22 @@ def stop_sweep(
         return read_holder(paths.lock) != holder or not is_held(paths.lock)
 
     if _wait(gone, _NOW_SECONDS if now else seconds):
-        view = SweepView(paths)
-        return Stopped(paths.name, None, True, view.state, f"stopped; it is {view.state} now")
+        view = SweepStatus(paths)
+        return StopResult(paths.name, None, True, view.state, f"stopped; it is {view.state} now")
     later = (
         f"end it there with: kill -9 {holder.pid}"
         if now
         else f"wait longer with --timeout, or leave at once with: {paths.command('stop', '--now')}"
     )
     limit = _NOW_SECONDS if now else seconds
-    return Stopped(
+    return StopResult(
         paths.name, None, False, view.state, f"{who} has not left after {limit:g} s; {later}"
     )
 
 
 def stop_trial(
     paths: SweepPaths, number: int, *, seconds: float, say: Callable[[str], None]
-) -> Stopped:
+) -> StopResult:
     """Ask a sweep's driver to end one trial, and wait until that is written down.
 
     Args:
@@ -147,10 +147,10 @@ def stop_trial(
         NothingToStop: The trial has ended already, or another host runs the sweep.
         UnknownTrial: There is no such trial.
     """
-    view = SweepView(paths)
+    view = SweepStatus(paths)
     record = view.record(number)
     if record.finished:
-        raise NothingToStop(
+        raise NotRunningError(
             f"trial {number} of sweep '{paths.name}' is {record.state} already; only a trial that "
             f"has not ended can be stopped; look with: {paths.command('trials')}"
         )
@@ -162,10 +162,10 @@ def stop_trial(
     def ended() -> bool:
         nonlocal gone
         gone = read_holder(paths.lock) != holder or not is_held(paths.lock)
-        return LedgerView(view.place).trials[number].finished or gone
+        return LedgerReader(view.place).trials[number].finished or gone
 
     _wait(ended, seconds)
-    record = LedgerView(view.place).trials[number]
+    record = LedgerReader(view.place).trials[number]
     if record.finished:
         value = (
             f" with its best value {format_number(record.value)}"
@@ -185,15 +185,15 @@ def stop_trial(
             "or when the driver's grace period is over; "
             f"look with: {paths.command('show', str(number))}"
         )
-    return Stopped(paths.name, number, record.finished, record.state, message)
+    return StopResult(paths.name, number, record.finished, record.state, message)
 
 
-def _holder(paths: SweepPaths) -> Holder:
+def _holder(paths: SweepPaths) -> LockOwner:
     holder = read_holder(paths.lock) if is_held(paths.lock) else None
     if holder is None:
-        view = SweepView(paths)
+        view = SweepStatus(paths)
         if view.holder is not None:
-            raise NothingToStop(
+            raise NotRunningError(
                 f"sweep '{paths.name}' is run by {view.holder.describe()} with another directory "
                 f"than {paths.directory}; a sweep is stopped by what is written there; stop it on "
                 "that host"
@@ -207,7 +207,7 @@ def _holder(paths: SweepPaths) -> Holder:
     return holder
 
 
-def _ask(paths: SweepPaths, holder: Holder, wish: Literal["drain", "now"] | str) -> None:
+def _ask(paths: SweepPaths, holder: LockOwner, wish: Literal["drain", "now"] | str) -> None:
     _wait(paths.control.is_dir, _BEGIN_SECONDS)
     (paths.control / f"{holder.token}-{wish}").touch()
 

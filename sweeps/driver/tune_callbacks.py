@@ -27,22 +27,22 @@ from sweeps.checkpoint_locations import takes_checkpoints, trial_store
 from sweeps.config.logged_params import trial_parameters
 from sweeps.config.spec import SpecError, SweepSpec, trial_yaml
 from sweeps.driver import stop_requests
-from sweeps.driver.event_writer import Books, Entry, Told
+from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
 from sweeps.driver.progress import Hang, ProgressWatch
-from sweeps.driver.write_queue import Writer
+from sweeps.driver.write_queue import WriteQueue
 from sweeps.early_stopping.failure_policy import (
     MOST_LOST_STARTS,
     NOT_THE_TRIALS_DOING,
+    CrashCounter,
     Failure,
-    Hopeless,
-    Losses,
-    SameFailures,
+    RepeatedFailure,
+    RepeatedFailureDetector,
 )
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger, TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.tags import BY_THE_USER, STOPPED_BY_INTERRUPT
-from sweeps.results.observer import View
+from sweeps.results.observer import ProgressObserver
 from tracking.recorder import Recorder
 from trainable.files import make_directory
 from trainable.regular_files import replace_regular
@@ -67,7 +67,7 @@ _NOT_KEPT = (
 long as the sweep lasts, and statistics with two queues for each number in it."""
 
 
-class Release(Callback):
+class TrialMemoryReleaser(Callback):
     """Lets go of what Tune keeps of each trial that has ended for as long as the sweep lasts, and
     nobody asks for again: its configuration, metrics and results.
     """
@@ -83,7 +83,7 @@ class Release(Callback):
         trial._default_result_or_future = None
 
 
-class Bookkeeper(Callback):
+class TuneEventHandler(Callback):
     """Has written down what happens to trials.
 
     Args:
@@ -104,7 +104,7 @@ class Bookkeeper(Callback):
         paths: SweepPaths,
         ledger: Ledger,
         recorder: Recorder,
-        view: View,
+        view: ProgressObserver,
         *,
         fence: Callable[[], None],
         on_step: Callable[[], None],
@@ -122,27 +122,29 @@ class Bookkeeper(Callback):
         self._on_step = on_step
         self._node_died = node_died
         self._end_of_worker = end_of_worker
-        self._books = Books(spec, paths, ledger, recorder, view, fence=fence, on_end=on_end)
-        self._writer: Writer[Entry] = Writer(self._books.write)
+        self._books = EventWriter(spec, paths, ledger, recorder, view, fence=fence, on_end=on_end)
+        self._writer: WriteQueue[Entry] = WriteQueue(self._books.write)
         self._num_before = len(ledger.frozen_trials())
         self._live: set[int] = set()
         self._paused: set[int] = set()
-        self._last: dict[int, Told] = {}  # what is written with the end, which is about to come
+        self._last: dict[
+            int, WorkerReport
+        ] = {}  # what is written with the end, which is about to come
         self._signals: dict[int, list[str]] = {}  # as they were noted last
         self._asked: dict[int, str | None] = {}
         self._begun: set[int] = set()  # those whose worker has been told to train
         self._lost_starts: Counter[int] = Counter()
-        self._losses = Losses(spec.failures.max_retries)
+        self._losses = CrashCounter(spec.failures.max_retries)
         self._given_up: dict[int, Failure] = {}
         self._hangs: Counter[int] = Counter()
         self._ended: dict[int, Hang | None] = {}  # whose workers this driver ended; None: as asked
         self._deadlines: dict[int, float] = {}  # of trials that the user stops
-        self._failures = SameFailures(spec.failures.same_failure_limit)
+        self._failures = RepeatedFailureDetector(spec.failures.same_failure_limit)
         self.num_ends = 0
         """How many trials came to their end; whether that is written shows `settle`."""
 
     @property
-    def hopeless(self) -> Hopeless | None:
+    def hopeless(self) -> RepeatedFailure | None:
         """Why more trials would only fail like those before, once that is so."""
         return self._failures.hopeless
 
@@ -244,13 +246,13 @@ class Bookkeeper(Callback):
         """Record a report, and leave Tune only what is asked of its result later."""
         del iteration, trials, info
         number = trial.config["number"]
-        told = Told(number, trial.config["params"], dict(result), _halved(trial, result))
+        told = WorkerReport(number, trial.config["params"], dict(result), _halved(trial, result))
         for key in _NOT_KEPT:
             result.pop(key, None)
         if told.signals not in (None, self._signals.setdefault(number, [])):
             told.notes[SIGNALS] = self._signals[number] = told.signals  # also that all is well
         self._books.described(told)
-        # Its end comes next, and its checkpoint lies in the store; see `Books.finished`.
+        # Its end comes next, and its checkpoint lies in the store; see `EventWriter.finished`.
         if result.get("ending") == "finished" and told.result.get("saved"):
             self._last[number] = told
         else:

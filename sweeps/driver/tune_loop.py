@@ -14,20 +14,20 @@ from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 
 from redaction.secrets import is_secret
 from sweeps.driver import stop_requests
-from sweeps.driver.session import OpenSweep
-from sweeps.driver.stop_requests import Wishes
-from sweeps.driver.tune_callbacks import Bookkeeper, Release
-from sweeps.early_stopping.failure_policy import Hopeless
+from sweeps.driver.session import SweepSession
+from sweeps.driver.stop_requests import StopRequests
+from sweeps.driver.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
+from sweeps.early_stopping.failure_policy import RepeatedFailure
 from sweeps.early_stopping.schedulers import replay
-from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP, Stops
+from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP, StopMonitor
 from sweeps.engine import local_ray
-from sweeps.engine.resources import Plan
+from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial
 from sweeps.ledger.ledger import TrialRecord
 from sweeps.paths import LedgerError
 from sweeps.recording.tags import BY_THE_USER
-from sweeps.results.observer import View
+from sweeps.results.observer import ProgressObserver
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.sweep_lock import SweepLock
 from trainable.errors import StorageError
@@ -35,16 +35,16 @@ from trainable.metrics_file import CurveDamaged
 
 
 def tune_trials(
-    sweep: OpenSweep,
-    plan: Plan,
-    view: View,
+    sweep: SweepSession,
+    plan: ResourcePlan,
+    view: ProgressObserver,
     interruption: Interruption,
-    wishes: Wishes,
+    wishes: StopRequests,
     lock: SweepLock,
     *,
     on_end: Callable[[TrialRecord], None],
     node_died: Callable[[Exception | None], bool] = lambda _: False,
-) -> Hopeless | None:
+) -> RepeatedFailure | None:
     """Run trials until there are no more, or until the sweep is to stop.
 
     Args:
@@ -78,7 +78,7 @@ def tune_trials(
         warn=view.warned,
     )
 
-    stops = Stops(
+    stops = StopMonitor(
         spec,
         ledger,
         ends=lambda: bookkeeper.num_ends,
@@ -107,7 +107,7 @@ def tune_trials(
             asked.add(number)
             bookkeeper.stop(number, reason, live=searcher.is_live(number))
 
-    bookkeeper = Bookkeeper(
+    bookkeeper = TuneEventHandler(
         spec,
         paths,
         ledger,
@@ -131,7 +131,7 @@ def tune_trials(
         run_config=tune.RunConfig(
             storage_path=str(paths.ray),
             name=f"attempt-{_next_attempt(paths.ray):03d}",
-            callbacks=[bookkeeper, Release()],
+            callbacks=[bookkeeper, TrialMemoryReleaser()],
             # Tune tries again without end; the bookkeeper knows when a trial comes no further.
             failure_config=tune.FailureConfig(max_failures=-1),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=1),

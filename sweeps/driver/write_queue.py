@@ -24,7 +24,7 @@ _MOST = 500
 _T = TypeVar("_T")
 
 
-class Writer(Generic[_T]):
+class WriteQueue(Generic[_T]):
     """Writes what it is given, unless somebody settles in a thread of its own, until something
     cannot be written.
 

@@ -93,7 +93,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Hopeless:
+class RepeatedFailure:
     """Why a sweep stopped by itself: these trials failed in the same way, the last one so."""
 
     numbers: tuple[int, ...]
@@ -109,7 +109,7 @@ class Hopeless:
         return f"{who} failed{alike}: {self.failure.reason}{where}"
 
 
-class SameFailures:
+class RepeatedFailureDetector:
     """Notices that trial after trial fails in the same way.
 
     Args:
@@ -119,7 +119,7 @@ class SameFailures:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._numbers: dict[tuple[str, str], list[int]] = {}
-        self.hopeless: Hopeless | None = None
+        self.hopeless: RepeatedFailure | None = None
 
     def failed(self, number: int, failure: Failure) -> None:
         """A trial failed."""
@@ -128,18 +128,18 @@ class SameFailures:
         numbers = self._numbers.setdefault(failure.way, [])
         numbers.append(number)
         if len(numbers) == self._limit and self.hopeless is None:
-            self.hopeless = Hopeless(tuple(numbers), failure)
+            self.hopeless = RepeatedFailure(tuple(numbers), failure)
 
     def stopped(self, number: int, failure: Failure) -> None:
         """A trial could not go on, and neither could any other."""
-        self.hopeless = self.hopeless or Hopeless((number,), failure)
+        self.hopeless = self.hopeless or RepeatedFailure((number,), failure)
 
     def passed(self) -> None:
         """A trial got through: what failed before it is not wrong for all."""
         self._numbers.clear()
 
 
-class Losses:
+class CrashCounter:
     """Counts how often in a row a trial lost its process without having come further.
 
     A trial that commits a checkpoint between two losses may lose as many processes as it likes:

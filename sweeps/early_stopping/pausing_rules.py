@@ -5,17 +5,17 @@ rules (`halving`, `population`).
 from __future__ import annotations
 
 from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.halving import Ladder, Pauses, rungs
-from sweeps.early_stopping.pbt import Population
+from sweeps.early_stopping.halving import PausingRule, SuccessiveHalving, rungs
+from sweeps.early_stopping.pbt import PopulationBasedTraining
 
 
-def make_pauses(spec: SweepSpec) -> Pauses | None:
+def make_pauses(spec: SweepSpec) -> PausingRule | None:
     """Return when a sweep's trials pause, and who goes on; None where no trial ever pauses."""
     early, epochs = spec.early_stopping, spec.budget.epochs
     minimize = spec.modes[0] == "min"
     match early.scheduler:
         case "asha_promote":
-            return Ladder(
+            return SuccessiveHalving(
                 rungs=rungs(early.grace_epochs, early.reduction, epochs),
                 minimize=minimize,
                 awaited=spec.trials,
@@ -24,6 +24,8 @@ def make_pauses(spec: SweepSpec) -> Pauses | None:
             )
         case "pbt" | "pb2":
             every = range(early.interval_epochs, epochs, early.interval_epochs)
-            return Population(rungs=tuple(every), minimize=minimize, awaited=spec.trials)
+            return PopulationBasedTraining(
+                rungs=tuple(every), minimize=minimize, awaited=spec.trials
+            )
         case _:
             return None

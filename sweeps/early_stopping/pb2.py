@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sweeps.config.errors import Fault, Refused
+from sweeps.config.errors import Issue, UserError
 from sweeps.config.search_space import SearchSpace, mutable
 from sweeps.config.space import Choice, Distribution, LogInt, LogUniform, is_number
 from sweeps.ledger.reader import TrialRecord
@@ -43,10 +43,10 @@ def check_installed() -> None:
             "pb2 needs the package 'scikit-learn', which is not installed; its model is made of "
             "it; write pbt, or run `pip install scikit-learn`"
         )
-        raise Refused([Fault(("early_stopping", "scheduler"), message)])
+        raise UserError([Issue(("early_stopping", "scheduler"), message)])
 
 
-class Bandit:
+class PopulationBasedBandits:
     """What a population has learned of its numeric hyperparameters by a rung.
 
     Args:

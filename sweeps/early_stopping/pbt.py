@@ -17,7 +17,7 @@ from typing import Any
 
 from sweeps.config.search_space import SearchSpace, mutable
 from sweeps.config.space import Choice, Distribution, is_number
-from sweeps.early_stopping.halving import Pauses, Reports
+from sweeps.early_stopping.halving import PausingRule, Reports
 from trainable.seeding import derive_seed
 
 _FACTORS = (0.8, 1.2)
@@ -26,7 +26,7 @@ _ATTEMPTS = 8  # changes of a point before it is taken as it is, if none is allo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Population(Pauses):
+class PopulationBasedTraining(PausingRule):
     """At a rung all wait for all, and then all go on."""
 
     def next_promotion(

@@ -28,7 +28,7 @@ _KEEP_EVERY = 10.0
 
 
 @dataclass(frozen=True)
-class Fired:
+class StopCriterionMet:
     """A stop that holds."""
 
     key: str
@@ -39,7 +39,9 @@ class Fired:
     """The changes to the spec, `KEY=VALUE` each, with which the sweep goes on; none: it cannot."""
 
 
-def fired(spec: SweepSpec, trials: Sequence[TrialSummary], seconds: float) -> Fired | None:
+def fired(
+    spec: SweepSpec, trials: Sequence[TrialSummary], seconds: float
+) -> StopCriterionMet | None:
     """Return the stop that ends a sweep; None while it goes on, and where it had nothing to end.
 
     Args:
@@ -68,17 +70,17 @@ def _cut_short(trial: TrialSummary) -> bool:
     return (trial.reason or "").startswith(BY_THE_SWEEP)
 
 
-def _target(spec: SweepSpec, trials: Sequence[TrialSummary]) -> Fired | None:
+def _target(spec: SweepSpec, trials: Sequence[TrialSummary]) -> StopCriterionMet | None:
     target, minimize = spec.stop.value, spec.modes[0] == "min"
     best = _best(trials, minimize=minimize)
     if target is None or best is None or (best > target if minimize else best < target):
         return None
-    return Fired(
+    return StopCriterionMet(
         "stop.value", f"{spec.metrics[0]} {best:g} has reached {target:g}", ("stop.value=null",)
     )
 
 
-def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> Fired | None:
+def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> StopCriterionMet | None:
     count, minimize = spec.stop.plateau.trials, spec.modes[0] == "min"
     if count is None:
         return None
@@ -101,19 +103,21 @@ def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> Fired | None:
         more *= 2
     best = _best(tried, minimize=minimize)
     delta = f" by more than {spec.stop.plateau.min_delta:g}" if spec.stop.plateau.min_delta else ""
-    return Fired(
+    return StopCriterionMet(
         "stop.plateau",
         f"the last {count} trials did not improve {spec.metrics[0]} ({best:g}){delta}",
         (f"stop.plateau.trials={more}",),
     )
 
 
-def _time(spec: SweepSpec, seconds: float) -> Fired | None:
+def _time(spec: SweepSpec, seconds: float) -> StopCriterionMet | None:
     hours = spec.stop.hours
     if hours is None or seconds < hours * 3600:
         return None
     more = float(f"{2 * max(hours, seconds / 3600):.3g}")
-    return Fired("stop.hours", f"its {hours:g} hours are over", (f"stop.hours={more:g}",))
+    return StopCriterionMet(
+        "stop.hours", f"its {hours:g} hours are over", (f"stop.hours={more:g}",)
+    )
 
 
 def _best(trials: Iterable[TrialSummary], *, minimize: bool) -> float | None:
@@ -122,7 +126,7 @@ def _best(trials: Iterable[TrialSummary], *, minimize: bool) -> float | None:
     return best_report(values, minimize=minimize)
 
 
-class Stops:
+class StopMonitor:
     """Watches, in a driver, whether the sweep is to end, and counts its time in the ledger.
 
     Args:
@@ -151,7 +155,7 @@ class Stops:
         self._started = clock()
         self._trials = ledger.trials()
 
-    def look(self) -> Fired | None:
+    def look(self) -> StopCriterionMet | None:
         """Return the stop that holds; called in each turn of the driver's loop."""
         # To read thousands at each one's end takes long, and the disk is waited for.
         if _watches(self._spec) and self._num_ends != (ends := self._ends()):

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from sweeps.engine import local_ray
 from sweeps.engine.cluster_address import ClusterRefused, is_loopback, knock, locate
-from sweeps.engine.code_upload import Luggage, pack
+from sweeps.engine.code_upload import CodePackage, pack
 from sweeps.engine.node_checks import survey
 from sweeps.engine.resources import Machine
 from sweeps.exit_codes import WRONG_INPUT
@@ -203,7 +203,7 @@ def _configure(address: str) -> None:
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
 
 
-def _connect(address: str, luggage: Luggage | None, withhold: Iterable[str]) -> str:
+def _connect(address: str, luggage: CodePackage | None, withhold: Iterable[str]) -> str:
     """Returns the socket of the node that we speak to it through."""
     import ray
 

@@ -30,7 +30,7 @@ _SPECIAL = re.compile(r"([*?\[\]!#\\ ])")
 
 
 @dataclass(frozen=True)
-class Luggage:
+class CodePackage:
     """What travels.
 
     Attributes:
@@ -55,7 +55,7 @@ class Luggage:
         )
 
 
-def pack(directory: Path, root: Path, modules: Iterable[str]) -> Luggage | None:
+def pack(directory: Path, root: Path, modules: Iterable[str]) -> CodePackage | None:
     """Choose what travels.
 
     Args:
@@ -93,7 +93,7 @@ def pack(directory: Path, root: Path, modules: Iterable[str]) -> Luggage | None:
             f"{format_bytes(LIMIT)} can; the largest are {_named(_entries(small))}; name what the "
             "task does not import in .rayignore, or keep it elsewhere"
         )
-    return Luggage(
+    return CodePackage(
         directory,
         (*excludes, *map(_pattern, sorted(left))),
         tuple(sorted(left.items(), key=_by_size)),

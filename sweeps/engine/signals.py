@@ -25,7 +25,7 @@ _CLOSE = b"\0"
 """No signal has the number 0."""
 
 
-class Left(BaseException):
+class ExitRequested(BaseException):
     """A signal came while there was nothing to drain."""
 
     def __init__(self, number: int) -> None:
@@ -35,11 +35,11 @@ class Left(BaseException):
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """While nothing has been started that needs to be drained, the first signal raises `Left`."""
+    """Raise `ExitRequested` at the first signal, while nothing runs that needs draining."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         del frame
-        raise Left(number)
+        raise ExitRequested(number)
 
     before = _handle(leave)
     try:

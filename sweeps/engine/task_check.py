@@ -22,10 +22,10 @@ from typing import Any
 
 import trainable
 from redaction.secrets import redact
-from sweeps.config.errors import Fault, Refused, key_path
+from sweeps.config.errors import Issue, UserError, key_path
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SpecError, SweepSpec
-from sweeps.engine.resources import Plan, StepMemory
+from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.system_limits import shortages
 from sweeps.formatting import format_bytes
 from tracking.address import credentials
@@ -38,7 +38,7 @@ _SECONDS_TO_END = 5.0
 """From its last answer; longer only for the sake of threads that a task has left."""
 
 
-class TaskRefused(Refused):
+class TaskRefused(UserError):
     """The task cannot be loaded, or cannot be trained as configured.
 
     Args:
@@ -53,11 +53,11 @@ class TaskRefused(Refused):
     def __init__(self, spec: SweepSpec, key: str, message: str, *, raised: bool = False) -> None:
         self.raised = raised
         path = ("space", key) if key in spec.space else key_path(key)
-        super().__init__([Fault(path, message)])
+        super().__init__([Issue(path, message)])
 
 
 @dataclass(frozen=True)
-class Facts:
+class TaskFacts:
     """What the task is, in numbers; a loop of the user's own keeps them to itself."""
 
     num_parameters: int = 0
@@ -100,7 +100,7 @@ class Facts:
         ]
 
 
-class Inspection:
+class TaskInspector:
     """A child process that loads the task and builds everything a run would build.
 
     Where trials are to share GPUs and the spec leaves their share open, it also takes two steps of
@@ -118,7 +118,9 @@ class Inspection:
         TaskRefused: There is no such task; that much is known without a child.
     """
 
-    def __init__(self, spec: SweepSpec, plan: Plan | None, *, thorough: bool = False) -> None:
+    def __init__(
+        self, spec: SweepSpec, plan: ResourcePlan | None, *, thorough: bool = False
+    ) -> None:
         self._spec = spec
         check_names(spec)
         # As its trials see it: their GPUs, and nothing that opens the tracking store.
@@ -156,7 +158,7 @@ class Inspection:
             with self._complaints, self._child, contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
 
-    def facts(self) -> Facts:
+    def facts(self) -> TaskFacts:
         """Wait for the answer.
 
         Raises:
@@ -179,7 +181,7 @@ class Inspection:
         if "refused" in answer:
             raised = answer.get("raised", False)
             raise TaskRefused(self._spec, answer["key"], answer["refused"], raised=raised)
-        facts = Facts(**answer)
+        facts = TaskFacts(**answer)
         if facts.own_loop or self._configs.count("\n") == 2:
             return facts
         memory = measured[0] if measured else {"failed": "ended its process"}

@@ -19,10 +19,10 @@ from sweeps.ledger.dialect import Dialect, Rows
 from sweeps.ledger.postgres import LedgerDatabase
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import LedgerError, SweepPaths
-from sweeps.sweep_lock import Beside, Holder, is_held, read_holder
+from sweeps.sweep_lock import LockOwner, SecondaryLock, is_held, read_holder
 
 
-class Place(Protocol):
+class LedgerLocation(Protocol):
     """A ledger's place. As text it is what messages call it."""
 
     @property
@@ -79,10 +79,10 @@ class Place(Protocol):
             LedgerError: There are trials, or it is not this sweep's.
         """
 
-    def lock(self) -> Beside | None:
+    def lock(self) -> SecondaryLock | None:
         """A lock that holds wherever the ledger can be written to; None: the directory's does."""
 
-    def holder(self) -> Holder | None:
+    def holder(self) -> LockOwner | None:
         """Who holds that lock, None when nobody does or there is none.
 
         Raises:
@@ -94,19 +94,19 @@ class StorageMoved(ValueError):
     """A sweep was to go on with its ledger or its checkpoints elsewhere."""
 
 
-def place_of(paths: SweepPaths, spec: SweepSpec) -> Place:
+def place_of(paths: SweepPaths, spec: SweepSpec) -> LedgerLocation:
     """Return the place of a sweep's ledger."""
     if spec.storage.ledger is None:
         return LedgerFile(paths.ledger)
     return LedgerDatabase(spec.storage.ledger, spec.name, paths.directory)
 
 
-def as_place(place: Place | Path) -> Place:
+def as_place(place: LedgerLocation | Path) -> LedgerLocation:
     """Return a place; a path stands for the file there."""
     return LedgerFile(place) if isinstance(place, Path) else place
 
 
-def holder_of(paths: SweepPaths, place: Place) -> tuple[bool, Holder | None]:
+def holder_of(paths: SweepPaths, place: LedgerLocation) -> tuple[bool, LockOwner | None]:
     """Return whether a driver holds a sweep, here or on another host, and who it is if it is
     known.
 

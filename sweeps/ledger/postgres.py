@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sweeps.ledger.dialect import Dialect, check_tables, one
 from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.store_access import check_store
-from sweeps.sweep_lock import Holder, LockLost, SweepHeld
+from sweeps.sweep_lock import LockLost, LockOwner, SweepLockedError
 from tracking.trusted_stores import StoreUntrusted, secured
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class LedgerDatabase:
             SweepHeld: A driver runs one of that name, on whatever host.
         """
         if (holder := self.holder()) is not None:
-            raise SweepHeld(self.directory, holder)
+            raise SweepLockedError(self.directory, holder)
         with self.reading() as db:
             ours, versioned = (_has_table(db, n) for n in ("version_info", "alembic_version"))
             if one(db.execute(_FOREIGN_VERSION)) if ours else versioned:
@@ -274,7 +274,7 @@ class LedgerDatabase:
 
         return DatabaseLock(self)
 
-    def holder(self) -> Holder | None:
+    def holder(self) -> LockOwner | None:
         """Who holds that lock; None when nobody does.
 
         Raises:
@@ -284,7 +284,7 @@ class LedgerDatabase:
             if not _has_table(db, "gradsweep_drivers"):
                 return None
             row = db.execute(_HOLDER, {"sweep": self.study}).fetchone()
-        return None if row is None else Holder(row[0], row[1], row[2], token="")
+        return None if row is None else LockOwner(row[0], row[1], row[2], token="")
 
     def lost(self) -> LockLost:
         """What ends a driver whose turn it is no more."""

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from redaction.escapes import printable, visible
 from sweeps.ledger.dialect import Rows, check_tables, one
-from sweeps.ledger.location import Place, as_place
+from sweeps.ledger.location import LedgerLocation, as_place
 from sweeps.ledger.texts import clipped
 
 ATTEMPT = "attempt "
@@ -54,7 +54,7 @@ _STATES = {
 }
 
 
-class Mutation(NamedTuple):
+class PbtPerturbation(NamedTuple):
     """A member of a population goes on from another one, with other parameters."""
 
     epoch: int
@@ -97,7 +97,7 @@ class TrialSummary:
     """Micro-batches per step, when the memory did not suffice for those it was configured with."""
     suggested: dict[str, Any] = field(default_factory=dict)
     """With what it began."""
-    lineage: tuple[Mutation, ...] = ()
+    lineage: tuple[PbtPerturbation, ...] = ()
     """How its parameters changed while it trained, the earliest first."""
 
     @property
@@ -206,7 +206,7 @@ def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str,
     """Return the fields of a trial that a ledger keeps as parameters and user attributes."""
     attributes = clipped(attributes)
     progress = attributes.get("progress", {})
-    lineage = tuple(Mutation(*one) for one in attributes.get(LINEAGE, ()))
+    lineage = tuple(PbtPerturbation(*one) for one in attributes.get(LINEAGE, ()))
     return {
         "suggested": suggested,
         "lineage": lineage,
@@ -237,7 +237,7 @@ def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
     return [attributes[name] for name in itertools.takewhile(attributes.__contains__, names)]
 
 
-class LedgerView:
+class LedgerReader:
     """A ledger as it is at one moment, in a time that does not grow with the trials' curves.
 
     Args:
@@ -248,7 +248,7 @@ class LedgerView:
             tables wrote it.
     """
 
-    def __init__(self, place: Place | Path) -> None:
+    def __init__(self, place: LedgerLocation | Path) -> None:
         self._place = as_place(place)
         sql = self._place.sql
         self._reported_value = sql.number("intermediate_value", "intermediate_value_type")

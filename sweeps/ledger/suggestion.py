@@ -10,7 +10,7 @@ from optuna.distributions import BaseDistribution
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Suggestion:
     """A point of a search space."""
 
     params: Mapping[str, Any]

@@ -20,7 +20,7 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing.model_card import FILE_NAME, model_card
 from sweeps.recording.tags import attempt_tags
 from sweeps.recording.trial_config import trained_with
-from sweeps.results.sweep_status import NoBest, SweepView
+from sweeps.results.sweep_status import NoBest, SweepStatus
 from trainable.errors import StorageError
 from trainable.export import AWAY
 from trainable.regular_files import LARGEST_TEXT, read_regular
@@ -34,7 +34,7 @@ class NoVersion(Exception):
     """A model could not be registered."""
 
 
-def export_best(view: SweepView, directory: Path, trial: int | None = None) -> list[Path]:
+def export_best(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:
     """Write the best trial's weights and resolved configuration into a new directory.
 
     Args:

@@ -49,7 +49,7 @@ class NotDrawn(Exception):
     """A trial's pictures could not be drawn."""
 
 
-class Gallery:
+class FigureWorkerPool:
     """Draws trials in the order in which they ended, in a thread and a process of its own; once
     the sweep has ended, in as many as there are CPUs.
 
@@ -142,7 +142,7 @@ class Gallery:
             thread.join(None if timeout is None else max(0.0, timeout - waited))
         return self._drop()
 
-    def __enter__(self) -> Gallery:
+    def __enter__(self) -> FigureWorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from sweeps.checkpoint_locations import best_generation
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import trained_with
-from sweeps.results.sweep_status import NoBest, SweepView
+from sweeps.results.sweep_status import NoBest, SweepStatus
 from sweeps.store_access import reach_tracking
 from tracking.registry import NotRegistered, register_model
 from trainable.config import TrialConfig
@@ -27,7 +27,7 @@ _OURS = ("sweeps", "trainable", "tracking", "redaction")
 """Who loads a model need not have them."""
 
 
-def register_best(view: SweepView, number: int, model: str, *, pickled: bool) -> str:
+def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) -> str:
     """Register a trial's model, the best one's, under a name.
 
     Args:
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
     root, name, number, model, form = arguments
     prepare_process()
     try:
-        view = SweepView(SweepPaths(Path(root), name))
+        view = SweepStatus(SweepPaths(Path(root), name))
         version = register_best(view, int(number), model, pickled=form == "pickle")
     except (NoBest, NotRegistered, TrainingError) as error:
         sys.exit(str(error))

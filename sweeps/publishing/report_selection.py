@@ -18,7 +18,7 @@ _ENOUGH = 10
 
 
 @dataclass(frozen=True)
-class Basis:
+class ReportSelection:
     """Trials compared at one epoch."""
 
     epoch: int
@@ -33,7 +33,7 @@ class Basis:
 
 def basis(
     spec: SweepSpec, states: Mapping[int, str], curves: Mapping[int, Mapping[int, float]]
-) -> Basis:
+) -> ReportSelection:
     """Return the latest epoch that ten trials reached, or all where there are fewer.
 
     Args:
@@ -48,7 +48,7 @@ def basis(
     }
     ends = sorted((max(curve) for curve in finite.values() if curve), reverse=True)
     if not ends:
-        return Basis(0, {}, spec.metrics[0], "")
+        return ReportSelection(0, {}, spec.metrics[0], "")
     epoch = ends[min(_ENOUGH, len(ends)) - 1]
     best = min if spec.modes[0] == "min" else max
     values = {
@@ -56,7 +56,7 @@ def basis(
         for number, curve in finite.items()
         if curve and min(curve) <= epoch <= max(curve)
     }
-    return Basis(epoch, values, *_words(spec, epoch, len(values), ends))
+    return ReportSelection(epoch, values, *_words(spec, epoch, len(values), ends))
 
 
 def _words(spec: SweepSpec, epoch: int, count: int, ends: Sequence[int]) -> tuple[str, str]:

@@ -34,7 +34,7 @@ _PART = 4
 some 200 MB."""
 
 
-class Press:
+class ReportWorker:
     """Writes the report at a sweep's end.
 
     Args:
@@ -69,7 +69,7 @@ class Press:
             return draw_report(paths, target)
         return answer(process.returncode, said, target)
 
-    def __enter__(self) -> Press:
+    def __enter__(self) -> ReportWorker:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,9 +14,9 @@ from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.halving import Judge
 from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.reconciliation.reconcile import STATUSES, Facts, Report, TrialFacts
+from sweeps.reconciliation.reconcile import STATUSES, SavedReport, SweepState, TrialState
 from sweeps.recording.downsampling import recorded
-from tracking.outbox_status import Delivered, read_outbox
+from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged
 from trainable.metrics_file import Row, read_logged, read_rows
@@ -30,7 +30,7 @@ def gather(
     live: bool,
     judge: Judge | None = None,
     stop: str | None = None,
-) -> Facts:
+) -> SweepState:
     """Read the facts of a sweep.
 
     Args:
@@ -53,7 +53,7 @@ def gather(
     known = {paths.trial(record.number).name for record in records}
     directory = paths.trial(0).parent
     found = directory.iterdir() if directory.is_dir() else ()
-    return Facts(
+    return SweepState(
         trials=trials,
         metric=spec.metrics[0],
         parameters=frozenset(spec.search_space().unconditional()),
@@ -65,8 +65,8 @@ def gather(
 
 
 def trial_facts(
-    paths: SweepPaths, spec: SweepSpec, record: TrialRecord, delivered: Delivered
-) -> TrialFacts:
+    paths: SweepPaths, spec: SweepSpec, record: TrialRecord, delivered: DeliveryStatus
+) -> TrialState:
     """Read the facts of one trial.
 
     Raises:
@@ -78,7 +78,7 @@ def trial_facts(
     left_open = trial_files(paths, spec, number).has_writer()
     if record.finished and told == STATUSES[record.state]:
         # Both know its end, and rows are queued before it.
-        return TrialFacts(record, told=told, left_open=left_open)
+        return TrialState(record, told=told, left_open=left_open)
     rows = read_rows(directory)
     curve = _curve(rows, spec)
     if not record.finished:
@@ -93,7 +93,7 @@ def trial_facts(
         *(row for at, row in read_logged(directory) if record.finished or at <= last),
         *recorded(kept, spec.tracking.every, ended=record.finished),
     )
-    return TrialFacts(
+    return TrialState(
         record,
         curve,
         begun=(directory / TRIAL_CONFIG).exists() or bool(rows),
@@ -110,8 +110,8 @@ def trial_facts(
 
 
 def _judged(
-    trials: Sequence[TrialFacts], judge: Judge, paths: SweepPaths, spec: SweepSpec
-) -> list[TrialFacts]:
+    trials: Sequence[TrialState], judge: Judge, paths: SweepPaths, spec: SweepSpec
+) -> list[TrialState]:
     reports = {
         trial.record.number: {
             **{report.epoch: report.value for report in trial.curve},
@@ -141,9 +141,9 @@ def _is_sound(store: CheckpointStore, epochs: int) -> bool:
     return newest is not None and newest.epoch >= epochs
 
 
-def _curve(rows: Sequence[Row], spec: SweepSpec) -> tuple[Report, ...]:
+def _curve(rows: Sequence[Row], spec: SweepSpec) -> tuple[SavedReport, ...]:
     return tuple(
-        Report(
+        SavedReport(
             int(row.metrics["epoch"]),
             row.step,
             row.metrics[spec.metrics[0]],

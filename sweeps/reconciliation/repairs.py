@@ -18,29 +18,29 @@ from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
 from sweeps.reconciliation.reconcile import (
     STATUSES,
     Correction,
-    Ended,
-    Gap,
-    Interrupted,
-    LeftOpen,
-    Logged,
-    Reported,
-    Stranger,
-    Suggested,
-    Told,
-    Uncounted,
-    Unopened,
+    MissingMetrics,
+    MissingParams,
+    MissingReport,
+    MissingRun,
+    MissingTrials,
+    OrphanedRun,
+    StaleRunStatus,
+    StaleWriter,
+    UncountedAttempt,
+    UnknownDirectory,
+    UnrecordedEnd,
 )
 from sweeps.recording.downsampling import recorded
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags, noted_tags
 from sweeps.recording.trial_config import read_config
-from sweeps.search.suggest import Proposer
+from sweeps.search.suggest import Suggester
 from tracking.recorder import Recorder
-from trainable.errors import Fenced, StorageError
+from trainable.errors import StorageError, WriterReplaced
 from trainable.files import RunFiles
 from trainable.metrics_file import logged_files, read_logged, read_rows
 
 
-class StrangerInTheWay(ValueError):
+class UnknownDirectoryInTheWay(ValueError):
     """A directory holds the place of a trial that is still to come."""
 
 
@@ -67,33 +67,33 @@ def apply(
         _refuse(wrong, paths, ledger)
     for wrong in corrections:
         match wrong:
-            case Stranger():
+            case UnknownDirectory():
                 warn(f"{wrong}; it is left alone")
-            case Suggested(number):
+            case MissingParams(number):
                 stored = ledger.trial(number).params
-                ledger.complete(number, Proposer(spec, ledger).propose(number, stored))
-            case Uncounted(number):
+                ledger.complete(number, Suggester(spec, ledger).propose(number, stored))
+            case UncountedAttempt(number):
                 if ledger.trial(number).attempts == 0:
                     ledger.start(number)
-            case LeftOpen(number):
+            case StaleWriter(number):
                 close_store(trial_files(paths, spec, number))
-            case Ended(number, ending, reason):
+            case UnrecordedEnd(number, ending, reason):
                 lineage = without_unbegun(ledger.trial(number), paths).lineage
                 record = ledger.finish(number, ending, reason=reason, lineage=lineage)
                 # Also what it trained after its last report: no later start would deliver it.
                 directory = paths.trial(number)
                 rows = recorded(read_rows(directory), spec.tracking.every, ended=True)
                 own = [row for _, row in read_logged(directory)]
-                told = Told(number, STATUSES[ending], (*own, *rows))
+                told = StaleRunStatus(number, STATUSES[ending], (*own, *rows))
                 tell(told, paths, spec, record, recorder)
-            case Unopened() | Told() | Interrupted():
+            case MissingRun() | StaleRunStatus() | OrphanedRun():
                 tell(wrong, paths, spec, ledger.trial(wrong.number), recorder)
-            case Reported() | Logged():
+            case MissingReport() | MissingMetrics():
                 catch_up([wrong], ledger, recorder)
 
 
 def tell(
-    wrong: Unopened | Logged | Told | Interrupted,
+    wrong: MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun,
     paths: SweepPaths,
     spec: SweepSpec,
     record: TrialRecord,
@@ -101,13 +101,13 @@ def tell(
 ) -> None:
     """Give tracking what it lacks of a trial that nobody works on."""
     match wrong:
-        case Unopened(number, at_ms):
+        case MissingRun(number, at_ms):
             record = without_unbegun(record, paths)  # who goes on is told of it at the start
             parameters = told_parameters(paths, spec, record)
             recorder.start(number, parameters, noted_tags(record), at_ms=at_ms)
-        case Logged(number, rows):
+        case MissingMetrics(number, rows):
             recorder.log(number, rows)
-        case Told(number, status, rows):
+        case StaleRunStatus(number, status, rows):
             recorder.log(number, rows)
             for file, name in logged_files(paths.trial(number)):
                 recorder.artifact(number, file, name)
@@ -115,17 +115,19 @@ def tell(
             ends = [*(row.timestamp_ms for row in rows[-1:]), record.ended_ms or 0]
             at_ms = min(max(ends), time.time_ns() // 1_000_000) or None
             recorder.finish(number, status, end_tags(record, spec), at_ms=at_ms)
-        case Interrupted(number, at_ms):
+        case OrphanedRun(number, at_ms):
             recorder.finish(number, "INTERRUPTED", STOPPED_BY_INTERRUPT, at_ms=at_ms)
 
 
-def catch_up(corrections: Iterable[Reported | Logged], ledger: Ledger, recorder: Recorder) -> None:
+def catch_up(
+    corrections: Iterable[MissingReport | MissingMetrics], ledger: Ledger, recorder: Recorder
+) -> None:
     """Give ledger and tracking what the store has of a trial that goes on."""
     for wrong in corrections:
         match wrong:
-            case Reported(number, report):
+            case MissingReport(number, report):
                 ledger.report(number, **report._asdict())
-            case Logged(number, rows):
+            case MissingMetrics(number, rows):
                 recorder.log(number, rows)
 
 
@@ -143,19 +145,19 @@ def close_stores(trials: Iterable[RunFiles]) -> None:
     worse to be told.
     """
     for trial in trials:
-        with contextlib.suppress(OSError, Fenced, StorageError):
+        with contextlib.suppress(OSError, WriterReplaced, StorageError):
             close_store(trial)
 
 
 def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
     match wrong:
-        case Gap():
+        case MissingTrials():
             raise LedgerError(
                 f"the ledger {ledger.place} is not whole: {wrong}; trials are numbered without "
                 "gaps; restore it from a backup, or start a new sweep under another name"
             )
-        case Stranger(directory, in_the_way=True):
-            raise StrangerInTheWay(
+        case UnknownDirectory(directory, in_the_way=True):
+            raise UnknownDirectoryInTheWay(
                 f"{paths.directory / 'trials' / directory} belongs to no trial of the ledger, and "
                 "a new trial would take it for its own; trials start in directories of their "
                 "own; move it away"

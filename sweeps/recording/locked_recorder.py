@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tracking.recorder import Recorder, Row, Status
+from tracking.recorder import MetricRow, Recorder, Status
 
 
-class FencedRecorder:
+class LockedRecorder:
     """Records for as long as that is this driver's to do.
 
     Args:
@@ -36,7 +36,7 @@ class FencedRecorder:
         self._fence()
         self._recorder.start(trial, params, tags, at_ms=at_ms)
 
-    def log(self, trial: int, rows: Iterable[Row]) -> None:
+    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
         """See `Recorder.log`."""
         self._fence()
         self._recorder.log(trial, rows)

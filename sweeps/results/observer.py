@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 
-class Progress(NamedTuple):
+class TrialProgress(NamedTuple):
     """What a view is told of a trial."""
 
     number: int
@@ -19,13 +19,13 @@ class Progress(NamedTuple):
     metrics: Mapping[str, float]
 
 
-class View(Protocol):
+class ProgressObserver(Protocol):
     """Where a running sweep is shown."""
 
     def started(self, number: int, params: Mapping[str, Any], attempt: int) -> None:
         """A trial began, or began again."""
 
-    def reported(self, progress: Progress) -> None:
+    def reported(self, progress: TrialProgress) -> None:
         """A trial reached a report boundary."""
 
     def paused(self, number: int, value: float | None) -> None:

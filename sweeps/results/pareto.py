@@ -19,7 +19,7 @@ from sweeps.results.plain_console import line
 from sweeps.results.tables import plain_table, titles
 
 if TYPE_CHECKING:
-    from sweeps.results.sweep_status import Outcome
+    from sweeps.results.sweep_status import SweepOutcome
 
 
 def cells(result: Any, spec: SweepSpec) -> list[str]:
@@ -55,7 +55,7 @@ def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -
     return Group(Text(_head(len(front)), style="bold"), found, line(f"take one of them: {choose}"))
 
 
-def outcome(out: Console, result: Outcome) -> None:
+def outcome(out: Console, result: SweepOutcome) -> None:
     """The front at the end of a sweep."""
     if result.best:
         out.print(_head(len(result.best)), style="bold", soft_wrap=True)

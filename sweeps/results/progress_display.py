@@ -19,7 +19,7 @@ from rich.text import Text
 from redaction.escapes import printable
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_duration, format_number, joined
-from sweeps.results.observer import Progress
+from sweeps.results.observer import TrialProgress
 from sweeps.results.plain_console import redraws
 
 _STYLES = {
@@ -38,7 +38,7 @@ def view_on(
     finished: int = 0,
     total: int | None = None,
     best: tuple[int, float] | None = None,
-) -> LiveTable | PlainLines:
+) -> ProgressTable | PlainLines:
     """Return the table where it can be drawn again in its place, plain lines elsewhere.
 
     Args:
@@ -47,7 +47,7 @@ def view_on(
         best: The best of these, and its value.
     """
     if redraws(console):
-        return LiveTable(console, spec, finished=finished, total=total, best=best)
+        return ProgressTable(console, spec, finished=finished, total=total, best=best)
     return PlainLines(console, spec, finished=finished, total=total)
 
 
@@ -61,7 +61,7 @@ class _Row:
     seconds: float | None = None
 
 
-class LiveTable:
+class ProgressTable:
     """A table of the live and the leading trials, redrawn four times a second.
 
     Args:
@@ -89,7 +89,7 @@ class LiveTable:
         self._start = time.monotonic()
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
 
-    def __enter__(self) -> LiveTable:
+    def __enter__(self) -> ProgressTable:
         self._live.start()
         return self
 
@@ -105,7 +105,7 @@ class LiveTable:
         del attempt
         self._rows[number] = _Row(params, started=time.monotonic())
 
-    def reported(self, progress: Progress) -> None:
+    def reported(self, progress: TrialProgress) -> None:
         row = self._rows[progress.number]
         row.epoch, row.metrics = progress.epoch, progress.metrics
 
@@ -234,7 +234,7 @@ class PlainLines:
         again = f" (attempt {attempt})" if attempt > 1 else ""
         self._print(f"trial {number} started{again}: {joined(params)}")
 
-    def reported(self, progress: Progress) -> None:
+    def reported(self, progress: TrialProgress) -> None:
         names = (*self._spec.metrics, "train/lr", "train/grad_norm")
         shown = {name: progress.metrics[name] for name in names if name in progress.metrics}
         self._print(

@@ -30,8 +30,8 @@ from sweeps.paths import SweepPaths, command_line
 from sweeps.results import pareto
 from sweeps.results.pareto import cells
 from sweeps.results.plain_console import line, redraws
-from sweeps.results.sweep_status import STATES, SweepView
-from sweeps.results.tables import Grid, plain_table, titles
+from sweeps.results.sweep_status import STATES, SweepStatus
+from sweeps.results.tables import TextTable, plain_table, titles
 
 if TYPE_CHECKING:
     from sweeps.commands.doctor import Finding
@@ -128,7 +128,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     first = ["trial", "state", *spec.metrics, "epoch", "step"]
     last = ["attempts"] * attempts + ["reason"] * reasons
     short = titles(keys, [*first, *last])
-    grid = Grid(
+    grid = TextTable(
         [*first, *short, *last], right={*spec.metrics, "epoch", "step", "attempts", *short}
     )
     for one in found:
@@ -270,7 +270,7 @@ def findings(found: Sequence[Finding]) -> RenderableType:
     return table
 
 
-def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0) -> None:
+def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2.0) -> None:
     """Show a sweep's status until it no longer runs; where it cannot be drawn again in its place,
     each time that a trial's state or the best one is another.
     """

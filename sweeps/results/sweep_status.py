@@ -21,15 +21,15 @@ from sweeps.config.revisions import read_spec
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pauses
-from sweeps.early_stopping.stop_criteria import Fired, fired
+from sweeps.early_stopping.stop_criteria import StopCriterionMet, fired
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import holder_of, place_of
-from sweeps.ledger.reader import LedgerView, TrialSummary
+from sweeps.ledger.reader import LedgerReader, TrialSummary
 from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.reconciliation.collect_state import gather
-from sweeps.reconciliation.reconcile import Correction, Stranger, reconcile
+from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.sweep_lock import locked_by_a_stranger
-from tracking.outbox_status import Delivered, read_outbox
+from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import rank
 from trainable.errors import ConfigError
 
@@ -39,7 +39,7 @@ STATES = ("waiting", "running", "complete", "pruned", "failed")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SweepOutcome:
     """How running a sweep ended."""
 
     exit_code: int
@@ -56,7 +56,7 @@ class Outcome:
     """The number of a trial that shows the cause."""
     metrics: Sequence[str] = ()
     """By what the best ones are."""
-    stop: Fired | None = None
+    stop: StopCriterionMet | None = None
     """What ended the sweep before all of its trials were tried."""
     most_trials: int = 0
     """How many trials it can be given next; no more than it has where it cannot grow."""
@@ -112,7 +112,7 @@ class NoChoice(ValueError):
     """Several trials are the best, each in its own way, and none of them was chosen."""
 
 
-class SweepView:
+class SweepStatus:
     """One sweep, read at one moment.
 
     Raises:
@@ -130,9 +130,9 @@ class SweepView:
         self.running, self.holder = holder_of(paths, self.place)
         self.stranger = locked_by_a_stranger(paths.lock)
         """A sentence about who has locked the sweep and is no driver; None: nobody."""
-        self.ledger = LedgerView(self.place)
+        self.ledger = LedgerReader(self.place)
         self.records = self.ledger.trials
-        self.delivered: Delivered = read_outbox(paths.outbox)
+        self.delivered: DeliveryStatus = read_outbox(paths.outbox)
         self.stop = fired(self.spec, self.records, self.ledger.seconds)
         """What ends the sweep before all of its trials are tried."""
         self._pauses = make_pauses(self.spec)
@@ -156,21 +156,21 @@ class SweepView:
         return (
             done
             and self.ledger.concluded == len(self.records)
-            and all(isinstance(wrong, Stranger) for wrong in self.corrections())
+            and all(isinstance(wrong, UnknownDirectory) for wrong in self.corrections())
         )
 
     def corrections(self) -> list[Correction]:
         """What ledger, store and tracking disagree about; looking changes nothing."""
         return reconcile(gather(self.paths, self.spec, self.ledger.records(), live=self.running))
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SweepOutcome:
         """How a concluded sweep ended."""
         best = self.ledger.front()
         code, failed, cause = 0, None, None
         if not best:
             failed, cause = no_success(self.records)
             code = NO_SUCCESS
-        return Outcome(
+        return SweepOutcome(
             code,
             best,
             len(self.records),

@@ -43,13 +43,13 @@ def plain_table(*columns: str, right: Container[str] = ()) -> Table:
     """Return an empty table without lines; the columns of `right` are aligned there. To be printed
     with `crop=False`, as where words alone are wider than the terminal, rows are, too.
     """
-    table = _WholeWords(box=None, pad_edge=False, header_style="bold")
+    table = _WordWrappedText(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left")
     return table
 
 
-class _WholeWords(Table):
+class _WordWrappedText(Table):
     """Rich's table, but its columns give way between words alone: a number that lost its end ranks
     nothing, and a path or an id cannot be copied. A row ends where its text does, or the blanks
     behind it would be lines of their own on a narrow terminal.
@@ -72,7 +72,7 @@ class _WholeWords(Table):
             yield Segment.line()
 
 
-class Grid:
+class TextTable:
     """A table of many rows. Rich measures and wraps every cell of its own tables, a second for a
     thousand trials; where all fits on the lines as it is, there is nothing to decide. Breaks
     within a cell become blanks: a row is one line.

@@ -21,9 +21,9 @@ from sweeps.config.search_validators import SAMPLERS
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.early_stopping.pb2 import check_installed
-from sweeps.ledger.warm_start import Taken, WarmStart
-from sweeps.search.samplers import SamplerRefused, check_sampler
-from sweeps.search.suggest import Proposer
+from sweeps.ledger.warm_start import PriorTrial, WarmStart
+from sweeps.search.samplers import SamplerRejected, check_sampler
+from sweeps.search.suggest import Suggester
 
 _FIRST_GENERATION = {"NSGAIISampler:generation": 0}  # where chance's points belong
 _STARTUP = 3  # trials before a sampler of ours learns, where a spec has more
@@ -52,7 +52,7 @@ def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
         search = search.model_copy(update={"startup_trials": few})
     search = search.model_copy(update={"try_first": []})
     made_up = _MadeUp(spec, warm)
-    proposer = Proposer(spec.model_copy(update={"search": search}), made_up)
+    proposer = Suggester(spec.model_copy(update={"search": search}), made_up)
     space = spec.search_space()
     distributions = {key: one.to_optuna() for key, one in space.distributions.items()}
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of each study
@@ -65,11 +65,11 @@ def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
                 else:
                     proposal = proposer.propose(number)
                     made_up.end(proposal.params, proposal.distributions, proposal.notes)
-    except SamplerRefused:
+    except SamplerRejected:
         raise
     except Exception as error:  # whatever a sampler does with what it was given
         given = f" with {write_flow(search.arguments)}" if search.arguments else ""
-        raise SamplerRefused(
+        raise SamplerRejected(
             f"{search.sampler}{given} fails at trial {number} of a rehearsal "
             f"({type(error).__name__}: {error}); a sampler suggests a point whatever has ended; "
             f"change {'search.arguments' if given else 'the space'}, or choose another sampler",
@@ -85,7 +85,9 @@ class _MadeUp:
         self._random = random.Random(0)
         if warm is None:
             points = map(spec.search_space().drawn, range(_WARM if spec.search.warm_start else 0))
-            taken = [Taken(one or {}, self._random.random(), self._epochs, True) for one in points]
+            taken = [
+                PriorTrial(one or {}, self._random.random(), self._epochs, True) for one in points
+            ]
         else:
             taken = sorted(warm.trials, key=lambda one: not one.complete)
         self.warm_start = WarmStart(taken[:_WARM])  # each costs a sampler time

@@ -27,7 +27,7 @@ from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SpecError, SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pauses
-from sweeps.ledger.suggestion import Proposal
+from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.search.multi_fidelity import at_one_rung, compared_at, enough_at_a_rung
 from sweeps.search.samplers import Samplers
@@ -39,7 +39,7 @@ _DRAFT = 0  # a desk's only trial of its own
 _ATTEMPTS = 8  # drafts of the sampler before chance has to find one that is allowed
 
 
-class Past(Protocol):
+class TrialHistory(Protocol):
     """What a proposal depends on beside the spec; a ledger has it."""
 
     @property
@@ -58,7 +58,7 @@ class Past(Protocol):
         """All trials as Optuna has them."""
 
 
-class Proposer:
+class Suggester:
     """Makes a sweep's proposals. What it makes depends on the spec and the ledger's trials alone.
 
     Args:
@@ -66,7 +66,7 @@ class Proposer:
         ledger: Its trials.
     """
 
-    def __init__(self, spec: SweepSpec, ledger: Past) -> None:
+    def __init__(self, spec: SweepSpec, ledger: TrialHistory) -> None:
         self._spec = spec
         self._ledger = ledger
         self._space = spec.search_space()
@@ -80,7 +80,7 @@ class Proposer:
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[int, FrozenTrial] = {}  # what has ended does not change any more
 
-    def propose(self, number: int, stored: Mapping[str, Any] | None = None) -> Proposal:
+    def propose(self, number: int, stored: Mapping[str, Any] | None = None) -> Suggestion:
         """Return the point of a trial.
 
         Args:
@@ -97,7 +97,7 @@ class Proposer:
                 break
         else:
             params, notes = self._by_chance(number, known), {}
-        return Proposal(
+        return Suggestion(
             params,
             {key: self._distributions[key] for key in params},
             {**notes, SPACE: self._digest},
@@ -125,7 +125,7 @@ class Proposer:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a point as the sampler suggests it, and the notes that it made."""
         sampler = self._samplers.of(number, attempt, self._tried(number))
-        desk = _Desk(self._as_they_compare(sampler, shown), len(self._warm) + number)
+        desk = _ScratchStudy(self._as_they_compare(sampler, shown), len(self._warm) + number)
         study = optuna.create_study(
             storage=desk, directions=self._ledger.directions, sampler=sampler
         )
@@ -263,7 +263,7 @@ class Proposer:
         return {**dict(flatten(config.model_dump())), **trial.params}
 
 
-class _Desk(InMemoryStorage):
+class _ScratchStudy(InMemoryStorage):
     """Trials that are only looked at, and one draft behind them."""
 
     def __init__(self, shown: list[FrozenTrial], number: int) -> None:

@@ -95,7 +95,7 @@ def against_mlflow(repeats: int) -> list[Result]:
 
     from sweeps.paths import SweepPaths
     from sweeps.results.compare import compare, resolved
-    from sweeps.results.sweep_status import SweepView
+    from sweeps.results.sweep_status import SweepStatus
 
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
@@ -105,7 +105,7 @@ def against_mlflow(repeats: int) -> list[Result]:
         mlflow.set_tracking_uri(uri)
         client = mlflow.MlflowClient(uri)
         experiment = client.create_experiment("large", (root / "artifacts").as_uri())
-        view = SweepView(paths)
+        view = SweepStatus(paths)
         for record in view.records:
             tags = {tag: f"{tag} of {record.number}" for tag in _TAGS}
             run = client.create_run(experiment, tags=tags)
@@ -124,18 +124,18 @@ def against_mlflow(repeats: int) -> list[Result]:
 
         def listed() -> float:
             started = time.perf_counter()
-            assert len(SweepView(paths).rows()) == trials
+            assert len(SweepStatus(paths).rows()) == trials
             return time.perf_counter() - started
 
         def verified() -> float:
             started = time.perf_counter()
-            printed = json.dumps(SweepView(paths).trials())
+            printed = json.dumps(SweepStatus(paths).trials())
             assert printed.count('"number"') == trials
             return time.perf_counter() - started
 
         def compared() -> float:
             started = time.perf_counter()
-            printed = json.dumps(compare([SweepView(paths)], top=_LEADERS))
+            printed = json.dumps(compare([SweepStatus(paths)], top=_LEADERS))
             assert printed.count('"number"') == _LEADERS
             return time.perf_counter() - started
 

@@ -30,7 +30,7 @@ from sweeps.config.provenance_check import Origin
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.session import open_sweep
 from sweeps.driver.shutdown import listen
-from sweeps.driver.stop_requests import Wishes
+from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import tune_trials
 from sweeps.early_stopping.schedulers import TIME, make_scheduler
 from sweeps.engine import local_ray
@@ -74,7 +74,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
     lock = SweepLock(paths.lock)
     token = lock.acquire().token
     try:
-        wishes = Wishes(paths, token)
+        wishes = StopRequests(paths, token)
         with listen(paths, lock, token, wishes, grace=30.0) as interruption:
             sweep = open_sweep(paths, spec, Origin(), new=True, offline=True, fence=lock.check)
             try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
-from sweeps.search.suggest import Proposer
+from sweeps.search.suggest import Suggester
 
 SPEC = """
 name: quad
@@ -57,7 +57,7 @@ def search(path: Path, spec: SweepSpec, *, deaths: Sequence[int] = ()) -> list[P
     left = list(deaths)
     while True:
         ledger = ledger_at(path)
-        proposer = Proposer(spec, ledger)
+        proposer = Suggester(spec, ledger)
         for trial in ledger.trials():
             if not trial.finished:
                 end(ledger, trial.number)

@@ -29,11 +29,11 @@ from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.driver import finalize
 from sweeps.driver.finalize import conclude
-from sweeps.driver.session import OpenSweep
+from sweeps.driver.session import SweepSession
 from sweeps.engine.node_checks import _make_look, fault_of
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing import export
-from sweeps.publishing.figure_worker import Gallery
+from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.reconciliation.repairs import close_store
 from sweeps.results import messages
 from tests.integration.commandline import TINY
@@ -43,7 +43,7 @@ from tracking.recorder import MemoryRecorder
 from trainable import objects
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
-from trainable.errors import Fenced, StorageError
+from trainable.errors import StorageError, WriterReplaced
 from trainable.files import MANIFEST, STATE, files_of
 from trainable.objects import StoreUnusable, connect, probe
 
@@ -116,9 +116,9 @@ def test_writer_that_was_replaced_changes_neither_bucket_nor_curve(tmp_path):
     stale = CheckpointStore(tmp_path, CheckpointConfig(), metric="val/loss", files=files)
     _save(stale, 1, 0.1)
     successor = _open(tmp_path)
-    with pytest.raises(Fenced, match="another process has taken over"):
+    with pytest.raises(WriterReplaced, match="another process has taken over"):
         _save(stale, 2, 0.1)
-    with pytest.raises(Fenced):
+    with pytest.raises(WriterReplaced):
         files.replace(tmp_path / "metrics.jsonl", b"")
     stale.close()
     _save(successor, 3, 0.1)
@@ -390,9 +390,9 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
 
     def ended():
         recorder = _Delivered()
-        sweep = OpenSweep(made.paths, made.spec, made.ledger, recorder, recorder)
+        sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)
         made.ledger.note_attempt({})
-        with Gallery(made.spec, made.paths, [], recorder) as gallery:
+        with FigureWorkerPool(made.spec, made.paths, [], recorder) as gallery:
             return conclude(sweep, gallery, uninterrupted, None), recorder.runs[None]
 
     uninterrupted = SimpleNamespace(requested=False, exit_code=0)

@@ -14,8 +14,8 @@ from sweeps.commands.sync import draw_what_is_missing
 from sweeps.config.spec import parse_spec, trial_yaml
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
-from sweeps.publishing.figure_worker import Gallery, _Artist
-from sweeps.recording.locked_recorder import FencedRecorder
+from sweeps.publishing.figure_worker import FigureWorkerPool, _Artist
+from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
 from tests.make_trials import ask
@@ -63,8 +63,8 @@ class Sweep:
             self.ledger.finish(number, "complete")
         return number
 
-    def open(self) -> Gallery:
-        return Gallery(self.spec, self.paths, self.ledger.trials(), self.recorder)
+    def open(self) -> FigureWorkerPool:
+        return FigureWorkerPool(self.spec, self.paths, self.ledger.trials(), self.recorder)
 
     def names(self, number: int) -> list[str]:
         return sorted(self.recorder.runs[number].artifacts)
@@ -118,9 +118,9 @@ def test_whose_lock_was_taken_away_tells_nothing_of_pictures(sweep: Sweep) -> No
     sweep.add()
     lock = SweepLock(sweep.paths.lock)
     lock.acquire()
-    recorder = FencedRecorder(sweep.recorder, lock.check)
+    recorder = LockedRecorder(sweep.recorder, lock.check)
     sweep.paths.lock.unlink()
-    with Gallery(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder) as gallery:
+    with FigureWorkerPool(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder) as gallery:
         gallery.finish()
     assert sweep.recorder.runs.keys() == {None}
     assert gallery.pictures(0) == []
@@ -136,8 +136,8 @@ def test_a_ledger_that_is_away_is_not_waited_for_by_each_trial(sweep: Sweep) -> 
 
     for _ in range(8):
         sweep.add()
-    recorder = FencedRecorder(sweep.recorder, away)
-    with Gallery(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder):
+    recorder = LockedRecorder(sweep.recorder, away)
+    with FigureWorkerPool(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder):
         pass
     assert 1 <= len(asked) < 4
 

@@ -14,7 +14,7 @@ import pytest
 from sweeps.paths import SweepPaths
 from sweeps.publishing import report_worker as press_module
 from sweeps.publishing.export import NoReport
-from sweeps.publishing.report_worker import Press
+from sweeps.publishing.report_worker import ReportWorker
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.metrics_file import Row
 
@@ -57,7 +57,7 @@ def test_process_starts_with_the_last_quarter_of_the_trials_and_writes_the_repor
 ) -> None:
     monkeypatch.setattr("sweeps.publishing.export.draw_report", _no_other)
     monkeypatch.setattr(press_module, "_STARVED", 0.0)  # however busy the machine that tests
-    with Press(left=8, at_once=1) as press:
+    with ReportWorker(left=8, at_once=1) as press:
         for _ in range(5):
             press.trial_ended()
         assert not _presses()
@@ -73,7 +73,7 @@ def test_process_starts_with_the_last_quarter_of_the_trials_and_writes_the_repor
 
 
 def test_as_many_trials_as_train_at_a_time_are_near_enough_to_the_end() -> None:
-    with Press(left=4, at_once=3) as press:
+    with ReportWorker(left=4, at_once=3) as press:
         press.trial_ended()
         process = _the_press()
     assert _ended(process)
@@ -81,7 +81,7 @@ def test_as_many_trials_as_train_at_a_time_are_near_enough_to_the_end() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
 def test_only_what_prepares_it_is_behind_all_others() -> None:
-    with Press(left=2, at_once=1) as press:
+    with ReportWorker(left=2, at_once=1) as press:
         press.trial_ended()
         process = _the_press()
         deadline = time.monotonic() + 30
@@ -106,7 +106,7 @@ def test_one_that_gets_no_processor_is_replaced(
     monkeypatch.setattr(
         "sweeps.publishing.export.draw_report", lambda _, target: drawn.append(target) or target
     )
-    with Press(left=1, at_once=1) as press:
+    with ReportWorker(left=1, at_once=1) as press:
         press.trial_ended()
         process = _the_press()
         press.write(sweep.paths, tmp_path / "report.html")
@@ -132,7 +132,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced(
 
     monkeypatch.setattr(press_module, "_STARVED", 0.0)
     monkeypatch.setattr(press_module, "_is_ready", ready_and_killed)
-    with Press(left=1, at_once=1) as press:
+    with ReportWorker(left=1, at_once=1) as press:
         press.trial_ended()
         press.write(sweep.paths, tmp_path / "report.html")
     assert drawn == [tmp_path / "report.html"]
@@ -143,7 +143,7 @@ def test_what_keeps_it_from_writing_is_told(
 ) -> None:
     monkeypatch.setattr("sweeps.publishing.export.draw_report", _no_other)
     monkeypatch.setattr(press_module, "_STARVED", 0.0)
-    with Press(left=1, at_once=1) as press:
+    with ReportWorker(left=1, at_once=1) as press:
         press.trial_ended()
         with pytest.raises(NoReport, match="gone"):
             press.write(SweepPaths(tmp_path, "gone"), tmp_path / "report.html")
@@ -152,8 +152,8 @@ def test_what_keeps_it_from_writing_is_told(
 def test_it_does_not_outlive_a_driver_that_is_killed() -> None:
     script = (
         "import sys, time\n"
-        "from sweeps.publishing.report_worker import Press\n"
-        "Press(left=1, at_once=1).trial_ended()\n"
+        "from sweeps.publishing.report_worker import ReportWorker\n"
+        "ReportWorker(left=1, at_once=1).trial_ended()\n"
         "print('started', flush=True)\n"
         "time.sleep(60)\n"
     )

@@ -17,7 +17,7 @@ from ray.tune.search import Searcher
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.early_stopping.schedulers import make_judge, make_scheduler, replay
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.storage import EditableStorage
+from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.collect_state import gather
 from sweeps.reconciliation.reconcile import reconcile
@@ -188,7 +188,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
     left = at
 
     def wrap(name: str) -> None:
-        real = getattr(EditableStorage, name)
+        real = getattr(EditableRDBStorage, name)
 
         def write(*args: Any, **kwargs: Any) -> Any:
             nonlocal left
@@ -198,7 +198,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
                 raise Died
             return done
 
-        monkeypatch.setattr(EditableStorage, name, write)
+        monkeypatch.setattr(EditableRDBStorage, name, write)
 
     for name in WRITES:
         wrap(name)

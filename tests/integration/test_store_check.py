@@ -86,9 +86,9 @@ def root(template: Path, tmp_path: Path) -> Path:
 
 def _view(root: Path):  # type: ignore[no-untyped-def]
     from sweeps.paths import SweepPaths
-    from sweeps.results.sweep_status import SweepView
+    from sweeps.results.sweep_status import SweepStatus
 
-    return SweepView(SweepPaths(root, NAME))
+    return SweepStatus(SweepPaths(root, NAME))
 
 
 def _held(root: Path) -> Held:

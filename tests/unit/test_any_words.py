@@ -22,7 +22,7 @@ ASSET = Path(__file__).parents[1] / "assets/format-1/chaos"
 SPEC = "name: digits\ntask: digits\nmetric: val/loss\nmode: min\nspace: {}\ntrials: 1\n"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 STARTED = (
-    "sweeps.engine.task_check.Inspection",
+    "sweeps.engine.task_check.TaskInspector",
     "sweeps.commands.run.attempt",
     "sweeps.driver.stop_requests.stop_sweep",
     "sweeps.publishing.export.export_best",

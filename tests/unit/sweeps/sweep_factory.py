@@ -11,7 +11,7 @@ from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ending, Ledger
 from sweeps.paths import SweepPaths
-from sweeps.results.sweep_status import SweepView
+from sweeps.results.sweep_status import SweepStatus
 from tests.make_trials import ask
 from trainable.files import LocalFiles
 from trainable.metrics_file import History, Row
@@ -80,5 +80,5 @@ class MadeSweep:
         history.close()
 
     @property
-    def view(self) -> SweepView:
-        return SweepView(self.paths)
+    def view(self) -> SweepStatus:
+        return SweepStatus(self.paths)

@@ -12,7 +12,7 @@ from sweeps.commands.sync import deliver
 from sweeps.config.spec import parse_spec
 from sweeps.ledger.location import StorageMoved, check_kept, place_of
 from sweeps.paths import SweepPaths
-from sweeps.results.sweep_status import SweepView
+from sweeps.results.sweep_status import SweepStatus
 from tests.integration.commandline import TINY
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -49,7 +49,7 @@ def test_checkpoints_of_a_sweep_stay_where_they_are(before, after):
 def test_a_sweep_goes_on_in_the_directory_of_its_name(tmp_path):
     sweep = MadeSweep(tmp_path)
     shutil.copytree(sweep.paths.directory, tmp_path / "copy")
-    view = SweepView(SweepPaths(tmp_path, "copy"))
+    view = SweepStatus(SweepPaths(tmp_path, "copy"))
     for refused in (
         lambda: check_kept(view.paths, view.spec, view.spec),
         lambda: deliver(view),

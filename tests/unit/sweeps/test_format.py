@@ -23,7 +23,7 @@ from sweeps.config.spec import trial_yaml
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import FORMAT, SweepPaths
 from sweeps.reconciliation.collect_state import gather
-from sweeps.reconciliation.reconcile import Interrupted, reconcile
+from sweeps.reconciliation.reconcile import OrphanedRun, reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.trial_config import read_config
 from tests.specs import with_overrides
@@ -104,7 +104,7 @@ def test_an_older_sweep_is_put_right_and_given_its_format(paths: SweepPaths) -> 
     found = read_spec(paths.spec)
     assert (found.spec, found.number, found.format, found.damage) == (spec, 2, FORMAT, None)
     corrections = reconcile(gather(paths, spec, ledger.trials(), live=False))
-    assert corrections == [Interrupted(2)]
+    assert corrections == [OrphanedRun(2)]
     apply(corrections, paths, spec, ledger, recorder, warn=pytest.fail)
     assert recorder.runs[2].status == "KILLED"
     before = paths.spec.stat()

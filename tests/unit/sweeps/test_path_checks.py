@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 from sweeps.path_checks import check_file, check_own_place
 
 GiveAway = Callable[[Path], None]
@@ -38,7 +38,9 @@ def test_an_export_goes_into_a_directory_of_ones_own(tmp_path: Path) -> None:
 def test_not_into_one_of_another_user(tmp_path: Path, give_away: GiveAway, place: str) -> None:
     (tmp_path / "theirs").mkdir()
     give_away(tmp_path / "theirs")
-    with pytest.raises(Refused, match=r"theirs belongs to user .*choose a directory of your own"):
+    with pytest.raises(
+        UserError, match=r"theirs belongs to user .*choose a directory of your own"
+    ):
         check_own_place(tmp_path / place, "--export")
     assert not [*(tmp_path / "theirs").iterdir()]
 
@@ -60,7 +62,7 @@ def test_where_everybody_may_write_a_new_directory_is_safe_if_nobody_else_may_re
     if is_safe:
         check_own_place(tmp_path / place, "--export")
     else:
-        with pytest.raises(Refused, match=f"everybody may write to .*mode {mode:o}.*chmod o-w"):
+        with pytest.raises(UserError, match=f"everybody may write to .*mode {mode:o}.*chmod o-w"):
             check_own_place(tmp_path / place, "--export")
 
 
@@ -73,7 +75,7 @@ def test_a_file_is_put_where_nobody_else_may_replace_it(
     if is_safe:
         check_file(tmp_path / "shared/report.html", "--output")
     else:
-        with pytest.raises(Refused, match="everybody may write to"):
+        with pytest.raises(UserError, match="everybody may write to"):
             check_file(tmp_path / "shared/report.html", "--output")
 
 
@@ -84,7 +86,7 @@ def test_links_are_followed_if_they_are_ones_own(tmp_path: Path, give_away: Give
     link.symlink_to(tmp_path / "target/report.html")
     check_file(link, "--output")
     give_away(link)
-    with pytest.raises(Refused, match="is a symbolic link that belongs to user"):
+    with pytest.raises(UserError, match="is a symbolic link that belongs to user"):
         check_file(link, "--output")
 
 
@@ -92,5 +94,5 @@ def test_where_a_link_leads_is_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "report.html").symlink_to(tmp_path / "open/report.html")
-    with pytest.raises(Refused, match="open"):
+    with pytest.raises(UserError, match="open"):
         check_file(tmp_path / "report.html", "--output")

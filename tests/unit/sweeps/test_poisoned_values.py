@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.ledger.reader import LedgerView
+from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import LedgerError
 from sweeps.sweep_lock import read_holder
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -38,4 +38,4 @@ def test_a_text_in_the_place_of_a_number(tmp_path: Path, table: str, column: str
     with contextlib.closing(sqlite3.connect(made.paths.ledger)) as database, database:
         database.execute(f"UPDATE {table} SET {column} = 'nan and more'")
     with pytest.raises(LedgerError):
-        LedgerView(made.paths.ledger).records()
+        LedgerReader(made.paths.ledger).records()

@@ -21,8 +21,8 @@ import pytest
 from sweeps.sweep_lock import (
     LockLost,
     LockTaken,
-    SweepHeld,
     SweepLock,
+    SweepLockedError,
     is_held,
     locked_by_a_stranger,
     read_holder,
@@ -57,7 +57,7 @@ def test_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
     with _holder_process(path) as child:
         try:
             assert is_held(path)
-            with pytest.raises(SweepHeld) as refused:
+            with pytest.raises(SweepLockedError) as refused:
                 SweepLock(path).acquire()
             root = path.parent.parent
             assert re.fullmatch(
@@ -175,7 +175,7 @@ def test_a_stopped_holder_keeps_its_lock_and_goes_on(path: Path) -> None:
         try:
             os.kill(child.pid, signal.SIGSTOP)
             for _ in range(3):
-                with pytest.raises(SweepHeld) as refused:
+                with pytest.raises(SweepLockedError) as refused:
                     SweepLock(path).acquire()
             assert refused.value.holder is not None
             assert refused.value.holder.pid == child.pid
@@ -188,7 +188,7 @@ def test_a_stopped_holder_keeps_its_lock_and_goes_on(path: Path) -> None:
 _RACE = """
 import sys
 from pathlib import Path
-from sweeps.sweep_lock import SweepHeld, SweepLock
+from sweeps.sweep_lock import SweepLockedError, SweepLock
 sys.stdin.readline()
 lock = SweepLock(Path(sys.argv[1]))
 try:
@@ -247,7 +247,7 @@ def test_a_driver_on_another_host_is_refused_and_named_until_it_is_dead(path: Pa
             assert second.stdin is not None
             assert second.stdout is not None
             assert first.stdout.readline() == "held\n"
-            with pytest.raises(SweepHeld, match=rf"process {first.pid} on gpu-1;"):
+            with pytest.raises(SweepLockedError, match=rf"process {first.pid} on gpu-1;"):
                 SweepLock(path).acquire()
             second.stdin.write("go\n")
             assert second.stdout.readline() == f"refused by {first.pid}\n"

@@ -47,7 +47,7 @@ def lines(trial: int, first: int, last: int) -> list[Line]:
 
 
 class DiskServer:
-    """A `tracking.delivery.Server`; `fault(place)` is called before and after each write."""
+    """A `TrackingServer` on disk; `fault(place)` is called before and after each write."""
 
     def __init__(self, path: Path, fault: Callable[[str], None] = lambda _: None) -> None:
         self.fault = fault

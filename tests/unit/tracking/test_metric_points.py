@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracking.limits import MAX_KEY, clean_key, clean_text, clip_start, clip_text, split_pairs
-from tracking.metric_points import Marks, PackedRow, Point, Request, pack, parts, unpack
+from tracking.metric_points import HighWaterMarks, PackedRow, Point, Request, pack, parts, unpack
 
 rows = st.lists(
     st.builds(
@@ -29,20 +29,20 @@ def pairs(admitted: list[PackedRow]) -> list[tuple[str, int]]:
 def test_no_key_and_step_is_admitted_twice(
     first: list[PackedRow], second: list[PackedRow]
 ) -> None:
-    marks = Marks()
+    marks = HighWaterMarks()
     admitted = pairs(marks.admit(first)) + pairs(marks.admit(second)) + pairs(marks.admit(first))
     assert len(admitted) == len(set(admitted))
 
 
 @given(rows)
 def test_a_replay_is_dropped_whole(logged: list[PackedRow]) -> None:
-    marks = Marks()
+    marks = HighWaterMarks()
     marks.admit(logged)
     assert marks.admit(logged) == []
 
 
 def test_infinite_values_are_counted_and_nan_is_kept() -> None:
-    marks = Marks()
+    marks = HighWaterMarks()
     [first, second, third] = marks.admit(
         [
             PackedRow(1, 10, {"loss": math.inf, "lr": 0.1}),
@@ -57,9 +57,9 @@ def test_infinite_values_are_counted_and_nan_is_kept() -> None:
 
 
 def test_marks_rise_and_never_fall() -> None:
-    marks = Marks({"a": 5, "b": 1})
-    marks.raise_to(Marks({"a": 3, "b": 4, "c": 2}, {"num_infinite/a": 2}))
-    assert marks == Marks({"a": 5, "b": 4, "c": 2}, {"num_infinite/a": 2})
+    marks = HighWaterMarks({"a": 5, "b": 1})
+    marks.raise_to(HighWaterMarks({"a": 3, "b": 4, "c": 2}, {"num_infinite/a": 2}))
+    assert marks == HighWaterMarks({"a": 5, "b": 4, "c": 2}, {"num_infinite/a": 2})
 
 
 @given(st.lists(st.integers(1, 1500), max_size=8))

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tracking import delivery_loop
-from tracking.delivery import Server
-from tracking.delivery_loop import Drain
+from tracking.delivery import TrackingServer
+from tracking.delivery_loop import DeliveryLoop
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import pending, read_outbox
@@ -35,7 +35,9 @@ def server(disk_server: ModuleType, tmp_path: Path) -> Iterator[Any]:
     built.close()
 
 
-def recorder_on(outbox: Path, open_server: Callable[[], Server], **options: Any) -> MlflowRecorder:
+def recorder_on(
+    outbox: Path, open_server: Callable[[], TrackingServer], **options: Any
+) -> MlflowRecorder:
     return MlflowRecorder(
         "unused", None, "x", "s1", outbox, {}, {}, open_server=open_server, **options
     )
@@ -55,7 +57,7 @@ def test_ids_are_known_once_delivered_and_at_once_in_the_next_process(
 
     gate = threading.Event()
 
-    def unreachable() -> Server:
+    def unreachable() -> TrackingServer:
         gate.wait()
         raise ConnectionRefusedError
 
@@ -255,7 +257,7 @@ def test_a_server_is_searched_again_only_for_a_create_without_an_answer(
 def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
     tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> Server:
+    def refuse() -> TrackingServer:
         raise ConnectionRefusedError
 
     recorder = recorder_on(tmp_path / "outbox", refuse)
@@ -373,15 +375,15 @@ def test_the_waits_double_up_to_half_a_minute(
     waits: list[float] = []
     enough = threading.Event()
 
-    def wait(drain: Drain, seconds: float) -> None:
+    def wait(drain: DeliveryLoop, seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 9:
             enough.set()
             drain._closing.wait()
 
-    monkeypatch.setattr(Drain, "_pause", wait)
+    monkeypatch.setattr(DeliveryLoop, "_pause", wait)
 
-    def refuse() -> Server:
+    def refuse() -> TrackingServer:
         raise ConnectionRefusedError
 
     recorder = recorder_on(tmp_path / "outbox", refuse)

@@ -17,7 +17,7 @@ from torch import nn
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
-from trainable.custom_loop import OwnLoop
+from trainable.custom_loop import CustomLoop
 from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.export import export_weights
@@ -86,7 +86,7 @@ def left_open():
 
 def _open(function, directory, config=None, **options):
     config = config or _config()
-    return OwnLoop(function, config, directory, device=torch.device("cpu"), **options)
+    return CustomLoop(function, config, directory, device=torch.device("cpu"), **options)
 
 
 def _values(*values, state=None):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainable.global_state import Switches
+from trainable.global_state import GlobalTorchState
 
 BACKENDS = torch.backends
 
@@ -24,7 +24,7 @@ def _equal(first, second):
 
 
 def test_kernels_are_chosen_as_before():
-    before, switches = _computed(), Switches()
+    before, switches = _computed(), GlobalTorchState()
     BACKENDS.cuda.enable_flash_sdp(False)
     BACKENDS.mkldnn.enabled = False
     changed = _computed()
@@ -45,7 +45,7 @@ def _precisions():
 
 def test_sums_of_half_precision_are_made_as_before():
     matmul = BACKENDS.cuda.matmul
-    before, switches = matmul.allow_fp16_accumulation, Switches()
+    before, switches = matmul.allow_fp16_accumulation, GlobalTorchState()
     matmul.allow_fp16_accumulation = not before
     switches.restore()
     assert matmul.allow_fp16_accumulation is before
@@ -63,7 +63,7 @@ def test_sums_of_half_precision_are_made_as_before():
     ],
 )
 def test_precision_is_put_back_in_whichever_way_it_was_set(owner, name, value):
-    before, switches = _precisions(), Switches()
+    before, switches = _precisions(), GlobalTorchState()
     setattr(owner, name, value)
     switches.restore()
     assert _precisions() == before

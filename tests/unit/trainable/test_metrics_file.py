@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from trainable.errors import Fenced, StorageError
+from trainable.errors import StorageError, WriterReplaced
 from trainable.files import LocalFiles
 from trainable.metrics_file import History, Row, read_resumptions, read_rows
 
@@ -136,7 +136,7 @@ def test_whoever_has_been_replaced_appends_to_nothing(tmp_path):
     successor = _open(tmp_path, 1)
     stale.append(map(_row, [3, 4]))
     stale.close()
-    with pytest.raises(Fenced, match="another process has taken over"):
+    with pytest.raises(WriterReplaced, match="another process has taken over"):
         History(tmp_path, files, step=0)
     successor.append([_row(2)])
     successor.close()

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.commands.init import write_starter
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 from sweeps.config.spec import load_spec
 
 
@@ -37,7 +37,7 @@ def test_the_starter_is_a_valid_spec_with_its_task(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     mine = tmp_path / "my_task.py"
     mine.write_text("mine")
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(UserError) as caught:
         write_starter(tmp_path)
     assert str(caught.value) == (
         f"{mine} exists already; nothing is overwritten; choose another directory: sweep init DIR"
@@ -51,7 +51,7 @@ def test_a_disk_that_takes_one_file_keeps_none(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
     try:
-        with pytest.raises(Refused, match=r"cannot be written \(File too large\)"):
+        with pytest.raises(UserError, match=r"cannot be written \(File too large\)"):
             write_starter(tmp_path / "full")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -60,7 +60,7 @@ def test_a_disk_that_takes_one_file_keeps_none(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(UserError) as caught:
         write_starter(tmp_path / "file")
     assert str(caught.value) == (
         f"{tmp_path / 'file'} cannot be written (File exists); "

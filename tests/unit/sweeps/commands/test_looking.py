@@ -20,7 +20,7 @@ from sweeps.cli import app
 from sweeps.ledger import postgres
 from sweeps.results.plain_console import PlainConsole
 from sweeps.results.render import watch
-from sweeps.results.sweep_status import SweepView
+from sweeps.results.sweep_status import SweepStatus
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 COMMANDS = [
@@ -144,7 +144,7 @@ def test_watching_without_a_terminal_tells_what_changes(tmp_path: Path) -> None:
     for ending, running in ((None, True), (None, True), ("complete", False)):
         if not views or ending is not None:
             sweep.add(ending, 0.5)
-        views.append(SweepView(sweep.paths))
+        views.append(SweepStatus(sweep.paths))
         views[-1].running = running
     watch(PlainConsole(file=said), iter(views).__next__, every=0)
     heads = [one for one in said.getvalue().splitlines() if one.startswith("small: ")]

@@ -20,7 +20,7 @@ from sweeps.engine.resources import Machine
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import LedgerBusy, LedgerError, SweepPaths
-from sweeps.results.sweep_status import SweepView
+from sweeps.results.sweep_status import SweepStatus
 from sweeps.sweep_lock import LockLost
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox_file import OutboxError
@@ -119,7 +119,7 @@ def test_a_finished_sweep_goes_on_with_what_equals_its_spec_only_in_python(
     space = "{task.x: {choice: [1, 2]}}"
     made = MadeSweep(tmp_path, space=space, more="search: {sampler: 'nowhere:X'}")
     made.add("complete", 0.5)
-    monkeypatch.setattr(SweepView, "concluded", True)
+    monkeypatch.setattr(SweepStatus, "concluded", True)
     for options, goes_on in (("[1, 2]", False), ("[true, 2]", True)):
         change = f"space.task.x={{choice: {options}}}"
         done = CliRunner().invoke(app, ["resume", "small", "--root", str(tmp_path), "-s", change])

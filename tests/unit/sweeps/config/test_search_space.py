@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeps.config.constraints import Constraint, parse_constraint
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.space_parser import parse_distribution
 
@@ -103,7 +103,7 @@ def test_a_constraint_means_what_python_means(
 ) -> None:
     text = " ".join([first, *itertools.chain.from_iterable(others)])
     if not any(key in text for key in KEYS):
-        with pytest.raises(Refused, match="names no key"):
+        with pytest.raises(UserError, match="names no key"):
             parse_constraint(text)
         return
     point = dict(zip(KEYS, values, strict=True))
@@ -120,15 +120,15 @@ def test_a_constraint_means_what_python_means(
 @settings(deadline=None)
 @given(st.text(alphabet="ab.<>=!+-*/%()[]{}'\"0189 ,:@\n\x00é\\", max_size=40))
 def test_any_text_is_a_constraint_or_refused(text: str) -> None:
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(UserError):
         assert isinstance(parse_constraint(text), Constraint)
 
 
 def test_deep_and_long_texts_are_refused() -> None:
     for text in ("(" * 149 + "a" + ")" * 149 + "<1", "-" * 250 + "a < 1", "a < " + "1" * 300):
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(UserError):
             parse_constraint(text)
-    with pytest.raises(Refused, match="it takes 300"):
+    with pytest.raises(UserError, match="it takes 300"):
         parse_constraint("a < " + "1 + " * 80 + "1")
 
 

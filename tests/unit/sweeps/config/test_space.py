@@ -15,7 +15,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 from sweeps.config.space import (
     KINDS,
     Choice,
@@ -165,11 +165,11 @@ def test_whole_numbers_are_probed_one_by_one_as_far_as_there_are_few() -> None:
 
 
 def test_a_distribution_built_in_python_is_checked_too() -> None:
-    with pytest.raises(Refused, match="low is below high"):
+    with pytest.raises(UserError, match="low is below high"):
         parse_distribution(Uniform(1.0, 0.0))
 
 
 def test_a_fault_says_where_inside_the_distribution() -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(UserError) as caught:
         parse_distribution({"loguniform": [0, "x"]})
     assert [fault.path for fault in caught.value.faults] == [("loguniform", 0), ("loguniform", 1)]

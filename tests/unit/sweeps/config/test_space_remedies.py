@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 from sweeps.config.space import Choice, Int, Powers
 from sweeps.config.space_parser import parse_distribution
 from sweeps.config.spec import SpecError, parse_spec
@@ -71,7 +71,7 @@ def test_lists_and_mappings_are_options() -> None:
 
 @pytest.mark.parametrize("options", [[[64], "[64]"], [[1], [1]], [[float("nan")], 1], [{1: 2}, 3]])
 def test_options_that_could_not_be_told_apart_or_given_back(options: list[Any]) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(UserError):
         parse_distribution({"choice": options})
 
 
@@ -118,7 +118,7 @@ def test_a_list_is_checked_against_its_field_and_set_in_a_trial() -> None:
 )
 def test_the_remedy_of_a_range_can_be_followed(wrong: str) -> None:
     data = _read(wrong)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UserError) as refused:
         parse_distribution(data)
     remedy = str(refused.value).rpartition("; ")[2]
     found = _followed(remedy, data)

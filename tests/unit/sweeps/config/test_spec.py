@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 from sweeps.config.space import LogUniform, Uniform
 from sweeps.config.spec import InvalidName, SpecError, SweepSpec, check_name, load_spec, parse_spec
 from tests.specs import with_overrides
@@ -357,7 +357,7 @@ def test_names_that_may_become_directories(name: str) -> None:
 def test_names_that_may_not(name: str) -> None:
     with pytest.raises(InvalidName) as caught:
         check_name(name)
-    assert isinstance(caught.value, Refused)
+    assert isinstance(caught.value, UserError)
     assert str(caught.value).count("; ") == 2
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sweeps.driver.tune_callbacks import Bookkeeper
+from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
-from sweeps.ledger.storage import EditableStorage
+from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import LedgerError
-from sweeps.recording.locked_recorder import FencedRecorder
+from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.sweep_lock import LockLost
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
@@ -56,7 +56,7 @@ class Kept:
         for verb in ("start", "log", "tag", "finish"):
             noted = diary.of(self.recorder, verb, f"recorder.{verb}")
             patch.setattr(self.recorder, verb, noted)
-        real = EditableStorage.transact
+        real = EditableRDBStorage.transact
         within = False
 
         def transact(storage: Any, work: Any) -> Any:
@@ -73,16 +73,16 @@ class Kept:
             diary.done.append("commit")
             return done
 
-        patch.setattr(EditableStorage, "transact", transact)
+        patch.setattr(EditableRDBStorage, "transact", transact)
         view: Any = SimpleNamespace(
             **{
                 verb: diary.note(f"view.{verb}")
                 for verb in ("started", "reported", "paused", "ended", "promoted", "warned")
             }
         )
-        self.keeper = Bookkeeper(
+        self.keeper = TuneEventHandler(
             self.sweep.spec, self.sweep.paths, self.sweep.ledger,
-            FencedRecorder(self.recorder, self.fence), view,
+            LockedRecorder(self.recorder, self.fence), view,
             fence=self.fence, on_step=diary.note("turn"), on_end=diary.note("end"),
         )  # fmt: skip
         config = self.sweep.spec.trial_config(

@@ -11,9 +11,9 @@ import pytest
 
 from sweeps.driver import finalize
 from sweeps.driver.finalize import conclude
-from sweeps.driver.session import OpenSweep
-from sweeps.early_stopping.failure_policy import Failure, SameFailures
-from sweeps.publishing.figure_worker import Gallery
+from sweeps.driver.session import SweepSession
+from sweeps.early_stopping.failure_policy import Failure, RepeatedFailureDetector
+from sweeps.publishing.figure_worker import FigureWorkerPool
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
@@ -48,7 +48,7 @@ def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_bes
     code: int,
 ) -> None:
     monkeypatch.setattr(finalize, "_publish_report", lambda *_: None)  # takes seconds
-    made, same = MadeSweep(tmp_path), SameFailures(3)
+    made, same = MadeSweep(tmp_path), RepeatedFailureDetector(3)
     for _ in range(complete):
         made.add("complete", 0.5)
     for _ in range(3):
@@ -56,7 +56,7 @@ def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_bes
         same.failed(number, Failure("error", "ValueError: x", "", "task.py:3"))
     recorder: Any = Delivered()
     uninterrupted: Any = SimpleNamespace(requested=False, exit_code=0)
-    sweep = OpenSweep(
+    sweep = SweepSession(
         made.paths,
         with_overrides(made.spec, [f"trials={trials}"]),
         made.ledger,
@@ -64,7 +64,7 @@ def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_bes
         recorder,
     )
     made.ledger.note_attempt({})
-    with Gallery(made.spec, made.paths, [], recorder) as gallery:
+    with FigureWorkerPool(made.spec, made.paths, [], recorder) as gallery:
         outcome = conclude(sweep, gallery, uninterrupted, same.hopeless)
     assert (outcome.exit_code, recorder.runs[None].status) == (code, status)
     if code:
@@ -120,7 +120,7 @@ def test_end_waits_for_pictures_a_tenth_of_the_sweeps_time_once_all_else_is_ther
 
     monkeypatch.setattr(finalize, "export_trial", export)
     uninterrupted: Any = SimpleNamespace(requested=False, exit_code=0)
-    sweep = OpenSweep(made.paths, made.spec, made.ledger, recorder, recorder)  # type: ignore[arg-type]
+    sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)  # type: ignore[arg-type]
     conclude(sweep, gallery, uninterrupted, None, report)  # type: ignore[arg-type]
     best = [1] if several else [1, 1, 2, 0]
     rest = ["report"] if several else ["weights", "report"]

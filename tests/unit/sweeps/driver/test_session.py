@@ -10,7 +10,7 @@ import pytest
 from sweeps.config.provenance_check import Origin, OriginChanged
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.run import run_sweep
-from sweeps.driver.session import OpenSweep, open_ledger
+from sweeps.driver.session import SweepSession, open_ledger
 from sweeps.engine.resources import Machine, plan
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides
@@ -28,7 +28,7 @@ def test_unfinished_trials_are_left_however_few_the_sweep_is_to_have(
     for ending in ("complete", None, "failed", None):
         made.add(ending, 0.5)
     spec = with_overrides(made.spec, [f"trials={trials}"])
-    sweep = OpenSweep(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER)
+    sweep = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER)
     assert sweep.left == 2 + max(0, trials - 4)
     assert sweep.num_trials == max(4, trials)
     for number in (1, 3):
@@ -40,7 +40,7 @@ def test_a_stop_leaves_what_is_unfinished_and_begins_nothing(tmp_path: Path) -> 
     made = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     made.add("complete", 0.5)
     made.add(None, 0.7)
-    sweep = OpenSweep(made.paths, made.spec, made.ledger, NO_RECORDER, NO_RECORDER)
+    sweep = SweepSession(made.paths, made.spec, made.ledger, NO_RECORDER, NO_RECORDER)
     assert sweep.left == 1
     made.ledger.finish(1, "pruned")
     assert sweep.left == 0
@@ -175,7 +175,7 @@ def test_a_change_that_finds_nothing_to_train_is_told(
     for _ in range(3):
         made.add("complete", 0.7)
     spec = with_overrides(made.spec, overrides)
-    told = OpenSweep(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER).in_vain(made.spec)
+    told = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER).in_vain(made.spec)
     if remedy is not None:
         remedy = NOTHING_LEFT + remedy.format(resume="sweep resume small", root=tmp_path)
     assert told == remedy
@@ -185,7 +185,7 @@ def test_a_change_in_vain_of_a_sweep_that_a_stop_ended(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     made.add("complete", 0.5)
     spec = with_overrides(made.spec, ["budget.epochs=20"])
-    told = OpenSweep(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER).in_vain(made.spec)
+    told = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER).in_vain(made.spec)
     assert told is not None
     assert told.startswith(f"{NOTHING_LEFT}begin some with: sweep resume small -s stop.value=null")
 

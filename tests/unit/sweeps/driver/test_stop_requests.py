@@ -17,7 +17,7 @@ from sweeps.driver import stop_requests
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import UnknownTrial
-from sweeps.search.suggest import Proposer
+from sweeps.search.suggest import Suggester
 from sweeps.sweep_lock import SweepLock
 
 SPEC = """
@@ -35,7 +35,7 @@ class Driver:
 
     def __init__(self, paths: SweepPaths) -> None:
         self.lock = SweepLock(paths.lock)
-        self.wishes = stop_requests.Wishes(paths, self.lock.acquire().token)
+        self.wishes = stop_requests.StopRequests(paths, self.lock.acquire().token)
 
     def answers(self, act: Callable[[Driver], bool]) -> threading.Thread:
         """Act, a few times a second, until told that it is enough."""
@@ -59,7 +59,7 @@ def paths(tmp_path: Path) -> SweepPaths:
     ledger = Ledger.create(found.ledger, mode="min", sweep_id="s")
     spec = parse_spec(SPEC, "small.yaml")
     for number in range(2):
-        ledger.add(Proposer(spec, ledger).propose(number))
+        ledger.add(Suggester(spec, ledger).propose(number))
     ledger.report(0, epoch=1, step=5, value=0.5)
     ledger.finish(0, "complete")
     ledger.report(1, epoch=1, step=5, value=0.25)
@@ -154,11 +154,11 @@ def test_what_an_earlier_driver_was_asked_is_not_seen(
 
 def test_what_cannot_be_stopped_is_said(paths: SweepPaths) -> None:
     with pytest.raises(
-        stop_requests.NothingToStop, match="'small' is interrupted and nobody is running"
+        stop_requests.NotRunningError, match="'small' is interrupted and nobody is running"
     ):
         stop_requests.stop_sweep(paths, now=False, seconds=1, say=_silent)
     with pytest.raises(
-        stop_requests.NothingToStop, match="trial 0 of sweep 'small' is complete already"
+        stop_requests.NotRunningError, match="trial 0 of sweep 'small' is complete already"
     ):
         stop_requests.stop_trial(paths, 0, seconds=1, say=_silent)
     with pytest.raises(UnknownTrial, match="has no trial 2; its trials are 0 to 1"):
@@ -169,10 +169,10 @@ def test_what_cannot_be_stopped_is_said(paths: SweepPaths) -> None:
 def test_nobody_else_may_ask(paths: SweepPaths) -> None:
     before = os.umask(0)
     try:
-        stop_requests.Wishes(paths, "token")
+        stop_requests.StopRequests(paths, "token")
         assert paths.control.stat().st_mode & 0o077 == 0
         with pytest.raises(FileExistsError):  # another's, which could not be removed
-            stop_requests.Wishes(paths, "token")
+            stop_requests.StopRequests(paths, "token")
         stop_requests.order(paths)
         shutil.rmtree(paths.control)
         stop_requests.order(paths)

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from sweeps.config.spec import SpecError
-from sweeps.driver.tune_callbacks import Bookkeeper
+from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.early_stopping.failure_policy import MOST_LOST_STARTS
-from sweeps.recording.locked_recorder import FencedRecorder
-from sweeps.results.observer import Progress
+from sweeps.recording.locked_recorder import LockedRecorder
+from sweeps.results.observer import TrialProgress
 from sweeps.sweep_lock import LockLost, SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
@@ -55,9 +55,9 @@ def _result() -> dict[str, Any]:
 def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> None:
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None)
-    shown: list[Progress] = []
+    shown: list[TrialProgress] = []
     view: Any = SimpleNamespace(reported=shown.append)
-    keeper = Bookkeeper(
+    keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
         fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
     )  # fmt: skip
@@ -72,7 +72,7 @@ def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> Non
     assert numbers == {OBJECTIVE, "epoch", "should_checkpoint", "done", "training_iteration"}
     assert not [key for key, value in result.items() if isinstance(value, dict | list)]
     assert result["ending"] == "finished"
-    assert shown == [Progress(number, {}, 1, 23, _METRICS)]
+    assert shown == [TrialProgress(number, {}, 1, 23, _METRICS)]
     tags = recorder.runs[number].tags
     assert (tags["gradsweep.device"], tags["gradsweep.precision"]) == ("cpu", "fp32")
     record = sweep.ledger.trial(number)
@@ -86,7 +86,7 @@ def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: 
     number = sweep.add(None)
     shown: list[int] = []
     view: Any = SimpleNamespace(reported=lambda progress: shown.append(progress.epoch))
-    keeper = Bookkeeper(
+    keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
         fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
     )  # fmt: skip
@@ -134,7 +134,7 @@ def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> 
     with_the_node, alone = RuntimeError("its node died"), RuntimeError("it died")
     trial: Any = SimpleNamespace(config={"number": number, "params": {}})
     view: Any = SimpleNamespace(started=lambda *_: None)
-    keeper = Bookkeeper(
+    keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
         fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
         node_died=lambda error: error is with_the_node,
@@ -154,7 +154,7 @@ def test_a_trial_that_has_not_begun_has_lost_nothing(tmp_path: Path) -> None:
     trial: Any = SimpleNamespace(config={"number": number, "params": {}}, max_failures=-1)
     trial.get_pickled_error = lambda: RuntimeError("its worker died")
     view: Any = SimpleNamespace(started=lambda *_: None, ended=lambda *_: None)
-    keeper = Bookkeeper(
+    keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
         fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
     )  # fmt: skip
@@ -193,7 +193,7 @@ def test_a_finished_trial_is_complete_if_it_has_a_value(
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None, *values)
     view: Any = SimpleNamespace(ended=lambda *_: None)
-    keeper = Bookkeeper(
+    keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
         fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
     )  # fmt: skip
@@ -205,7 +205,7 @@ def test_a_finished_trial_is_complete_if_it_has_a_value(
     assert (record.state, record.reason, recorder.runs[number].status) == end
 
 
-Act = Callable[[Bookkeeper, Any], object]
+Act = Callable[[TuneEventHandler, Any], object]
 _ENDINGS = {
     "finished": {"ending": "finished"},
     "failed": {"ending": "failed", "failure": {"kind": "oom", "reason": "oom", "traceback": ""}},
@@ -215,7 +215,7 @@ _ENDINGS = {
 
 
 def _ends(ending: str) -> Act:
-    def end(keeper: Bookkeeper, trial: Any) -> None:
+    def end(keeper: TuneEventHandler, trial: Any) -> None:
         trial.last_result = _ENDINGS[ending]
         keeper.on_trial_complete(0, [trial], trial)
 
@@ -246,8 +246,8 @@ def test_driver_whose_lock_was_taken_over_writes_nothing(tmp_path: Path, act: Ac
     lock, successor = SweepLock(sweep.paths.lock), SweepLock(sweep.paths.lock)
     lock.acquire()
     view: Any = SimpleNamespace(started=lambda *_: None)
-    keeper = Bookkeeper(
-        sweep.spec, sweep.paths, sweep.ledger, FencedRecorder(recorder, lock.check), view,
+    keeper = TuneEventHandler(
+        sweep.spec, sweep.paths, sweep.ledger, LockedRecorder(recorder, lock.check), view,
         fence=lock.check, on_step=lock.check, on_end=lambda _: None,
     )  # fmt: skip
     config = sweep.spec.trial_config(number, sweep.ledger.trial(number).params)
@@ -309,7 +309,7 @@ def test_what_only_the_trials_process_is_refused_is_that_trials_failure(
         monkeypatch.setattr("sweeps.checkpoint_locations.probe_directory", refuse)
         sweep.paths.trial(trial_number).mkdir(parents=True, exist_ok=True)
     view: Any = SimpleNamespace(ended=lambda *_: None)
-    keeper = Bookkeeper(
+    keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
         fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
     )  # fmt: skip

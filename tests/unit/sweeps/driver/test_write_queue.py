@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from sweeps.driver import write_queue
-from sweeps.driver.write_queue import Writer
+from sweeps.driver.write_queue import WriteQueue
 
 
 class Slow:
@@ -47,15 +47,15 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def writer(slow: Slow, now: list[float]) -> Iterator[Writer[int]]:
-    writer = Writer(slow.write, clock=lambda: now[0])
+def writer(slow: Slow, now: list[float]) -> Iterator[WriteQueue[int]]:
+    writer = WriteQueue(slow.write, clock=lambda: now[0])
     yield writer
     slow.may_end.set()
     writer.close()
 
 
 def test_nobody_waits_while_something_is_written_and_what_waits_is_written_together(
-    slow: Slow, writer: Writer[int]
+    slow: Slow, writer: WriteQueue[int]
 ) -> None:
     writer.put(0)
     assert slow.begun.wait(30)
@@ -69,7 +69,7 @@ def test_nobody_waits_while_something_is_written_and_what_waits_is_written_toget
     assert slow.batches == [1, 99]
 
 
-def test_close_writes_what_waits_and_ends_the_thread(slow: Slow, writer: Writer[int]) -> None:
+def test_close_writes_what_waits_and_ends_the_thread(slow: Slow, writer: WriteQueue[int]) -> None:
     slow.may_end.set()
     for number in range(10):
         writer.put(number)
@@ -83,7 +83,7 @@ def test_close_writes_what_waits_and_ends_the_thread(slow: Slow, writer: Writer[
     "error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError()], ids=repr
 )
 def test_an_error_is_raised_as_it_was_and_nothing_is_written_after(
-    slow: Slow, writer: Writer[int], error: BaseException
+    slow: Slow, writer: WriteQueue[int], error: BaseException
 ) -> None:
     slow.fails_at, slow.error = 1, error
     writer.put(0)
@@ -106,7 +106,7 @@ def test_an_error_is_raised_as_it_was_and_nothing_is_written_after(
 @pytest.mark.parametrize("why", ["too many wait", "one waits for too long"])
 def test_who_puts_more_waits_for_a_thread_that_is_far_behind(
     slow: Slow,
-    writer: Writer[int],
+    writer: WriteQueue[int],
     now: list[float],
     monkeypatch: pytest.MonkeyPatch,
     why: str,
@@ -136,7 +136,7 @@ def test_who_puts_more_waits_for_a_thread_that_is_far_behind(
 
 
 def test_who_waits_for_a_thread_that_is_far_behind_hears_of_its_error(
-    slow: Slow, writer: Writer[int], now: list[float]
+    slow: Slow, writer: WriteQueue[int], now: list[float]
 ) -> None:
     slow.fails_at = 0
     writer.put(0)

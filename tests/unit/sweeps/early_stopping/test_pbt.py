@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.config.errors import Refused
+from sweeps.config.errors import UserError
 from sweeps.config.search_space import SearchSpace, mutable
 from sweeps.config.space import Choice, Int, LogUniform, QUniform, Uniform
 from sweeps.config.spec import parse_spec
-from sweeps.early_stopping.pb2 import Bandit
-from sweeps.early_stopping.pbt import Population, heirs, perturbed
-from sweeps.ledger.reader import Mutation, TrialRecord
+from sweeps.early_stopping.pb2 import PopulationBasedBandits
+from sweeps.early_stopping.pbt import PopulationBasedTraining, heirs, perturbed
+from sweeps.ledger.reader import PbtPerturbation, TrialRecord
 from sweeps.search.dry_run import rehearse
 
 VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([math.nan, math.inf]))
@@ -63,7 +63,7 @@ def test_donors_differ_from_heir_to_heir_and_from_seed_to_seed() -> None:
 def test_nobody_leaves_a_rung_before_all_have_come_to_it(
     data: st.DataObject, members: int, slots: int
 ) -> None:
-    population = Population(rungs=(2, 4), minimize=True, awaited=members)
+    population = PopulationBasedTraining(rungs=(2, 4), minimize=True, awaited=members)
     reports: dict[int, dict[int, float]] = {}
     live: dict[int, int] = {}
     unfinished: set[int] = set()
@@ -188,7 +188,7 @@ def test_what_was_a_choice_before_the_space_was_edited_is_drawn_anew(was: Any) -
         )
         for number, value in enumerate([was, 1.0, 2.0])
     }  # fmt: skip
-    assert len(Bandit(space, members, 2, minimize=True)._gains) == 2
+    assert len(PopulationBasedBandits(space, members, 2, minimize=True)._gains) == 2
 
 
 RATES = SearchSpace({"train.optimizer.lr": LogUniform(1e-4, 1e-1)})
@@ -212,17 +212,17 @@ def _members(count: int, *, epochs: int, sign: float = -1.0) -> dict[int, TrialR
 @pytest.mark.parametrize("minimize", [True, False])
 def test_the_bandit_goes_where_members_gained_most(minimize: bool) -> None:
     members = _members(8, epochs=3, sign=-1.0 if minimize else 1.0)
-    bandit = Bandit(RATES, members, 3, minimize=minimize)
+    bandit = PopulationBasedBandits(RATES, members, 3, minimize=minimize)
     chosen = [bandit.choose({"train.optimizer.lr": 1e-4}, seed=s) for s in range(4)]
     rates = [one["train.optimizer.lr"] for one in chosen]
     assert all(0.003 < rate < 0.03 for rate in rates[:1]), rates
     assert len(set(rates)) == 4
-    repeated = Bandit(RATES, members, 3, minimize=minimize)
+    repeated = PopulationBasedBandits(RATES, members, 3, minimize=minimize)
     assert repeated.choose({"train.optimizer.lr": 1e-4}, seed=0) == chosen[0]
 
 
 def test_the_bandit_leaves_parameters_as_they_are_until_there_is_something_to_learn() -> None:
-    bandit = Bandit(RATES, _members(8, epochs=1), 1, minimize=True)
+    bandit = PopulationBasedBandits(RATES, _members(8, epochs=1), 1, minimize=True)
     assert bandit.choose({"train.optimizer.lr": 0.5}, seed=0) == {"train.optimizer.lr": 0.5}
 
 
@@ -230,7 +230,7 @@ def test_the_bandit_leaves_parameters_as_they_are_until_there_is_something_to_le
 def test_the_bandit_chooses_beside_one_that_diverged_beyond_measure(loss: float) -> None:
     members = _members(8, epochs=2)
     members[0].reports[2] = loss
-    bandit = Bandit(RATES, members, 2, minimize=True)
+    bandit = PopulationBasedBandits(RATES, members, 2, minimize=True)
     chosen = [bandit.choose({"train.optimizer.lr": 1e-4}, seed=s) for s in range(3)]
     assert all(RATES.restated(one) == one for one in chosen)
     assert all(map(math.isfinite, bandit._gains))
@@ -242,12 +242,12 @@ def test_what_was_inherited_is_no_gain() -> None:
     good, bad = ({"train.optimizer.lr": members[n].params["train.optimizer.lr"]} for n in (1, 0))
     heir = TrialRecord(
         number=2, state="running", params=good, suggested=bad, value=None,
-        lineage=(Mutation(1, 1, good),), reports={1: 5.0, 2: members[1].reports[2]},
+        lineage=(PbtPerturbation(1, 1, good),), reports={1: 5.0, 2: members[1].reports[2]},
     )  # fmt: skip
-    bandit = Bandit(RATES, {**members, 2: heir}, 2, minimize=True)
+    bandit = PopulationBasedBandits(RATES, {**members, 2: heir}, 2, minimize=True)
     assert bandit._gains[2] == pytest.approx(bandit._gains[1])
     assert bandit._points[2] == bandit._points[1]
-    unknown = Bandit(RATES, {0: members[0], 2: heir}, 2, minimize=True)
+    unknown = PopulationBasedBandits(RATES, {0: members[0], 2: heir}, 2, minimize=True)
     assert len(unknown._gains) == 1, "nobody can say what it gained"
 
 
@@ -261,5 +261,5 @@ def test_a_model_whose_package_is_missing_says_what_to_install_before_there_is_a
         spec = parse_spec(head + space + population.replace("pb2", scheduler), "s.yaml")
         rehearse(spec)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(Refused, match=r"^early_stopping\.scheduler: pb2 needs .*; write pbt"):
+    with pytest.raises(UserError, match=r"^early_stopping\.scheduler: pb2 needs .*; write pbt"):
         rehearse(spec)

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.early_stopping.stop_criteria import Fired, Stops, fired
+from sweeps.early_stopping.stop_criteria import StopCriterionMet, StopMonitor, fired
 from sweeps.ledger import bulk_writes
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import LedgerView, TrialRecord, TrialSummary
-from sweeps.ledger.suggestion import Proposal
+from sweeps.ledger.reader import LedgerReader, TrialRecord, TrialSummary
+from sweeps.ledger.suggestion import Suggestion
 from sweeps.reconciliation.reconcile import (
-    Ended,
-    Facts,
-    LeftOpen,
-    Suggested,
-    TrialFacts,
-    Unopened,
+    MissingParams,
+    MissingRun,
+    StaleWriter,
+    SweepState,
+    TrialState,
+    UnrecordedEnd,
     reconcile,
 )
 from sweeps.recording.tags import BY_THE_SWEEP, BY_THE_USER, end_tags
-from sweeps.results.sweep_status import SweepView
+from sweeps.results.sweep_status import SweepStatus
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPEC = """
@@ -125,11 +125,11 @@ def test_a_plateau_counts_trials_as_they_ended_although_the_clock_was_set_back(
         now = START + timedelta(hours=hour)
         clock = type("Clock", (datetime,), {"now": staticmethod(lambda now=now: now)})
         monkeypatch.setattr(bulk_writes, "datetime", clock)
-        number = ledger.add(Proposal({}, {}, {})).number
+        number = ledger.add(Suggestion({}, {}, {})).number
         ledger.report(number, epoch=1, step=1, value=value)
         ledger = Ledger.open(place)  # by the next driver
         ledger.finish(number, "complete")
-    for trials in (ledger.trials(), LedgerView(place).trials):
+    for trials in (ledger.trials(), LedgerReader(place).trials):
         ends = [trial.ended_at for trial in trials if trial.ended_at is not None]
         assert ends.index(min(ends)) == 3
         assert _key(_spec(PLATEAU), trials) is None
@@ -145,7 +145,7 @@ def test_who_was_stopped_by_hand_or_with_the_sweep_was_not_tried() -> None:
 def test_time_is_that_of_all_attempts() -> None:
     assert _key(_spec("{hours: 0.5}"), [], seconds=1799.0) is None
     found = fired(_spec("{hours: 0.5}"), [], seconds=1800.0)
-    assert found == Fired("stop.hours", "its 0.5 hours are over", ("stop.hours=1",))
+    assert found == StopCriterionMet("stop.hours", "its 0.5 hours are over", ("stop.hours=1",))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Pa
     ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
     now = [100.0]
     spec = _spec("{hours: 0.01}")  # 36 s
-    first = Stops(
+    first = StopMonitor(
         spec, ledger, ends=lambda: 0, settle=lambda: None, fence=lambda: None, clock=lambda: now[0]
     )
     now[0] += 9.0
@@ -214,9 +214,9 @@ def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Pa
     assert ledger.seconds == 0.0, "not written in every turn"
     now[0] += 11.0
     assert first.look() is None
-    assert LedgerView(tmp_path / "l.db").seconds == ledger.seconds == 20.0
+    assert LedgerReader(tmp_path / "l.db").seconds == ledger.seconds == 20.0
     now[0] += 5.0  # lost with a driver that is killed
-    second = Stops(
+    second = StopMonitor(
         spec, ledger, ends=lambda: 0, settle=lambda: None, fence=lambda: None, clock=lambda: now[0]
     )
     now[0] += 15.5
@@ -237,7 +237,7 @@ def test_a_stop_is_noticed_at_the_end_of_a_trial(tmp_path: Path) -> None:
     """Also while that end is still being written."""
     sweep = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     ends: list[int] = []
-    stops = Stops(
+    stops = StopMonitor(
         sweep.spec,
         sweep.ledger,
         ends=lambda: len(ends),
@@ -257,7 +257,7 @@ def test_without_a_stop_no_trial_is_read_however_many_have_ended(
     """The driver would read all of them at each one's end."""
     sweep = MadeSweep(tmp_path)
     settled: list[None] = []
-    stops = Stops(
+    stops = StopMonitor(
         sweep.spec,
         sweep.ledger,
         ends=lambda: 1,
@@ -286,20 +286,23 @@ def test_a_stopped_sweep_is_finished_until_its_spec_lets_it_go_on(tmp_path: Path
 @pytest.mark.parametrize(
     ("trial", "expected"),
     [
-        (TrialFacts(OPEN), [Unopened(0), Ended(0, "pruned", "why")]),
-        (TrialFacts(OPEN, left_open=True), [Unopened(0), LeftOpen(0), Ended(0, "pruned", "why")]),
-        (TrialFacts(OPEN, trained=True), [Unopened(0), Ended(0, "complete")]),
-        (TrialFacts(OPEN, stopped=True), [Unopened(0), Ended(0, "pruned")]),
+        (TrialState(OPEN), [MissingRun(0), UnrecordedEnd(0, "pruned", "why")]),
         (
-            TrialFacts(replace(OPEN, params={}, reports={})),  # killed while they were stored
-            [Suggested(0), Unopened(0), Ended(0, "pruned", "why")],
+            TrialState(OPEN, left_open=True),
+            [MissingRun(0), StaleWriter(0), UnrecordedEnd(0, "pruned", "why")],
+        ),
+        (TrialState(OPEN, trained=True), [MissingRun(0), UnrecordedEnd(0, "complete")]),
+        (TrialState(OPEN, stopped=True), [MissingRun(0), UnrecordedEnd(0, "pruned")]),
+        (
+            TrialState(replace(OPEN, params={}, reports={})),  # killed while they were stored
+            [MissingParams(0), MissingRun(0), UnrecordedEnd(0, "pruned", "why")],
         ),
     ],
 )
 def test_who_is_unfinished_when_the_sweep_is_over_has_its_end(
-    trial: TrialFacts, expected: list[Any]
+    trial: TrialState, expected: list[Any]
 ) -> None:
-    facts = Facts((trial,), parameters=frozenset(OPEN.params), awaited=4, stop="why")
+    facts = SweepState((trial,), parameters=frozenset(OPEN.params), awaited=4, stop="why")
     assert reconcile(facts) == expected
 
 
@@ -316,6 +319,6 @@ def test_a_pruned_trials_run_says_by_whom(reason: str | None, stopped_by: str) -
 def test_looking_at_a_stopped_sweep_reads_the_same_time(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, more="stop: {hours: 1}")
     sweep.add("complete", 0.5)
-    assert SweepView(sweep.paths).state == "interrupted"
+    assert SweepStatus(sweep.paths).state == "interrupted"
     sweep.ledger.note_seconds(3600.0)
-    assert SweepView(sweep.paths).state == "finished"
+    assert SweepStatus(sweep.paths).state == "finished"

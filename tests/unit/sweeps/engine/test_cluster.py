@@ -145,7 +145,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _sent(luggage: code_upload.Luggage) -> set[str]:
+def _sent(luggage: code_upload.CodePackage) -> set[str]:
     """What Ray itself puts into its package, of the same directory with the same excludes."""
     from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 

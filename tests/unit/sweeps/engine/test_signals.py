@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.engine.signals import Interruption, Left, leaving
+from sweeps.engine.signals import ExitRequested, Interruption, leaving
 
 
 class Heard:
@@ -80,6 +80,6 @@ def test_handlers_are_put_back() -> None:
 
 
 def test_with_nothing_to_drain_the_first_signal_leaves() -> None:
-    with pytest.raises(Left) as left, leaving():
+    with pytest.raises(ExitRequested) as left, leaving():
         os.kill(os.getpid(), signal.SIGTERM)
     assert left.value.exit_code == 143

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.engine.resources import Plan, StepMemory
-from sweeps.engine.task_check import Inspection, largest_config, longest_warmup
+from sweeps.engine.resources import ResourcePlan, StepMemory
+from sweeps.engine.task_check import TaskInspector, largest_config, longest_warmup
 from tests.integration.commandline import wait_until
 from tests.specs import with_overrides
 
@@ -110,7 +110,7 @@ def test_what_a_step_takes_is_asked_where_a_shared_gpus_part_is_open(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loud.py").write_text(LOUD)
     spec = with_overrides(_spec(), ["task.name=loud:Spiral"])
-    facts = Inspection(spec, Plan(1, 0.25, 4)).facts()
+    facts = TaskInspector(spec, ResourcePlan(1, 0.25, 4)).facts()
     assert facts.num_train == 60
     assert facts.step_memory == StepMemory(failed="found no CUDA device that torch can use")
 
@@ -132,7 +132,7 @@ def test_what_a_task_leaves_running_is_ended_and_not_waited_for(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "busy.py").write_text(BUSY)
     spec = with_overrides(_spec(), ["task.name=busy:Spiral"])
-    inspection = Inspection(spec, Plan(1, 0, 4))
+    inspection = TaskInspector(spec, ResourcePlan(1, 0, 4))
     started = time.monotonic()
     assert inspection.facts().num_train == 60
     assert time.monotonic() - started < 50
@@ -155,7 +155,7 @@ def test_what_a_task_prints_need_not_be_text(
     lines = "import os", "os.write(2, b'\\xff')", "from trainable.tasks.spiral import Spiral"
     (tmp_path / "loud.py").write_text("\n".join(lines))
     spec = with_overrides(_spec(), ["task.name=loud:Spiral"])
-    assert Inspection(spec, Plan(1, 0, 4)).facts().num_train == 60
+    assert TaskInspector(spec, ResourcePlan(1, 0, 4)).facts().num_train == 60
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,6 @@ def test_what_a_task_prints_need_not_be_text(
     ids=["not shared", "no GPU", "a share of the user's"],
 )
 def test_nothing_is_measured_where_it_would_decide_nothing(more: str, gpu: float) -> None:
-    inspection = Inspection(_spec(more=more), Plan(1, gpu, 4))
+    inspection = TaskInspector(_spec(more=more), ResourcePlan(1, gpu, 4))
     inspection.give_up()
     assert len(inspection._configs.splitlines()) == 2

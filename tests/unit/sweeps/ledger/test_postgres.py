@@ -34,9 +34,9 @@ from sweeps.driver.session import open_ledger
 from sweeps.ledger import postgres as ledger_database
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.postgres import LedgerDatabase, SweepTaken
-from sweeps.ledger.reader import LedgerView
+from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
-from sweeps.sweep_lock import LockLost, SweepHeld, SweepLock
+from sweeps.sweep_lock import LockLost, SweepLock, SweepLockedError
 from tests.chaos.postgres import Cluster, own_cluster
 from tests.ledgers import held_place, holder
 from tests.make_trials import proposal
@@ -99,12 +99,12 @@ def test_a_driver_with_another_directory_is_refused_until_the_first_one_is_dead(
         try:
             refused: Callable[[], object]
             for refused in (lock.acquire, here.refuse_new):
-                with pytest.raises(SweepHeld) as held:
+                with pytest.raises(SweepLockedError) as held:
                     refused()
                 assert f"run by process {child.pid} on {socket.gethostname()};" in str(held.value)
             assert not (tmp_path / "here").exists(), "who is refused has made nothing"
             os.kill(child.pid, signal.SIGSTOP)
-            with pytest.raises(SweepHeld):
+            with pytest.raises(SweepLockedError):
                 lock.acquire()
         finally:
             child.kill()
@@ -130,7 +130,7 @@ def test_a_lost_connection_is_made_again_as_long_as_nobody_took_over(
     assert place.turn == 1
     assert place.holder() is not None
     _add(ledger)
-    assert len(LedgerView(place).trials) == 1
+    assert len(LedgerReader(place).trials) == 1
     lock.release()
 
 
@@ -147,7 +147,7 @@ def test_a_driver_that_was_taken_over_writes_nothing_any_more(
         for use in (lock.check, lambda: _add(ledger), lambda: ledger.note_seconds(3.0)):
             with pytest.raises(LockLost, match=taken):
                 use()
-    assert LedgerView(place).trials == []
+    assert LedgerReader(place).trials == []
     lock.release()
 
 
@@ -185,10 +185,10 @@ def test_a_commit_of_which_nobody_heard_is_made_once(
     finally:
         dialect.do_commit = real
     assert calls == (1 if committed else 2), "what was committed is not done again"
-    found = LedgerView(place).trials
+    found = LedgerReader(place).trials
     assert (len(found), found[0].attempts) == (trials, starts)
     _add(ledger)  # and the count goes on from there
-    assert len(LedgerView(place).trials) == trials + 1
+    assert len(LedgerReader(place).trials) == trials + 1
 
 
 def test_what_became_of_a_commit_that_was_given_up_is_not_mistaken_for_the_next_ones(
@@ -209,7 +209,7 @@ def test_what_became_of_a_commit_that_was_given_up_is_not_mistaken_for_the_next_
     finally:
         dialect.do_commit = real
     _add(ledger)
-    assert [trial.number for trial in LedgerView(place).trials] == [0, 1]
+    assert [trial.number for trial in LedgerReader(place).trials] == [0, 1]
 
 
 def test_a_database_that_lost_what_was_committed_is_written_to_no_more(
@@ -227,7 +227,7 @@ def test_a_database_that_lost_what_was_committed_is_written_to_no_more(
     for _ in range(2):
         with pytest.raises(LedgerRefused, match=r"has lost 1 of the transactions that this driv"):
             _add(ledger)
-    assert LedgerView(place).trials == [], "its number is another trial's directory"
+    assert LedgerReader(place).trials == [], "its number is another trial's directory"
 
 
 def test_a_short_restart_is_waited_for(
@@ -241,7 +241,7 @@ def test_a_short_restart_is_waited_for(
         ledger.report(0, epoch=1, step=10, value=0.5)
     finally:
         again.join()
-    assert LedgerView(place).reports_of(0) == {1: 0.5}
+    assert LedgerReader(place).reports_of(0) == {1: 0.5}
 
 
 def test_a_database_that_stays_away_is_given_up(
@@ -254,7 +254,7 @@ def test_a_database_that_stays_away_is_given_up(
         for use in (
             lambda: ledger.report(0, epoch=1, step=10, value=0.5),
             ledger.trials,
-            lambda: LedgerView(place),
+            lambda: LedgerReader(place),
         ):
             with pytest.raises(LedgerRefused, match=r"cannot be used: .*; what it holds is unto"):
                 use()
@@ -373,12 +373,12 @@ def test_a_driver_that_died_while_it_made_the_tables_leaves_a_database_that_is_u
         if not commits:
             raise Killed
 
-    def begin(name: str) -> LedgerView:
+    def begin(name: str) -> LedgerReader:
         place = LedgerDatabase(uri, name, tmp_path)
         place.refuse_new()
         place.lock().acquire(holder())
         Ledger.create(place, mode="min", sweep_id="s")
-        return LedgerView(place)
+        return LedgerReader(place)
 
     uri = cluster.create_database(f"unborn-{commits}")
     event.listen(Engine, "commit", die)
@@ -392,7 +392,7 @@ def test_a_driver_that_died_while_it_made_the_tables_leaves_a_database_that_is_u
 
 
 def test_a_sweep_that_is_not_there_is_no_ledger(place: LedgerDatabase) -> None:
-    for use in (lambda: Ledger.open(place), lambda: LedgerView(place)):
+    for use in (lambda: Ledger.open(place), lambda: LedgerReader(place)):
         with pytest.raises(
             LedgerError, match=r"the ledger of sweep 's-\w+' in .* is not readable"
         ):

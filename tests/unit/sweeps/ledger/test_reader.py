@@ -22,8 +22,8 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.location import Place
-from sweeps.ledger.reader import LedgerView, best_report
+from sweeps.ledger.location import LedgerLocation
+from sweeps.ledger.reader import LedgerReader, best_report
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import LedgerError
 from tests.ledgers import held_place
@@ -73,7 +73,7 @@ def _trial(draw: random.Random, *, minimize: bool) -> FrozenTrial:
 
 
 @pytest.fixture(params=["file", "database"])
-def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerLocation]:
     """Where a ledger may lie; in the database there is another sweep's, too."""
     if request.param == "file":
         yield LedgerFile(tmp_path / "ledger.db")
@@ -90,7 +90,7 @@ def _fill(ledger: Ledger, draw: random.Random, mode: str) -> None:
 
 
 @pytest.mark.parametrize(("seed", "mode"), [(0, "min"), (1, "max")])
-def test_it_equals_the_ledger(place: Place, seed: int, mode: Any) -> None:
+def test_it_equals_the_ledger(place: LedgerLocation, seed: int, mode: Any) -> None:
     _fill(Ledger.create(place, mode=mode, sweep_id="s-1"), random.Random(seed), mode)
     ledger = Ledger.open(place)
     ledger.conclude()
@@ -102,7 +102,7 @@ def test_it_equals_the_ledger(place: Place, seed: int, mode: Any) -> None:
         "pruned",
         "failed",
     }
-    view = LedgerView(place)
+    view = LedgerReader(place)
     # repr tells NaN from None, 1 from True, and the order of the parameters
     assert list(map(repr, view.records())) == list(map(repr, records))
     assert repr(view.reports_of(7)) == repr(records[7].reports)
@@ -113,7 +113,7 @@ def test_it_equals_the_ledger(place: Place, seed: int, mode: Any) -> None:
     assert (view.sweep_id, view.concluded, view.minimize) == ("s-1", 25, mode == "min")
 
 
-def test_it_equals_the_ledger_of_several_metrics(place: Place) -> None:
+def test_it_equals_the_ledger_of_several_metrics(place: LedgerLocation) -> None:
     ledger = Ledger.create(place, mode=["min", "max"], sweep_id="s")
     for values in ([(0.5, 1.0), (0.25, math.inf)], [(0.75, 2.0)], []):
         number = ledger.add(proposal(SPACE, RandomSampler(seed=1))).number
@@ -121,7 +121,7 @@ def test_it_equals_the_ledger_of_several_metrics(place: Place) -> None:
             ledger.report(number, epoch=epoch, step=epoch, value=first, others=[second])
         if values:
             ledger.finish(number, "complete")
-    view = LedgerView(place)
+    view = LedgerReader(place)
     assert list(map(repr, view.records())) == list(map(repr, ledger.trials()))
     assert [trial.number for trial in view.front()] == [0, 1]
     assert view.reports_of(0) == {1: [0.5, 1.0], 2: [0.25, math.inf]}
@@ -129,7 +129,7 @@ def test_it_equals_the_ledger_of_several_metrics(place: Place) -> None:
 
 def test_an_empty_ledger_has_no_trials_and_no_best(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.db", mode="min", sweep_id="s")
-    view = LedgerView(tmp_path / "ledger.db")
+    view = LedgerReader(tmp_path / "ledger.db")
     assert (view.trials, view.best(), view.concluded, view.reports()) == ([], None, 0, {})
 
 
@@ -148,7 +148,7 @@ def test_a_driver_killed_in_a_transaction_is_undone_by_looking(tmp_path: Path) -
     )
     subprocess.run([sys.executable, "-c", killed, str(path)], check=False)
     assert path.with_name("ledger.db-journal").exists()
-    assert LedgerView(path).sweep_id == "before"
+    assert LedgerReader(path).sweep_id == "before"
 
 
 def test_looking_cannot_write(tmp_path: Path) -> None:
@@ -174,16 +174,16 @@ def test_tables_of_another_version_are_refused(tmp_path: Path, change: str) -> N
         db.execute(change)
     db.close()
     with pytest.raises(LedgerError, match=r"has tables of version .* this release reads version"):
-        LedgerView(path)
+        LedgerReader(path)
 
 
 def test_nothing_and_garbage_are_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="there is no ledger at"):
-        LedgerView(tmp_path / "missing.db")
+        LedgerReader(tmp_path / "missing.db")
     (tmp_path / "garbage.db").write_bytes(b"not a database" * 100)
     with pytest.raises(LedgerError, match="not a readable ledger"):
-        LedgerView(tmp_path / "garbage.db")
+        LedgerReader(tmp_path / "garbage.db")
     sqlite3.connect(tmp_path / "empty.db").close()
     (tmp_path / "empty.db").touch()
     with pytest.raises(LedgerError, match="not a readable ledger"):
-        LedgerView(tmp_path / "empty.db")
+        LedgerReader(tmp_path / "empty.db")

@@ -21,7 +21,7 @@ from sweeps.ledger.reader import TrialSummary
 from sweeps.publishing import report_figures
 from sweeps.publishing.report import write_report
 from sweeps.publishing.report_figures import thinned
-from sweeps.publishing.report_page import Section, page, table
+from sweeps.publishing.report_page import PageSection, page, table
 from sweeps.publishing.report_selection import basis
 from sweeps.publishing.report_survival import rungs, survival
 from tests.specs import with_overrides
@@ -234,7 +234,7 @@ class _Requests(HTMLParser):
 
 def test_the_page_loads_nothing_from_anywhere_and_shows_text_as_text() -> None:
     evil = "<img src=http://example.com/x>"
-    text = page(evil, [evil], [Section(evil, evil, table([evil], [[evil]]))])
+    text = page(evil, [evil], [PageSection(evil, evil, table([evil], [[evil]]))])
     seen = _Requests()
     shown = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     seen.feed(shown)

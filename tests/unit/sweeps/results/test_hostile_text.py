@@ -18,7 +18,7 @@ from sweeps.publishing.report_page import table
 from sweeps.results import render
 from sweeps.results.plain_console import PlainConsole
 from sweeps.results.progress_display import PlainLines
-from sweeps.results.tables import Grid
+from sweeps.results.tables import TextTable
 from trainable.errors import TaskError
 
 HOSTILE = "bad\ntrial 7 complete, best 0.0\r\x1b[2J\x1b]0;title\x07\x9b2J\u202e\u2066"
@@ -58,7 +58,7 @@ def test_one_event_of_a_sweep_is_one_line() -> None:
 
 def test_one_row_is_one_line() -> None:
     console = _console()
-    grid = Grid(["trial", "reason"], right=())
+    grid = TextTable(["trial", "reason"], right=())
     grid.rows.append(("3", HOSTILE))
     console.print(grid)
     [_, row] = _shown(console).splitlines()

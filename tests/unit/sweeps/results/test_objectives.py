@@ -19,7 +19,7 @@ from rich.console import Console
 from sweeps.config.spec import SearchConfig, parse_spec
 from sweeps.formatting import format_best
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import LedgerView, undominated
+from sweeps.ledger.reader import LedgerReader, undominated
 from sweeps.publishing.export import export_best
 from sweeps.publishing.report_figures import figures
 from sweeps.reconciliation.collect_state import gather
@@ -28,7 +28,7 @@ from sweeps.reconciliation.repairs import catch_up
 from sweeps.recording.tags import front_tags
 from sweeps.results import render
 from sweeps.results.sweep_status import NoBest, NoChoice
-from sweeps.search.suggest import Proposer
+from sweeps.search.suggest import Suggester
 from tests.fake_checkpoints import commit
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import NullRecorder
@@ -78,7 +78,7 @@ def test_looking_gives_what_the_ledger_gives_and_the_front_is_optunas(sweep: Mad
         finite = any(not math.isnan(speed) for _, speed in reports)
         endings = ["pruned", "failed", None] + ["complete"] * 6 * finite
         sweep.add(draw.choice(endings), *reports)
-    records, view = sweep.ledger.trials(), LedgerView(sweep.paths.ledger)
+    records, view = sweep.ledger.trials(), LedgerReader(sweep.paths.ledger)
     assert list(map(repr, view.records())) == list(map(repr, records))
     front = [trial.number for trial in view.front()]
     assert sorted(front) == [trial.number for trial in _study(sweep.ledger).best_trials]
@@ -105,7 +105,7 @@ def test_samplers_learn_from_several_metrics_whatever_became_of_trials(
     sweep.add(None, [0.3, 100.0])
     search = SearchConfig(sampler=sampler, startup_trials=2)
     spec = sweep.spec.model_copy(update={"search": search})
-    proposal = Proposer(spec, sweep.ledger).propose(7)
+    proposal = Suggester(spec, sweep.ledger).propose(7)
     assert proposal.params.keys() == spec.space.keys()
 
 

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.results.observer import Progress
-from sweeps.results.progress_display import LiveTable, PlainLines, view_on
+from sweeps.results.observer import TrialProgress
+from sweeps.results.progress_display import PlainLines, ProgressTable, view_on
 
 SPEC = """
 name: s
@@ -28,17 +28,17 @@ def spec() -> SweepSpec:
     return parse_spec(SPEC, "s.yaml")
 
 
-def _progress(number: int, epoch: int, loss: float, best: float) -> Progress:
+def _progress(number: int, epoch: int, loss: float, best: float) -> TrialProgress:
     metrics = {
         "val/loss": loss,
         "best/val/loss": best,
         "train/lr": 0.01,
         "train/grad_norm": 1.5,
     }
-    return Progress(number, PARAMS, epoch, epoch * 10, metrics)
+    return TrialProgress(number, PARAMS, epoch, epoch * 10, metrics)
 
 
-def _play(view: LiveTable | PlainLines) -> None:
+def _play(view: ProgressTable | PlainLines) -> None:
     with view:
         view.started(0, PARAMS, 1)
         view.reported(_progress(0, 1, 0.5, 0.5))
@@ -57,7 +57,7 @@ def test_table_on_a_terminal_shows_running_first_then_the_leaders(spec: SweepSpe
     console = Console(
         file=io.StringIO(), force_terminal=True, width=100, height=30, color_system=None
     )
-    table = LiveTable(console, spec)
+    table = ProgressTable(console, spec)
     _play(table)
     plain = Console(file=io.StringIO(), width=100)
     plain.print(table.render())
@@ -75,7 +75,7 @@ def test_table_on_a_terminal_shows_running_first_then_the_leaders(spec: SweepSpe
 
 
 def test_the_best_of_an_earlier_driver_is_the_best_until_it_is_beaten(spec: SweepSpec) -> None:
-    table = LiveTable(Console(file=io.StringIO()), spec, finished=2, best=(7, 0.3))
+    table = ProgressTable(Console(file=io.StringIO()), spec, finished=2, best=(7, 0.3))
     for number, value, best in ((0, 0.5, "0.3 (trial 7)"), (1, 0.2, "0.2 (trial 1)")):
         table.started(number, PARAMS, 1)
         table.reported(_progress(number, 2, value, value))
@@ -91,7 +91,7 @@ class _Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("file", "environment", "kind"),
     [
-        (_Terminal(), {"TERM": "xterm"}, LiveTable),
+        (_Terminal(), {"TERM": "xterm"}, ProgressTable),
         (_Terminal(), {"TERM": "dumb"}, PlainLines),
         (io.StringIO(), {"TERM": "xterm", "FORCE_COLOR": "1"}, PlainLines),
     ],
@@ -104,13 +104,13 @@ def test_the_table_is_drawn_where_it_can_be_drawn_again(
 
 def test_table_before_the_first_trial(spec: SweepSpec) -> None:
     console = Console(file=io.StringIO(), width=100)
-    console.print(LiveTable(console, spec).render())
+    console.print(ProgressTable(console, spec).render())
     assert "starting workers" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_table_never_outgrows_the_terminal(spec: SweepSpec) -> None:
     console = Console(file=io.StringIO(), width=100, height=12)
-    table = LiveTable(console, spec)
+    table = ProgressTable(console, spec)
     for number in range(40):
         table.started(number, PARAMS, 1)
         table.ended(number, "pruned", None, None)
@@ -153,10 +153,10 @@ def test_several_metrics_stand_side_by_side() -> None:
     )
     metrics = {"val/loss": 0.5, "speed": 20.0, "best/val/loss": 0.4, "best/speed": 10.0}
     console = Console(file=io.StringIO(), width=100)
-    table, lines = LiveTable(console, two), PlainLines(console, two)
+    table, lines = ProgressTable(console, two), PlainLines(console, two)
     for view in (table, lines):
         view.started(0, PARAMS, 1)
-        view.reported(Progress(0, PARAMS, 2, 20, metrics))
+        view.reported(TrialProgress(0, PARAMS, 2, 20, metrics))
         view.ended(0, "complete", [0.4, 10.0], None)
     console.print(table.render())
     printed = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

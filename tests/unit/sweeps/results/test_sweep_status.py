@@ -16,7 +16,7 @@ from sweeps.formatting import (
 )
 from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.publishing.export import export_best
-from sweeps.results.sweep_status import NoBest, SweepView, UnknownSweep, UnknownTrial
+from sweeps.results.sweep_status import NoBest, SweepStatus, UnknownSweep, UnknownTrial
 from sweeps.sweep_lock import SweepLock
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -133,7 +133,7 @@ def test_a_sweep_has_the_trials_that_have_begun_however_few_are_asked_for(
 def test_unknown_sweep_names_the_nearest(sweep: MadeSweep, tmp_path: Path) -> None:
     del sweep
     with pytest.raises(UnknownSweep) as unknown:
-        SweepView(SweepPaths(tmp_path, "smal"))
+        SweepStatus(SweepPaths(tmp_path, "smal"))
     assert str(unknown.value) == (
         f"there is no sweep 'smal' below {tmp_path}; did you mean 'small'?"
     )

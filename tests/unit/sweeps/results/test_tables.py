@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.results.tables import Grid, plain_table, titles
+from sweeps.results.tables import TextTable, plain_table, titles
 
 COLUMNS = ("trial", "state", "val/loss", "reason")
 ROWS = [
@@ -18,7 +18,7 @@ ROWS = [
 ]
 
 
-def _render(shown: Grid | Table, width: int) -> str:
+def _render(shown: TextTable | Table, width: int) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system="standard")
     console.print(shown, crop=False)
@@ -27,7 +27,7 @@ def _render(shown: Grid | Table, width: int) -> str:
 
 @pytest.mark.parametrize("width", [40, 120])
 def test_the_table_of_many_rows_looks_like_any_other(width: int) -> None:
-    grid = Grid(COLUMNS, right={"val/loss"})
+    grid = TextTable(COLUMNS, right={"val/loss"})
     table = plain_table(*COLUMNS, right={"val/loss"})
     for row in ROWS:
         grid.rows.append(row)
@@ -53,7 +53,7 @@ def test_no_word_is_cut_however_narrow_the_terminal(width: int) -> None:
 
 
 def test_a_row_is_one_line_whatever_its_cells_hold() -> None:
-    grid = Grid(("trial", "reason", "epoch"), right=())
+    grid = TextTable(("trial", "reason", "epoch"), right=())
     grid.rows.append(("0", "CUDA error: assert\nCUDA kernel errors", "3"))
     lines = Text.from_ansi(_render(grid, 120)).plain.splitlines()
     assert [line.split() for line in lines[1:]] == [

@@ -11,9 +11,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.config.spec import EarlyStoppingConfig, parse_spec
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.suggestion import Proposal
+from sweeps.ledger.suggestion import Suggestion
 from sweeps.search.multi_fidelity import at_one_rung, compared_at
-from sweeps.search.suggest import Proposer
+from sweeps.search.suggest import Suggester
 
 COMPLETE, PRUNED, FAIL, RUNNING = (
     TrialState.COMPLETE,
@@ -92,12 +92,12 @@ def test_a_rung_is_taken_that_as_many_have_reached_as_its_model_needs(
     for number in range(24):
         went_on = number in (0, 6, 12, 18)
         x = 0.2 + number / 1000 if went_on else 0.8 + number / 1000
-        ledger.add(Proposal({"task.x": x}, space))
+        ledger.add(Suggestion({"task.x": x}, space))
         ledger.report(number, epoch=1, step=1, value=0.5 if went_on else 0.4)
         if went_on:
             ledger.report(number, epoch=3, step=3, value=0.1 + abs(x - 0.2))
         ledger.finish(number, "pruned")
-    proposer = Proposer(spec, ledger)
+    proposer = Suggester(spec, ledger)
     drawn = [proposer.propose(number).params["task.x"] for number in range(24, 44)]
     assert sum(abs(x - best) < 0.2 for x in drawn) > 15, drawn
 
@@ -133,11 +133,11 @@ def test_who_was_better_is_imitated_and_not_who_came_early(tmp_path: Path, sampl
     for number in range(30):
         early = number < 3
         x = 0.8 if early else number / 30 if number % 3 else 0.2 + number / 1000
-        ledger.add(Proposal({"task.x": x}, space))
+        ledger.add(Suggestion({"task.x": x}, space))
         value = (x - 0.2) ** 2
         for epoch in range(1, 10 if early else 2):
             ledger.report(number, epoch=epoch, step=epoch, value=value / epoch**0.1)
         ledger.finish(number, "complete" if early else "pruned")
-    proposer = Proposer(spec, ledger)
+    proposer = Suggester(spec, ledger)
     drawn = [proposer.propose(number).params["task.x"] for number in range(30, 50)]
     assert sum(abs(x - 0.2) < 0.2 for x in drawn) > 15, drawn
