@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sweeps.commands import look
+from sweeps.commands import inspect
+from sweeps.commands.broken_pipe import outlive_readers
 from sweeps.commands.console import (
     Address,
     AsJson,
@@ -38,11 +39,10 @@ from sweeps.commands.console import (
     view_of,
 )
 from sweeps.commands.trust import trust
-from sweeps.commands.unread import outlive_readers
-from sweeps.exits import LATE
+from sweeps.exit_codes import LATE
 
 if TYPE_CHECKING:
-    from sweeps.spec.spec import SweepSpec
+    from sweeps.config.spec import SweepSpec
 
 app = typer.Typer(
     name="sweep",
@@ -86,7 +86,7 @@ def init(
     ] = Path(),
 ) -> None:
     """Write a starter spec and a task module to edit."""
-    from sweeps.commands.starter import write_starter
+    from sweeps.commands.init import write_starter
 
     with input_errors():
         written = write_starter(directory)
@@ -108,11 +108,11 @@ def check(
     ] = False,
 ) -> None:
     """Validate everything that can be known before running; start nothing."""
-    from sweeps.commands.attempt import check_tracking
-    from sweeps.engine.preflight import Inspection
+    from sweeps.commands.run import check_tracking
     from sweeps.engine.resources import Machine, plan
+    from sweeps.engine.task_check import TaskInspector
     from sweeps.results import messages
-    from sweeps.search.rehearsal import rehearse
+    from sweeps.search.dry_run import rehearse
 
     with _loaded(file, settings) as spec:
         for module in spec.modules:  # said before it happens
@@ -122,7 +122,7 @@ def check(
         machine = Machine.probe()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
         with err.status("loading the task"):
-            facts = Inspection(spec, ways, thorough=thorough).facts()
+            facts = TaskInspector(spec, ways, thorough=thorough).facts()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
     out.print(f"{file} is valid", style="green")
     out.print(f"  {ways.describe()}")
@@ -154,21 +154,21 @@ def run(
     address: Address = None,
 ) -> None:
     """Run a sweep."""
-    from sweeps.commands.attempt import attempt
-    from sweeps.engine.address import find_address
-    from sweeps.layout import SweepExists, SweepPaths, resolve_root
-    from sweeps.ledger.place import place_of
+    from sweeps.commands.run import attempt
+    from sweeps.config.durations import parse_duration
+    from sweeps.engine.cluster_address import find_address
+    from sweeps.ledger.location import place_of
     from sweeps.ledger.warm_start import take_along
-    from sweeps.lock import SweepHeld, is_held, read_holder
-    from sweeps.places import check_place
-    from sweeps.search.rehearsal import rehearse
-    from sweeps.spec.durations import parse_duration
+    from sweeps.path_checks import check_place
+    from sweeps.paths import SweepExists, SweepPaths, resolve_root
+    from sweeps.search.dry_run import rehearse
+    from sweeps.sweep_lock import SweepLockedError, is_held, read_holder
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
         check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(paths.directory, read_holder(paths.lock))
+            raise SweepLockedError(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
         place_of(paths, spec).refuse_new()
@@ -203,23 +203,23 @@ def resume(
     address: Address = None,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
-    from sweeps.commands.attempt import attempt
     from sweeps.commands.lost_runs import find_loss
-    from sweeps.engine.address import find_address
-    from sweeps.ledger.place import check_kept
+    from sweeps.commands.run import attempt
+    from sweeps.config.durations import parse_duration
+    from sweeps.config.revisions import is_unchanged
+    from sweeps.config.spec import parse_placed
+    from sweeps.engine.cluster_address import find_address
+    from sweeps.ledger.location import check_kept
     from sweeps.ledger.warm_start import WarmStart
-    from sweeps.lock import SweepHeld
     from sweeps.results import messages
-    from sweeps.search.rehearsal import rehearse
-    from sweeps.spec.durations import parse_duration
-    from sweeps.spec.revisions import is_unchanged
-    from sweeps.spec.spec import parse_placed
+    from sweeps.search.dry_run import rehearse
     from sweeps.store_access import check_sampler_state, remember_named
+    from sweeps.sweep_lock import SweepLockedError
 
     with input_errors():
         view = view_of(name, root)
         if view.running:  # known before anything is loaded; taking the lock decides
-            raise SweepHeld(view.paths.directory, view.holder)
+            raise SweepLockedError(view.paths.directory, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)
@@ -270,24 +270,28 @@ def stop(
 ) -> None:
     """Stop a running sweep, so that its trials save and end; or one trial, of any sweep."""
     from sweeps.commands.stop_waiting import stop_waiting
-    from sweeps.driver import control
+    from sweeps.config.durations import parse_duration
+    from sweeps.driver import stop_requests
     from sweeps.results import messages
-    from sweeps.spec.durations import parse_duration
 
     with input_errors():
         if now and trial is not None:
-            raise control.NothingToStop(
+            raise stop_requests.NotRunningError(
                 "--now and --trial exclude each other; a trial ends at its next step; "
                 "leave one of them out"
             )
         paths, seconds = view_of(name, root).paths, parse_duration(timeout, "--timeout")
         with err.status("asking") as spinner:
             if trial is None:
-                stopped = control.stop_sweep(paths, now=now, seconds=seconds, say=spinner.update)
+                stopped = stop_requests.stop_sweep(
+                    paths, now=now, seconds=seconds, say=spinner.update
+                )
             else:
                 try:
-                    stopped = control.stop_trial(paths, trial, seconds=seconds, say=spinner.update)
-                except control.NobodyRuns:
+                    stopped = stop_requests.stop_trial(
+                        paths, trial, seconds=seconds, say=spinner.update
+                    )
+                except stop_requests.NobodyRuns:
                     stopped = stop_waiting(view_of(name, root), trial)
     show_found(stopped.as_dict(), as_json, lambda: messages.stopped(stopped, paths))
     if not stopped.done:
@@ -295,13 +299,13 @@ def stop(
 
 
 app.command()(trust)
-app.command(name="list")(look.list_command)
-app.command()(look.status)
-app.command()(look.trials)
-app.command()(look.show)
-app.command()(look.best)
-app.command()(look.compare)
-app.command()(look.report)
+app.command(name="list")(inspect.list_command)
+app.command()(inspect.status)
+app.command()(inspect.trials)
+app.command()(inspect.show)
+app.command()(inspect.best)
+app.command()(inspect.compare)
+app.command()(inspect.report)
 
 
 @app.command()
@@ -318,7 +322,7 @@ def sync(
 ) -> None:
     """Deliver what the tracking server lacks, and draw trials that have no pictures yet."""
     from sweeps.commands.sync import deliver
-    from sweeps.results import messages, tables
+    from sweeps.results import messages, render
 
     with input_errors():
         view = view_of(name, root)
@@ -328,7 +332,7 @@ def sync(
     if done.held:
         messages.sentence(err, done.held, style="yellow")
     if done.refused:
-        messages.sentence(err, tables.refused(done.refused), style="yellow")
+        messages.sentence(err, render.refused(done.refused), style="yellow")
     if done.left or (verify and done.still_missing):
         raise typer.Exit(LATE)
 
@@ -355,13 +359,13 @@ def ui(
     ] = True,
 ) -> None:
     """Start the MLflow UI on the page of training runs, best first."""
-    from sweeps.commands import pages
-    from sweeps.layout import resolve_root
+    from sweeps.commands import ui
+    from sweeps.paths import resolve_root
     from tracking.ui import ServerError
 
     try:
         with input_errors():
-            pages.serve(
+            ui.serve(
                 err,
                 resolve_root(root),
                 view_of(name, root) if name is not None else None,
@@ -398,8 +402,8 @@ def train(
     ] = None,
 ) -> None:
     """Train once in this process, without Ray: for a debugger."""
-    from sweeps.commands.single import check_first, train_once
-    from sweeps.places import check_place
+    from sweeps.commands.train import check_first, train_once
+    from sweeps.path_checks import check_place
 
     with _loaded(file, settings) as spec:
         for option, place in (("--dir", directory), ("--figures", figures)):
@@ -419,8 +423,8 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
         stores_off,
         sweeps_off,
     )
-    from sweeps.layout import resolve_root
-    from sweeps.results import tables
+    from sweeps.paths import resolve_root
+    from sweeps.results import render
 
     with input_errors():
         where = resolve_root(root)
@@ -432,7 +436,7 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
         ]
         findings = examine(where, cleared)
     show_found(
-        [finding.as_dict() for finding in findings], as_json, lambda: tables.findings(findings)
+        [finding.as_dict() for finding in findings], as_json, lambda: render.findings(findings)
     )
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
@@ -461,7 +465,7 @@ def _loaded(
     """Read a spec for what is done with it; what is refused then is told with its place. The
     stores of one that is to be run are those that the user names.
     """
-    from sweeps.spec.spec import load_placed
+    from sweeps.config.spec import load_placed
     from sweeps.store_access import remember_named
 
     with input_errors():

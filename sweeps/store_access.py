@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sweeps.layout import SweepPaths, tracking_place
-from sweeps.places import is_ours
-from sweeps.spec.document import AFTER_THE_FILE, Document
-from sweeps.spec.spec import SweepSpec
+from sweeps.config.document import AFTER_THE_FILE, Document
+from sweeps.config.spec import SweepSpec
+from sweeps.path_checks import is_ours
+from sweeps.paths import SweepPaths, tracking_place
 from tracking.store_origin import is_file
 from tracking.trusted_stores import StoreUntrusted, check_trusted, remember
 

@@ -53,14 +53,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def ray_on_two_cores() -> Iterator[None]:
     """A real local Ray with two logical GPUs, shared by all tests of this process."""
-    from sweeps.engine import engine
+    from sweeps.engine import local_ray
     from sweeps.engine.resources import Gpu, Machine
 
     before, token = dict(os.environ), uuid.uuid4().hex  # two sessions must not end each other's
-    engine.configure(token)
+    local_ray.configure(token)
     machine = Machine("test", cpus=8, memory=2**30, gpus=(Gpu("logical", 2**30),) * 2)
-    engine.start(token, machine, concurrency=4)
+    local_ray.start(token, machine, concurrency=4)
     yield
-    engine.stop(token)
+    local_ray.stop(token)
     os.environ.clear()
     os.environ.update(before)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trainable.files import LocalFiles
-from trainable.history import History, Row
+from trainable.metrics_file import History, Row
 
 
 def append_rows(directory: Path, rows: Iterable[Row]) -> None:

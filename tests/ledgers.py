@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sweeps.ledger.database import LedgerDatabase
-from sweeps.lock import Holder
+from sweeps.ledger.postgres import LedgerDatabase
+from sweeps.sweep_lock import LockOwner
 from tests.chaos.postgres import Cluster
 
 
@@ -27,6 +27,6 @@ def held_place(
     lock.release()
 
 
-def holder() -> Holder:
+def holder() -> LockOwner:
     """This process, as it would hold a sweep."""
-    return Holder(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
+    return LockOwner(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)

@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from tracking.ui import SERVER_ENVIRONMENT, Server, launch, listen
+from tracking.ui import SERVER_ENVIRONMENT, UiServer, launch, listen
 
 
-def start_tracking_server(uri: str, artifact_root: Path, port: int = 0) -> Server:
+def start_tracking_server(uri: str, artifact_root: Path, port: int = 0) -> UiServer:
     """Start a tracking server on a database and wait until it answers.
 
     Args:

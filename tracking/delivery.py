@@ -16,10 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from redaction.secrets import redact
-from tracking.batches import Batch
+from tracking.batching import Batch
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
+from tracking.metric_points import INFINITE_PREFIX, HighWaterMarks, Point, Request
 from tracking.outbox import SWEEP, Outbox
-from tracking.points import INFINITE_PREFIX, Marks, Point, Request
 from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, as_number
 
 logger = logging.getLogger("tracking")
@@ -36,7 +36,7 @@ _PREPARED_AT_ONCE = 16
 for longer, and a kill leaves more to compare with the server."""
 
 
-class Refused(Exception):
+class RecordRejected(Exception):
     """The server understood a request and will not take its content, now or later."""
 
 
@@ -75,11 +75,11 @@ class RunState:
     """Where its artifacts lie."""
 
 
-class Server(Protocol):
+class TrackingServer(Protocol):
     """What delivery needs of a tracking server.
 
-    Every method may raise anything; `Refused` and `RunGone` are told apart, all else means an
-    unknown outcome.
+    Every method may raise anything. `RecordRejected` and `RunGone` have meanings of their own; any
+    other exception means that the outcome is unknown.
     """
 
     def open_experiment(self, known: str | None) -> str:
@@ -143,7 +143,9 @@ class Delivery:
         name: Of the sweep's own run.
     """
 
-    def __init__(self, outbox: Outbox, server: Server, *, sweep_id: str, name: str) -> None:
+    def __init__(
+        self, outbox: Outbox, server: TrackingServer, *, sweep_id: str, name: str
+    ) -> None:
         self._outbox = outbox
         self._server = server
         self._sweep_id = sweep_id
@@ -219,7 +221,7 @@ class Delivery:
         lane = trial, batch.records[0].kind == "artifact"
         try:
             self._deliver(batch)
-        except Refused as error:
+        except RecordRejected as error:
             # One record of the batch may be at fault, or the run was put into the trash meanwhile:
             # take records one by one and look for the run again, before anything is set aside.
             self._refusals[lane] = self._refusals.get(lane, 0) + 1
@@ -249,10 +251,10 @@ class Delivery:
         try:
             path = self._outbox.find_artifact(staged)
         except ValueError as error:
-            raise Refused(str(error)) from error
+            raise RecordRejected(str(error)) from error
         try:
             self._server.upload(run_id, path, folder)
-        except Refused:
+        except RecordRejected:
             raise
         except Exception as error:
             # An artifact store may raise anything. Should it be the server that does not answer,
@@ -372,9 +374,9 @@ class Delivery:
             TAG_PARENT: self._run(SWEEP),
         }
 
-    def _read_marks(self, run_id: str) -> Marks:
+    def _read_marks(self, run_id: str) -> HighWaterMarks:
         """Rebuild from the server what an outbox that was lost had known."""
-        marks = Marks()
+        marks = HighWaterMarks()
         for key in self._server.read_run(run_id).keys:
             history = self._server.history(run_id, key)
             marks.steps[key] = max(step for step, _ in history)
@@ -436,4 +438,4 @@ def _describe(trial: int) -> str:
     return "the sweep" if trial == SWEEP else f"trial {trial}"
 
 
-__all__ = ["Delivery", "FoundRun", "Refused", "RunGone", "RunState", "Server"]
+__all__ = ["Delivery", "FoundRun", "RecordRejected", "RunGone", "RunState", "TrackingServer"]

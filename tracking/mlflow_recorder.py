@@ -1,7 +1,7 @@
 """The recorder that ends in MLflow: verbs that append to the outbox, which is drained beside them.
 
 No verb waits for the server, and no error of the server reaches a caller. What must not live here:
-when the outbox is drained (see `tracking.draining`), how a record becomes calls (see
+when the outbox is drained (see `tracking.delivery_loop`), how a record becomes calls (see
 `tracking.delivery`) and mlflow itself (see `tracking.mlflow_server`).
 """
 
@@ -15,14 +15,14 @@ from pathlib import Path
 
 from redaction.secrets import redact_value
 from tracking.address import store_of
-from tracking.batches import Kind
-from tracking.delivery import Server, logger
-from tracking.drain_process import DrainProcess
-from tracking.draining import Destination, DrainThread
+from tracking.batching import Kind
+from tracking.delivery import TrackingServer, logger
+from tracking.delivery_loop import DeliveryThread, Destination
+from tracking.delivery_process import DeliveryProcess
 from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_text, clip_text
+from tracking.metric_points import MetricRow
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
-from tracking.points import Row
 from tracking.probe import is_gone
 from tracking.recorder import Status, stored
 
@@ -78,7 +78,7 @@ class MlflowRecorder:
         announce: bool = True,
         offline: bool = False,
         process: Mapping[str, str] | None = None,
-        open_server: Callable[[], Server] | None = None,
+        open_server: Callable[[], TrackingServer] | None = None,
     ) -> None:
         if not _SWEEP_ID.fullmatch(sweep_id):
             raise ValueError(
@@ -106,11 +106,11 @@ class MlflowRecorder:
             str(outbox),
             clean_text(name or experiment),
         )
-        self._drain: DrainThread | DrainProcess | None = None
+        self._drain: DeliveryThread | DeliveryProcess | None = None
         if process is not None and not offline:
-            self._drain = DrainProcess(destination, process)
+            self._drain = DeliveryProcess(destination, process)
         elif not offline:
-            self._drain = DrainThread(destination, open_server)
+            self._drain = DeliveryThread(destination, open_server)
 
     # -- the five verbs ---------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class MlflowRecorder:
         """Open a trial's run, or open it again."""
         self._start(trial, params, tags, self._inherited, at_ms)
 
-    def log(self, trial: int, rows: Iterable[Row]) -> None:
+    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
         """Queue metrics; steps that were recorded before are dropped."""
         self._outbox.append_rows(trial, rows)
 

@@ -23,14 +23,14 @@ from tracking.delivery import (
     TAG_SWEEP,
     TAG_TRIAL,
     FoundRun,
-    Refused,
+    RecordRejected,
     RunGone,
     RunState,
     logger,
 )
 from tracking.limits import clean_key
+from tracking.metric_points import Request
 from tracking.outbox import SWEEP
-from tracking.points import Request
 from tracking.store_origin import is_file
 from tracking.trusted_stores import check_artifacts, check_trusted, secured
 
@@ -301,7 +301,7 @@ def _translated() -> Iterator[None]:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             raise RunGone(str(error)) from error
         if error.error_code in _REFUSALS:
-            raise Refused(str(error)) from error
+            raise RecordRejected(str(error)) from error
         raise
 
 

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracking.batches import IN_FLIGHT, QUEUED, Batch, Kind, Record, together
+from tracking.artifact_staging import Staging, sync_path
+from tracking.batching import IN_FLIGHT, QUEUED, Batch, Kind, Record, together
+from tracking.metric_points import HighWaterMarks, MetricRow, pack, parts, unpack
 from tracking.outbox_file import FILE_NAME, OutboxError, move_aside, open_file, read_meta
-from tracking.points import Marks, Row, pack, parts, unpack
-from tracking.staging import Staging, sync_path
 
 SWEEP = -1
 """The sweep's own run, where a trial's number is expected."""
@@ -70,7 +70,7 @@ class Outbox:
         self._path = directory / FILE_NAME
         self._staging = Staging(directory)
         self._lock = threading.Lock()
-        self._marks: dict[int, Marks] = {}
+        self._marks: dict[int, HighWaterMarks] = {}
         self._prepared: dict[int, _Prepared] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ class Outbox:
                     (trial, status, LOST),
                 )
 
-    def append_rows(self, trial: int, rows: Iterable[Row]) -> int:
+    def append_rows(self, trial: int, rows: Iterable[MetricRow]) -> int:
         """Queue the points of `rows` that lie above the trial's marks.
 
         Returns:
@@ -346,7 +346,7 @@ class Outbox:
         with self._lock, self._transaction() as db:
             _remember(db, _UNANSWERED, "0")
 
-    def adopt(self, trial: int, run_id: str, held: Marks | None) -> None:
+    def adopt(self, trial: int, run_id: str, held: HighWaterMarks | None) -> None:
         """Remember a run.
 
         Args:
@@ -373,7 +373,7 @@ class Outbox:
         with self._lock, self._transaction() as db:
             db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
             db.execute("INSERT OR REPLACE INTO told VALUES (?, ?)", (trial, LOST))
-            self._correct_marks(db, trial, Marks(are_complete=False))
+            self._correct_marks(db, trial, HighWaterMarks(are_complete=False))
 
     def aim(self, store: str, *, gone: bool) -> None:
         """Deliver to a store from now on. What was told to another one is forgotten, so that it
@@ -411,7 +411,7 @@ class Outbox:
                     _remember(db, _LACKS_PICTURES, "yes")
                     db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
                 db.execute("DELETE FROM told WHERE trial = ?", (trial,))
-                self._correct_marks(db, trial, Marks(are_complete=False))
+                self._correct_marks(db, trial, HighWaterMarks(are_complete=False))
         self._marks.clear()
 
     @property
@@ -488,7 +488,7 @@ class Outbox:
         """
         sync_path(Path(f"{self._path}-wal"))
 
-    def _load_marks(self, trial: int) -> Marks:
+    def _load_marks(self, trial: int) -> HighWaterMarks:
         """Return a trial's marks: who queues raises them, who delivers corrects them."""
         if (corrections := read_meta(self._db, _CORRECTIONS)) != self._corrections:
             self._corrections = corrections
@@ -497,7 +497,7 @@ class Outbox:
             self._marks[trial] = _read_marks(self._db, trial)
         return self._marks[trial]
 
-    def _correct_marks(self, db: sqlite3.Connection, trial: int, marks: Marks) -> None:
+    def _correct_marks(self, db: sqlite3.Connection, trial: int, marks: HighWaterMarks) -> None:
         """Replace a trial's marks, so that whoever knows others reads them again; and treat all
         its queued metrics as if they might have been sent.
         """
@@ -552,11 +552,11 @@ def _count_unanswered(db: sqlite3.Connection) -> int:
     return int(read_meta(db, _UNANSWERED) or 0)
 
 
-def _save_marks(db: sqlite3.Connection, trial: int, marks: Marks) -> None:
+def _save_marks(db: sqlite3.Connection, trial: int, marks: HighWaterMarks) -> None:
     text = json.dumps([marks.steps, marks.num_infinite, marks.are_complete])
     db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (trial, text))
 
 
-def _read_marks(db: sqlite3.Connection, trial: int) -> Marks:
+def _read_marks(db: sqlite3.Connection, trial: int) -> HighWaterMarks:
     row = db.execute("SELECT marks FROM marks WHERE trial = ?", (trial,)).fetchone()
-    return Marks(*json.loads(row[0])) if row else Marks()
+    return HighWaterMarks(*json.loads(row[0])) if row else HighWaterMarks()

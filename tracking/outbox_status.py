@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tracking.metric_points import HighWaterMarks, MetricRow
 from tracking.outbox import LOST, SWEEP, held
 from tracking.outbox_file import FILE_NAME, OutboxError, check_file, check_tables, read_meta
-from tracking.points import Marks, Row
 
 
 @dataclass(frozen=True)
-class Delivered:
+class DeliveryStatus:
     """What an outbox knows about the server, read without one."""
 
     pending: int
@@ -34,7 +34,7 @@ class Delivered:
     one is to be recorded from its beginning whose run the server has lost."""
     sweep_told: str | None = None
     """The same for the sweep's own run."""
-    marks: dict[int, Marks] = field(default_factory=dict)
+    marks: dict[int, HighWaterMarks] = field(default_factory=dict)
     """What was queued of each trial's metrics."""
 
     waiting: frozenset[int] = frozenset()
@@ -46,15 +46,15 @@ class Delivered:
     damage: str | None = None
     """A sentence about a file that holds nothing which can be read; None when it is sound."""
 
-    def lacks(self, trial: int, rows: Iterable[Row]) -> bool:
+    def lacks(self, trial: int, rows: Iterable[MetricRow]) -> bool:
         """Whether some of a trial's rows were never queued."""
-        return bool(self.marks.get(trial, Marks()).copy().admit(rows))
+        return bool(self.marks.get(trial, HighWaterMarks()).copy().admit(rows))
 
 
-_EMPTY = Delivered(0, 0, None, None, {})
+_EMPTY = DeliveryStatus(0, 0, None, None, {})
 
 
-def read_outbox(directory: Path, trial: int | None = None) -> Delivered:
+def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
     """Read an outbox that another process may be using. A missing one is empty, and so is a
     damaged one: its next writer sets it aside.
 
@@ -82,7 +82,7 @@ def read_outbox(directory: Path, trial: int | None = None) -> Delivered:
             lost = {trial for trial, status in told.items() if status == LOST}
             told = {trial: status for trial, status in told.items() if trial not in lost}
             sweep_told = told.pop(SWEEP, None)
-            return Delivered(
+            return DeliveryStatus(
                 pending=db.execute("SELECT COUNT(*) FROM records").fetchone()[0],
                 refused=db.execute("SELECT COUNT(*) FROM refused").fetchone()[0],
                 experiment_id=read_meta(db, "experiment_id"),
@@ -91,7 +91,7 @@ def read_outbox(directory: Path, trial: int | None = None) -> Delivered:
                 told=told,
                 sweep_told=sweep_told,
                 marks={
-                    number: Marks(*json.loads(text))
+                    number: HighWaterMarks(*json.loads(text))
                     for number, text in db.execute(
                         "SELECT trial, marks FROM marks WHERE trial = coalesce(?, trial)", (trial,)
                     )

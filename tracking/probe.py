@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from redaction.secrets import redact
 from tracking.address import fault_of, file_of, is_database, is_server, names_store
 from tracking.mlflow_server import connect
-from tracking.tables import (
+from tracking.schema_version import (
     EXPERIMENT_QUERY,
     REVISION_QUERY,
     RUN_QUERY,

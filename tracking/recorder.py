@@ -13,14 +13,14 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol, runtime_checkable
 
 from tracking.limits import clean_key
-from tracking.points import Marks, Row
+from tracking.metric_points import HighWaterMarks, MetricRow
 
 __all__ = [
     "MemoryRecorder",
     "MemoryRun",
+    "MetricRow",
     "NullRecorder",
     "Recorder",
-    "Row",
     "Status",
     "check_artifact_name",
 ]
@@ -54,7 +54,7 @@ class Recorder(Protocol):
         """
         ...
 
-    def log(self, trial: int, rows: Iterable[Row]) -> None:
+    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
         """Record metrics. A step that was recorded before is left as it was."""
         ...
 
@@ -129,7 +129,7 @@ class NullRecorder:
     ) -> None:
         """Do nothing."""
 
-    def log(self, trial: int, rows: Iterable[Row]) -> None:
+    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
         """Do nothing."""
 
     def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
@@ -164,7 +164,7 @@ class MemoryRun:
     """As `start` was told first."""
     ended_ms: int | None = None
     """As `finish` was told last."""
-    marks: Marks = field(default_factory=Marks, repr=False)
+    marks: HighWaterMarks = field(default_factory=HighWaterMarks, repr=False)
 
 
 class MemoryRecorder:
@@ -196,7 +196,7 @@ class MemoryRecorder:
                 run.points.setdefault((clean_key(PARAM_PREFIX + key), step), number)
         run.tags.update(tags)
 
-    def log(self, trial: int, rows: Iterable[Row]) -> None:
+    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
         """Record metrics; the first value of a (key, step) stays."""
         run = self._run(trial)
         for row in run.marks.admit(rows):

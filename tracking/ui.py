@@ -53,7 +53,7 @@ class PortTaken(ValueError):
     """Somebody else listens where the user interface shall."""
 
 
-class Server:
+class UiServer:
     """A running server of MLflow's pages; a context manager that stops it.
 
     Args:
@@ -147,7 +147,7 @@ class Server:
         tail = os.pread(self._log.fileno(), 4000, max(size - 4000, 0))
         return redact(tail.decode(errors="replace")).strip()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> UiServer:
         return self
 
     def __exit__(
@@ -170,10 +170,10 @@ def start_server(
     port: int = 0,
     *,
     timeout: float = _START_SECONDS,
-) -> Server:
+) -> UiServer:
     """Start the user interface on a tracking database and wait until it answers.
 
-    It answers only to who has `Server.link`; artifacts are shown that lie below `artifact_root`.
+    It answers only to who has `UiServer.link`; artifacts are shown that lie below `artifact_root`.
 
     Args:
         uri: The database, such as `sqlite:///runs/mlflow.db`.
@@ -211,7 +211,7 @@ def launch(
     login: str | None = None,
     pass_fd: int | None = None,
     timeout: float = _START_SECONDS,
-) -> Server:
+) -> UiServer:
     """Start a server's process and wait until it answers.
 
     Args:
@@ -235,7 +235,7 @@ def launch(
         start_new_session=True,
         pass_fds=[] if pass_fd is None else [pass_fd],
     )
-    server = Server(url, process, log, login)
+    server = UiServer(url, process, log, login)
     try:
         _wait_until_healthy(server, timeout)
     except BaseException:  # Ctrl-C while it starts leaves no server behind; raised again
@@ -258,8 +258,8 @@ def runs_page(
         base: The server's address.
         order_by_metric: Such as `best/val/loss`.
         ascending: Smallest first.
-        view_key: Of a `tracking.shared_view.SharedView` that a tag of the experiment holds: its
-            order, columns and search are shown.
+        view_key: Of a `tracking.mlflow_chart_view.SharedView` that a tag of the experiment
+            holds: its order, columns and search are shown.
         search: Which runs are shown where there is no such view; None: all.
     """
     query = {"workflowType": "machine_learning"}
@@ -287,7 +287,7 @@ def charts_page(base: str, experiment_ids: Sequence[str], view_key: str) -> str:
     """Return the address of the charts of one or several experiments, as a shared view has them.
 
     Args:
-        view_key: Of a `tracking.shared_view.SharedView` that a tag of each holds.
+        view_key: Of a `tracking.mlflow_chart_view.SharedView` that a tag of each holds.
     """
     query = {
         "workflowType": "machine_learning",
@@ -339,7 +339,7 @@ def _json(texts: Sequence[str]) -> str:
     return json.dumps(list(texts), separators=(",", ":"))
 
 
-def _wait_until_healthy(server: Server, timeout: float) -> None:
+def _wait_until_healthy(server: UiServer, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({})

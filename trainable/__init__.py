@@ -10,34 +10,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainable.base_run import RunReport as RunReport
     from trainable.build import open_trainer as open_trainer
     from trainable.checkpoint import CheckpointStore as CheckpointStore
     from trainable.config import TrialConfig as TrialConfig
-    from trainable.history import Row as Row
-    from trainable.history import read_rows as read_rows
+    from trainable.custom_loop import Context as Context
+    from trainable.custom_loop import CustomLoop as CustomLoop
     from trainable.loop import Trainer as Trainer
     from trainable.losses import binary_cross_entropy as binary_cross_entropy
     from trainable.losses import cross_entropy as cross_entropy
     from trainable.manifest import Generation as Generation
     from trainable.manifest import Pointer as Pointer
-    from trainable.own_loop import Context as Context
-    from trainable.own_loop import OwnLoop as OwnLoop
-    from trainable.run import Report as Report
+    from trainable.metrics_file import Row as Row
+    from trainable.metrics_file import read_rows as read_rows
     from trainable.task import Data as Data
     from trainable.task import Task as Task
     from trainable.task import decay_groups as decay_groups
     from trainable.task import load_task as load_task
     from trainable.testing import check_task as check_task
 
-_ROOMS = {
+_MODULES = {
     "CheckpointStore": "checkpoint",
-    "Context": "own_loop",
+    "Context": "custom_loop",
     "Data": "task",
     "Generation": "manifest",
-    "OwnLoop": "own_loop",
+    "CustomLoop": "custom_loop",
     "Pointer": "manifest",
-    "Report": "run",
-    "Row": "history",
+    "RunReport": "base_run",
+    "Row": "metrics_file",
     "Task": "task",
     "Trainer": "loop",
     "TrialConfig": "config",
@@ -47,17 +47,17 @@ _ROOMS = {
     "decay_groups": "task",
     "load_task": "task",
     "open_trainer": "build",
-    "read_rows": "history",
+    "read_rows": "metrics_file",
 }
 
-__all__ = sorted(_ROOMS)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOMS})
+    return sorted({*globals(), *_MODULES})

@@ -14,26 +14,26 @@ from torch import nn
 from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
-from trainable.data import Plan, Source, open_source, sample_count
+from trainable.custom_loop import CustomLoop
+from trainable.data import Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
 from trainable.files import files_of
-from trainable.history import History, read_rows
-from trainable.inheritance import with_inheritance
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
+from trainable.metrics_file import History, read_rows
 from trainable.model import fit_model
 from trainable.opened_files import opened_files
 from trainable.optim import Clipper, build_optimizer, check_form, check_groups
-from trainable.own_loop import OwnLoop
 from trainable.precision import Precision, resolve_precision
 from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, warmup_steps
 from trainable.seeding import derive_seed, set_determinism, set_seed
-from trainable.state import TrainState
 from trainable.step import Step, known_errors
 from trainable.task import Data, Task, check_data, load_loop, load_task
 from trainable.task_import import no_exit
 from trainable.task_state import move_modules
+from trainable.train_state import TrainState
+from trainable.warm_start import with_inheritance
 
 
 def open_trainer(
@@ -49,13 +49,13 @@ def open_trainer(
     restore: Path | None = None,
     until: int | None = None,
     interrupted: Callable[[], bool] = lambda: False,
-) -> Trainer | OwnLoop:
+) -> Trainer | CustomLoop:
     """Build a run, and resume it from the newest valid checkpoint of its directory when there is
     one.
 
     Seeds every generator and sets determinism and the number of threads for the whole process.
 
-    A task is trained by our loop (`Trainer`); a generator function brings its own (`OwnLoop`).
+    A task is trained by our loop (`Trainer`); a generator function brings its own (`CustomLoop`).
     Both have `events()`, `close()`, `store` and `resumed_at`.
 
     Args:
@@ -89,7 +89,7 @@ def open_trainer(
         torch.cuda.reset_peak_memory_stats(place)  # of this process' trial before
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
-        return OwnLoop(
+        return CustomLoop(
             function,
             config,
             directory,
@@ -370,8 +370,8 @@ def _in_evaluation_mode(model: nn.Module) -> str | None:
     return None
 
 
-def _train_plan(config: TrainConfig, samples: int, seed: int) -> Plan:
-    return Plan(
+def _train_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
+    return WindowPlan(
         samples=samples,
         batch_size=config.batch_size,
         micro_batch_size=config.micro_batch_size,
@@ -386,7 +386,7 @@ def _open_sources(
     micro = config.micro_batch_size
     train_plan = _train_plan(config, sample_count(data.train), seed)
     # Evaluation takes batches of a size that is known to fit, in the data's own order.
-    val_plan = Plan(
+    val_plan = WindowPlan(
         samples=sample_count(data.val),
         batch_size=micro,
         micro_batch_size=micro,

@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 @dataclass(frozen=True)
-class Plan:
+class WindowPlan:
     """Which samples make up which window: pure arithmetic.
 
     Attributes:
@@ -97,7 +97,7 @@ def sample_count(samples: Samples) -> int:
 class Source(Protocol):
     """Batches on the device."""
 
-    plan: Plan
+    plan: WindowPlan
 
     def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
         """Yield the windows of an epoch from `start` on, each an iterable to be used once."""
@@ -108,7 +108,7 @@ class Source(Protocol):
 
 def open_source(
     samples: Samples,
-    plan: Plan,
+    plan: WindowPlan,
     *,
     split: str,
     device: torch.device,
@@ -135,7 +135,9 @@ def open_source(
 class TensorSource:
     """Samples that are tensors in memory: indexed on the device, or on the host if too large."""
 
-    def __init__(self, tensors: tuple[Tensor, ...], plan: Plan, *, device: torch.device) -> None:
+    def __init__(
+        self, tensors: tuple[Tensor, ...], plan: WindowPlan, *, device: torch.device
+    ) -> None:
         self.plan = plan
         self._device = device
         resident = _fits(tensors, device)
@@ -179,7 +181,7 @@ class LoaderSource:
     def __init__(
         self,
         dataset: Dataset[Any],
-        plan: Plan,
+        plan: WindowPlan,
         *,
         split: str,
         device: torch.device,
@@ -241,7 +243,7 @@ class LoaderSource:
 class _Requests:
     """Batch sampler: yields `[epoch, window, index, index, ...]`, one list for each window."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WindowPlan) -> None:
         self._plan = plan
         self.epoch = 0
         self.start = 0
@@ -288,7 +290,7 @@ class _SeededWindows(Dataset[Any]):
     def __init__(
         self,
         dataset: Dataset[Any],
-        plan: Plan,
+        plan: WindowPlan,
         split: str,
         collate: Callable[[list[Any]], Batch],
     ) -> None:

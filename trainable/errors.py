@@ -131,7 +131,7 @@ class StorageError(CheckpointError):
     kind = "storage"
 
 
-class Fenced(CheckpointError):
+class WriterReplaced(CheckpointError):
     """Another process continues this run; this one has changed nothing since, and ends."""
 
     kind = "fenced"

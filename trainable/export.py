@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError, StorageError
 from trainable.files import files_at
-from trainable.startup import without_collection
+from trainable.lazy_imports import without_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -98,9 +98,9 @@ def load_model(
     import torch
 
     from trainable.build import build_parts
-    from trainable.state import load_model_state
     from trainable.task import load_loop
     from trainable.task_state import modules_state
+    from trainable.train_state import load_model_state
 
     if load_loop(config.task.name) is not None:
         raise CheckpointError(

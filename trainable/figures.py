@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainable.history import Row, read_resumptions, read_rows
+from trainable.metrics_file import Row, read_resumptions, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trainable.config import TrialConfig
+    from trainable.custom_loop import CustomLoop
     from trainable.loop import Trainer
-    from trainable.own_loop import OwnLoop
 
 _BLUE, _ORANGE, _GREY = "#1f6feb", "#d9730d", "#6e7781"
 _CLASSES = ("#1f6feb", "#d9730d", "#2da44e", "#8250df", "#bf3989", "#9a6700")
@@ -250,7 +250,7 @@ def decision_boundary(
 
 
 def draw_run(
-    config: TrialConfig, trainer: Trainer | OwnLoop, directory: Path, target: Path
+    config: TrialConfig, trainer: Trainer | CustomLoop, directory: Path, target: Path
 ) -> list[Path]:
     """Draw every picture that the rows and the model of a run give.
 

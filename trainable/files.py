@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, Self, TypeVar
 
 from redaction.secrets import redact
-from trainable.errors import Fenced, StorageError
+from trainable.errors import StorageError, WriterReplaced
 from trainable.regular_files import (
     LARGEST_NOTE,
     UNLIMITED,
@@ -63,7 +63,7 @@ class Files(Protocol):
     """The generations of one run. A generation is a name and two files, `STATE` and `MANIFEST`.
 
     Reading is for any process. Writing needs `open` first, and every writing method raises
-    `Fenced` once another process has opened the same generations.
+    `WriterReplaced` once another process has opened the same generations.
     """
 
     remedy: str
@@ -130,7 +130,7 @@ class RunFiles(Files, Protocol):
         ...
 
     def unless_fenced(self) -> AbstractContextManager[None]:
-        """What the system says of a file that is gone becomes `Fenced`, if that is why."""
+        """What the system says of a file that is gone becomes `WriterReplaced`, if that is why."""
         ...
 
     def has_writer(self) -> bool:
@@ -294,7 +294,7 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def unless_fenced(self) -> Iterator[None]:
-        """What the system says of a file that is gone becomes `Fenced`, if that is why."""
+        """What the system says of a file that is gone becomes `WriterReplaced`, if that is why."""
         try:
             yield
         except OSError as problem:
@@ -404,9 +404,9 @@ def unused_name(name: str, names: Collection[str]) -> str:
     return next(one for one in itertools.chain([name], revisions) if one not in names)
 
 
-def fenced(place: Path | str) -> Fenced:
+def fenced(place: Path | str) -> WriterReplaced:
     """Return the error of a writer that has been replaced."""
-    return Fenced(
+    return WriterReplaced(
         f"another process has taken over {place}, or it was removed; this process has been "
         "replaced and changes nothing there any more; look at the one that goes on"
     )

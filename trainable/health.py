@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 LATEST = 20
 """Values that a sentence speaks of as "the last"."""
@@ -203,7 +203,7 @@ def throughput_dropping(rates: Sequence[float]) -> Signal | None:
     )
 
 
-class Watch:
+class HealthMonitor:
     """Looks at the rows of one run as they come, and keeps no more than it needs.
 
     Memory is also sampled between rows. Rows that an interrupted run had written do not count for

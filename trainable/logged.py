@@ -20,11 +20,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from trainable.base_run import MOST_METRICS, check_names, describe, one_number
 from trainable.errors import TaskError
 from trainable.files import replace_file
-from trainable.history import ARTIFACTS, Row, read_logged
+from trainable.metrics_file import ARTIFACTS, Row, read_logged
 from trainable.regular_files import LARGEST_TEXT, read_regular
-from trainable.run import MOST_METRICS, check_names, describe, one_number
 
 NOTED = "noted.json"
 """In a run's directory: the parameters and tags that its code logged, where it logged any."""

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from trainable import heartbeat
+from trainable.base_run import BaseRun, RunReport, at_best, check_names, is_better, one_number
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
-from trainable.data import Plan, Source
+from trainable.data import Source, WindowPlan
 from trainable.diagnostics import (
     DeviceTime,
     LayerNorms,
@@ -34,7 +35,6 @@ from trainable.errors import (
     NonFiniteMetric,
     TaskError,
 )
-from trainable.history import History, Row
 from trainable.logged import (
     Sums,
     close_log,
@@ -43,15 +43,15 @@ from trainable.logged import (
     means,
     open_log,
 )
-from trainable.naming import nearest
+from trainable.metrics_file import History, Row
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
-from trainable.run import Report, Run, at_best, check_names, is_better, one_number
 from trainable.seeding import seeded
-from trainable.state import TrainState
-from trainable.step import Outcome, Step, known_errors, raise_if_not_finite
+from trainable.step import Step, StepOutcome, known_errors, raise_if_not_finite
 from trainable.task import Batch
 from trainable.task_code import task_code
+from trainable.task_registry import nearest
+from trainable.train_state import TrainState
 
 # Values stay on the device for at most this many steps: one transfer for all of them, and a bound
 # on how late a non-finite loss is noticed. Parameters are protected from the step itself on.
@@ -72,13 +72,13 @@ class _Pending(NamedTuple):
 
     step: int
     timestamp_ms: int
-    outcome: Outcome
+    outcome: StepOutcome
     lr: float
     layers: list[str] | None
     logged: Sums
 
 
-class Trainer(Run):
+class Trainer(BaseRun):
     """One training run, made of built objects; `trainable.build.open_trainer` builds them from a
     configuration.
 
@@ -152,7 +152,7 @@ class Trainer(Run):
         # It holds neither run nor step: a cycle would keep the model when the run has ended.
         step.optimizer.register_step_pre_hook(lambda *_: store.settle())
 
-    def events(self) -> Iterator[Report]:
+    def events(self) -> Iterator[RunReport]:
         """Train, and yield a report at the end of each epoch.
 
         Ends after the last epoch, or without a further report once it is interrupted; everything
@@ -232,7 +232,7 @@ class Trainer(Run):
         return {"device": device_name(self._step.device), "precision": self.precision.name}
 
     @property
-    def plans(self) -> tuple[Plan, Plan]:
+    def plans(self) -> tuple[WindowPlan, WindowPlan]:
         """How training and validation samples become windows and micro-batches."""
         return self._train.plan, self._val.plan
 
@@ -298,7 +298,7 @@ class Trainer(Run):
         if len(self._pending) >= _FETCH_EVERY:
             self._fetch()
 
-    def _note_skipped(self, outcome: Outcome, number: int) -> None:
+    def _note_skipped(self, outcome: StepOutcome, number: int) -> None:
         progress = self.state.progress
         progress.skipped += 1
         progress.skipped_in_a_row += 1
@@ -465,7 +465,7 @@ class Trainer(Run):
         )  # the plateau may just have dropped
         self._write()
 
-    def _news(self, rows: list[Row]) -> Report:
+    def _news(self, rows: list[Row]) -> RunReport:
         progress = self.state.progress
         finished = progress.epoch >= self._epochs
         return self._report(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from redaction.secrets import redact
-from trainable.errors import Fenced, StorageError
+from trainable.errors import StorageError, WriterReplaced
 from trainable.files import (
     MANIFEST,
     STATE,
@@ -163,7 +163,7 @@ class ObjectFiles:
 
     def close(self) -> None:
         # Of a store that is away, the next one signs over it.
-        with contextlib.suppress(OSError, Fenced, StorageError):
+        with contextlib.suppress(OSError, WriterReplaced, StorageError):
             self._remove_strangers()
             self._system.rm_file(self._key("writer"))
 

@@ -33,9 +33,9 @@ from trainable.config import TrialConfig
 from trainable.errors import OutOfMemory, StorageError, TrainingError
 from trainable.exception_text import reason_of, traceback_of
 from trainable.files import make_directory
+from trainable.lazy_imports import load_training, without_collection
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 from trainable.process_state import ProcessState
-from trainable.startup import load_training, without_collection
 from trainable.task_import import prepare_process
 from trainable.trial_log import TRIAL_LOG, TrialLog
 
@@ -112,12 +112,12 @@ class TuneTrial(tune.Trainable):
             load_training()
             import torch
 
-            from trainable.switches import Switches
+            from trainable.global_state import GlobalTorchState
 
             # once in a process, all of whose trials have as many; the others are set with the run
             if torch.get_num_interop_threads() != self._threads:
                 torch.set_num_interop_threads(self._threads)
-            self._switches = self._switches or Switches()
+            self._switches = self._switches or GlobalTorchState()
 
     def step(self) -> dict[str, Any]:
         """Train up to the next report, or to the last one of a moment; the first time, open the

@@ -13,11 +13,11 @@ from torch import nn
 
 from trainable.build import Parts
 from trainable.config import LoaderConfig
-from trainable.data import Plan, open_source, sample_count
+from trainable.data import WindowPlan, open_source, sample_count
 from trainable.seeding import isolated_host_randomness
-from trainable.state import check_read_back, model_state
-from trainable.state import check_state as check_plain
 from trainable.task_state import TaskState, modules_state
+from trainable.train_state import check_read_back, model_state
+from trainable.train_state import check_state as check_plain
 
 _SAMPLES = 2
 
@@ -82,7 +82,7 @@ def _batch(parts: Parts, split: str) -> object:
     samples = getattr(data, split)
     count = sample_count(samples)
     size = min(_SAMPLES, count)
-    plan = Plan(samples=count, batch_size=size, micro_batch_size=size, seed=0, shuffle=False)
+    plan = WindowPlan(samples=count, batch_size=size, micro_batch_size=size, seed=0, shuffle=False)
     collate = data.collate if split == "train" else getattr(data, "collate_val", None)
     source = open_source(
         samples,

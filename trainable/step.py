@@ -33,7 +33,7 @@ _NO_GRADIENT = (
 )
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What one window did. On an accelerator the values are tensors that nobody has waited for.
 
     Attributes:
@@ -95,7 +95,7 @@ class Step:
         self._stopped = torch.zeros((), device=device)
         precision.cast_anew(model)
 
-    def __call__(self, window: Iterable[Batch], step: int) -> Outcome:
+    def __call__(self, window: Iterable[Batch], step: int) -> StepOutcome:
         """Take step number `step` (counted from 1) on the micro-batches of one window."""
         loss: Scalar = 0.0
         weight: Scalar = 0.0
@@ -121,7 +121,7 @@ class Step:
         taken = self.precision.update()
         if taken:
             self.schedule.set_lr(self.optimizer, step)
-        return Outcome(taken, loss / weight, norm, lr, clipped, weight, norms)
+        return StepOutcome(taken, loss / weight, norm, lr, clipped, weight, norms)
 
     def _backward(self, loss: Tensor) -> None:
         self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]

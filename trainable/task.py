@@ -24,9 +24,9 @@ from torch.utils.data import Dataset
 from trainable import task_state
 from trainable.errors import ConfigError, TaskError
 from trainable.losses import Weight, cross_entropy
-from trainable.naming import nearest, parts_of
 from trainable.rules import current_rules
 from trainable.task_import import no_exit
+from trainable.task_registry import nearest, parts_of
 
 Batch = Any
 Samples = Dataset[Any] | tuple[Tensor, ...]

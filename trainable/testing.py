@@ -15,12 +15,12 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from trainable.base_run import one_number
 from trainable.data import sample_count
 from trainable.errors import CheckpointError, TaskError
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState
 from trainable.optim import Scalar, check_form
-from trainable.run import one_number
 from trainable.seeding import (
     HostRandomness,
     derive_seed,
@@ -28,7 +28,6 @@ from trainable.seeding import (
     seed_host,
     set_seed,
 )
-from trainable.state import check_read_back, check_state, model_state
 from trainable.task import Batch, Data, Samples, Task, check_data
 from trainable.task_checks import (
     MEAN,
@@ -41,6 +40,7 @@ from trainable.task_checks import (
     uncalled_methods,
 )
 from trainable.task_state import modules_state
+from trainable.train_state import check_read_back, check_state, model_state
 
 _SAMPLES = 8  # enough for two halves of a batch, few enough for a large model on a CPU
 _TOLERANCE = 1e-3  # relative; sums of float32 in another order differ by far less

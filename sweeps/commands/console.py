@@ -18,11 +18,11 @@ import typer
 from rich.console import RenderableType
 from typer.core import TyperGroup
 
-from sweeps.exits import HELD, NO_SUCCESS, WRONG_INPUT
+from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.results.plain_console import PlainConsole
 
 if TYPE_CHECKING:
-    from sweeps.results.sweep_view import SweepView
+    from sweeps.results.sweep_status import SweepStatus
 
 # A pipe has no width: tables are then as wide as what they hold.
 out = PlainConsole(width=None if os.isatty(1) else 10**6)
@@ -46,7 +46,7 @@ def read_whole(least: int, most: int = 10**9) -> Callable[[object], int]:
         number = str(text)
         if re.fullmatch(r"-?[0-9]{1,18}", number) and least <= int(number) <= most:
             return int(number)
-        from sweeps.spec.scalars import quoted
+        from sweeps.config.yaml_scalars import quoted
 
         raise typer.BadParameter(
             f"{quoted(number)} is not valid; it must be a whole number from {least} to {most}; "
@@ -125,14 +125,14 @@ def _without_values(params: list[Any]) -> list[Any]:
     return params
 
 
-def view_of(name: str, root: Path | None) -> SweepView:
+def view_of(name: str, root: Path | None) -> SweepStatus:
     """Return a sweep as it is now; what of its spec or its outbox is damaged is
     said, and who has locked it and is no driver."""
-    from sweeps.layout import SweepPaths, resolve_root
+    from sweeps.paths import SweepPaths, resolve_root
     from sweeps.results import messages
-    from sweeps.results.sweep_view import SweepView
+    from sweeps.results.sweep_status import SweepStatus
 
-    view = SweepView(SweepPaths(resolve_root(root), name))
+    view = SweepStatus(SweepPaths(resolve_root(root), name))
     for damage in filter(None, (view.damage, view.delivered.damage, view.stranger)):
         messages.sentence(err, damage, style="yellow")
     return view
@@ -169,8 +169,8 @@ def input_errors() -> Iterator[None]:
     """What the user can put right becomes a message and exit code 2, a training that cannot go on
     becomes 3, and a held sweep 4.
     """
-    from sweeps.layout import LedgerBusy, LedgerError
-    from sweeps.lock import SweepHeld
+    from sweeps.paths import LedgerBusy, LedgerError
+    from sweeps.sweep_lock import SweepLockedError
     from trainable.errors import (
         CheckpointError,
         NonFiniteGradient,
@@ -183,7 +183,7 @@ def input_errors() -> Iterator[None]:
 
     try:
         yield
-    except (SweepHeld, LedgerBusy) as error:
+    except (SweepLockedError, LedgerBusy) as error:
         fail(str(error), code=HELD)
     except OSError as error:
         fail(_sentence(error), code=WRONG_INPUT)

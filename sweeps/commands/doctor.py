@@ -26,18 +26,18 @@ from urllib.parse import urlsplit
 import psutil
 
 from redaction.secrets import redact
-from sweeps.engine.orphans import clean_up_after_the_dead
+from sweeps.checkpoint_locations import probe_store
+from sweeps.config.errors import UserError
+from sweeps.config.revisions import read_spec
+from sweeps.config.spec import SweepSpec
+from sweeps.engine.process_cleanup import clean_up_after_the_dead
 from sweeps.engine.resources import Machine
 from sweeps.engine.system_limits import shortages
-from sweeps.layout import LedgerError, SweepPaths, list_sweeps, tracking_place
-from sweeps.ledger.place import place_of
-from sweeps.ledger.view import LedgerView
-from sweeps.lock import is_held, read_holder
-from sweeps.spec.problems import Refused
-from sweeps.spec.revisions import read_spec
-from sweeps.spec.spec import SweepSpec
+from sweeps.ledger.location import place_of
+from sweeps.ledger.reader import LedgerReader
+from sweeps.paths import LedgerError, SweepPaths, list_sweeps, tracking_place
 from sweeps.store_access import check_store
-from sweeps.stores import probe_store
+from sweeps.sweep_lock import is_held, read_holder
 from tracking.address import file_of, is_database
 from tracking.probe import TrackingUnusable, probe
 from tracking.trusted_stores import StoreUntrusted
@@ -121,12 +121,12 @@ def sweeps_off(root: Path) -> list[Finding]:
     """Look for what ledger, store and tracking of the sweeps below `root` disagree about; nothing
     is changed.
     """
-    from sweeps.results.sweep_view import SweepView
+    from sweeps.results.sweep_status import SweepStatus
 
     found = []
     for paths in list_sweeps(root):
         try:
-            corrections = SweepView(paths).corrections()
+            corrections = SweepStatus(paths).corrections()
         except (ValueError, OSError, LedgerError, StorageError) as error:
             found.append(Finding("fail", paths.name, str(error), "put this right, then resume"))
             continue
@@ -160,7 +160,7 @@ def stores_off(root: Path) -> list[Finding]:
         if not is_database(tracking_place(spec.tracking.uri, root)[0]):
             continue
         with contextlib.suppress(ValueError, OSError, LedgerError):  # told by the others
-            ledger = LedgerView(place_of(paths, spec))
+            ledger = LedgerReader(place_of(paths, spec))
             lost = lost_runs(paths, spec, ledger.records(), ledger.sweep_id, os.environ)
             if lost and not is_held(paths.lock):  # what is on its way to a store is not lost
                 runs = 1 + len(ledger.trials)
@@ -195,7 +195,7 @@ def object_stores(root: Path) -> list[Finding]:
             continue
         try:
             probe_store(paths, spec, new=False)
-        except (Refused, StoreUntrusted) as error:
+        except (UserError, StoreUntrusted) as error:
             remedy = "put this right, then resume"
             found[where] = Finding("fail", "object store", str(error), remedy)
         else:

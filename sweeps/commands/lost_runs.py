@@ -9,18 +9,18 @@ import contextlib
 
 from rich.console import Console
 
-from sweeps.engine.orphans import unmarked_environment
-from sweeps.layout import SweepPaths
+from sweeps.config.spec import SweepSpec
+from sweeps.engine.process_cleanup import unmarked_environment
+from sweeps.paths import SweepPaths
 from sweeps.reconciliation.store_check import lost_runs
 from sweeps.results import messages
-from sweeps.results.sweep_view import SweepView
-from sweeps.spec.spec import SweepSpec
+from sweeps.results.sweep_status import SweepStatus
 from sweeps.store_access import reach_tracking
 from tracking.probe import probe
 from tracking.store_reader import StoreUnreadable, other_sweeps
 
 
-def find_loss(view: SweepView, err: Console, *, offline: bool) -> bool:
+def find_loss(view: SweepStatus, err: Console, *, offline: bool) -> bool:
     """Whether the store has lost runs of a sweep that is at its end, so that a resume has them
     told again. A store that does not answer is named.
 

@@ -5,23 +5,23 @@ What must not live here: stopping what a driver runs (`driver.control`).
 
 from __future__ import annotations
 
+from sweeps.checkpoint_locations import trial_files
 from sweeps.commands.sync import tell_who_is_interrupted
-from sweeps.driver.control import Stopped
-from sweeps.early_stopping.exploit import without_unbegun
-from sweeps.engine.orphans import end_orphans
+from sweeps.driver.stop_requests import StopResult
+from sweeps.early_stopping.pbt_exploit import without_unbegun
+from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.place import check_kept
-from sweeps.lock import SweepLock
-from sweeps.reconciliation.corrections import close_stores
-from sweeps.reconciliation.facts import trial_facts
-from sweeps.reconciliation.reconcile import Reported, missed
+from sweeps.ledger.location import check_kept
+from sweeps.reconciliation.collect_state import trial_facts
+from sweeps.reconciliation.reconcile import MissingReport, missed
+from sweeps.reconciliation.repairs import close_stores
 from sweeps.recording.tags import BY_THE_USER
-from sweeps.results.sweep_view import SweepView
-from sweeps.stores import trial_files
+from sweeps.results.sweep_status import SweepStatus
+from sweeps.sweep_lock import SweepLock
 from tracking.outbox_status import read_outbox
 
 
-def stop_waiting(view: SweepView, number: int) -> Stopped:
+def stop_waiting(view: SweepStatus, number: int) -> StopResult:
     """End a trial on which nobody works, for good: in the ledger first, then in the outbox.
 
     What its last worker stored and could not report counts.
@@ -43,7 +43,7 @@ def stop_waiting(view: SweepView, number: int) -> Stopped:
         record = ledger.trial(number)
         facts = trial_facts(paths, spec, record, read_outbox(paths.outbox))
         for wrong in missed(facts):
-            if isinstance(wrong, Reported):
+            if isinstance(wrong, MissingReport):
                 ledger.report(number, **wrong.report._asdict())
         lineage = without_unbegun(record, paths).lineage
         record = ledger.finish(number, "pruned", reason=BY_THE_USER, lineage=lineage)
@@ -55,4 +55,4 @@ def stop_waiting(view: SweepView, number: int) -> Stopped:
         f"trial {number} is {record.state} and does not resume; the sweep's other trials do with: "
         f"{paths.command('resume')}"
     )
-    return Stopped(paths.name, number, record.finished, record.state, message)
+    return StopResult(paths.name, number, record.finished, record.state, message)

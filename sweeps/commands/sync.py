@@ -14,16 +14,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweeps.engine.orphans import end_orphans
-from sweeps.layout import SweepPaths, tracking_place
-from sweeps.ledger.place import check_kept, place_of
-from sweeps.ledger.view import LedgerView
-from sweeps.lock import SweepLock
-from sweeps.publishing.pictures import Gallery, drawn_files, undrawn
-from sweeps.publishing.publish import NoReport, draw_report, export_trial
-from sweeps.reconciliation.corrections import tell
-from sweeps.reconciliation.facts import gather
+from sweeps.config.logged_params import flatten
+from sweeps.config.revisions import read_revisions
+from sweeps.config.spec import SweepSpec
+from sweeps.engine.process_cleanup import end_orphans
+from sweeps.ledger.location import check_kept, place_of
+from sweeps.ledger.reader import LedgerReader
+from sweeps.paths import SweepPaths, tracking_place
+from sweeps.publishing.export import NoReport, draw_report, export_trial
+from sweeps.publishing.figure_worker import FigureWorkerPool, drawn_files, undrawn
+from sweeps.reconciliation.collect_state import gather
 from sweeps.reconciliation.reconcile import untold
+from sweeps.reconciliation.repairs import tell
 from sweeps.reconciliation.store_check import (
     Missing,
     MissingData,
@@ -40,13 +42,11 @@ from sweeps.recording.tags import (
     health_tags,
     leaders_views,
 )
-from sweeps.results.sweep_view import NoBest, SweepView
-from sweeps.spec.parameters import flatten
-from sweeps.spec.revisions import read_revisions
-from sweeps.spec.spec import SweepSpec
+from sweeps.results.sweep_status import NoBest, SweepStatus
 from sweeps.store_access import reach_tracking
+from sweeps.sweep_lock import SweepLock
 from tracking.mlflow_recorder import MlflowRecorder, aim, sync, tell_again
-from tracking.outbox_status import Delivered, read_outbox
+from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.probe import probe
 from tracking.recorder import Status, stored
 from tracking.store_reader import open_reader
@@ -56,7 +56,7 @@ _AT_ONCE = 50
 """Trials whose curves are in memory together."""
 
 
-class Synced(NamedTuple):
+class SyncResult(NamedTuple):
     """What became of a sweep's waiting records."""
 
     delivered: int
@@ -83,7 +83,7 @@ class Synced(NamedTuple):
         }
 
 
-def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) -> Synced:
+def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
     """Deliver a sweep's waiting records, what a driver that was killed could not tell, runs that
     the store has lost, and the pictures of trials that are not drawn yet.
 
@@ -110,7 +110,7 @@ def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) ->
         aim(paths.outbox, uri)
         drawn = draw_what_is_missing(paths, spec)
         before = read_outbox(paths.outbox)
-        told = _Told(paths, spec, before.sweep_told, uri)
+        told = _SyncMessages(paths, spec, before.sweep_told, uri)
         sent = left = 0
 
         def send() -> None:
@@ -136,7 +136,7 @@ def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) ->
         lock.release()
     after = read_outbox(paths.outbox)
     gone = after.refused - before.refused
-    return Synced(
+    return SyncResult(
         sent - gone,
         left,
         after.refused,
@@ -153,7 +153,7 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     nobody works on are no longer running, and neither is the sweep's own. The caller holds the
     lock.
     """
-    ledger = LedgerView(place_of(paths, spec))
+    ledger = LedgerReader(place_of(paths, spec))
     records = {record.number: record for record in ledger.records()}
     looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
     recorder = _queue(paths, spec, ledger)
@@ -171,11 +171,11 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
     trial's for the sweep's own run, too; return how many trials it drew. The caller holds the
     lock.
     """
-    ledger = LedgerView(place_of(paths, spec))
+    ledger = LedgerReader(place_of(paths, spec))
     if not (trials := undrawn(paths, ledger.trials)):
         return 0
     recorder = _queue(paths, spec, ledger)
-    with Gallery(spec, paths, trials, recorder) as gallery:
+    with FigureWorkerPool(spec, paths, trials, recorder) as gallery:
         gallery.finish()
     best = ledger.best() if len(spec.metrics) == 1 else None
     # At its end the sweep put the best trial's on its own run, if they were drawn by then.
@@ -186,7 +186,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
     return len(trials) - len(undrawn(paths, trials))
 
 
-class _Told:
+class _SyncMessages:
     """What the tracking store was told of a sweep, and telling it again. The caller holds the
     sweep's lock.
     """
@@ -195,7 +195,7 @@ class _Told:
         self, paths: SweepPaths, spec: SweepSpec, sweep_told: str | None, uri: str
     ) -> None:
         self._paths, self._spec = paths, spec
-        self._ledger = LedgerView(place_of(paths, spec))
+        self._ledger = LedgerReader(place_of(paths, spec))
         self.sweep_id = self._ledger.sweep_id
         self.records = self._ledger.records()
         self._concluded = 0 < self._ledger.concluded == len(self.records)
@@ -253,7 +253,7 @@ class _Told:
                 recorder.tag(number, {"figures": "drawn"})
         recorder.close(0.0)
 
-    def _status(self, delivered: Delivered) -> str | None:
+    def _status(self, delivered: DeliveryStatus) -> str | None:
         """Of the sweep's own run; None: its driver was killed, and could not tell."""
         return None if delivered.sweep_told == "RUNNING" else stored(self._ending)
 
@@ -321,7 +321,7 @@ class _Told:
 
 
 def _queue(
-    paths: SweepPaths, spec: SweepSpec, ledger: LedgerView, *, announce: bool = False
+    paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
 ) -> MlflowRecorder:
     """A recorder that fills the outbox and asks no server.
 

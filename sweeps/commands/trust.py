@@ -23,14 +23,14 @@ def trust(
     as_json: AsJson = False,
 ) -> None:
     """Let credentials go to a tracking server, database or bucket; without ADDRESS, list them."""
+    from sweeps.config.errors import UserError
     from sweeps.results import messages
-    from sweeps.spec.problems import Refused
     from tracking import store_origin, trusted_stores
 
     with input_errors():
         for address in addresses or ():
             if not trusted_stores.can_be_trusted(address):
-                raise Refused(
+                raise UserError(
                     "the address is not valid; it is SCHEME://HOST:PORT, without a password, as "
                     "tracking.uri or storage.ledger has it; write for example "
                     "https://mlflow.example or postgresql://db.example"

@@ -18,8 +18,8 @@ from typing import Literal
 
 import psutil
 
-from sweeps.formats import format_duration
-from sweeps.layout import SweepPaths
+from sweeps.formatting import format_duration
+from sweeps.paths import SweepPaths
 from trainable import heartbeat
 from trainable.heartbeat import Stamp
 

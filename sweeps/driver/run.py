@@ -12,30 +12,32 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 
-from sweeps.driver.conclusion import conclude
-from sweeps.driver.control import Wishes
-from sweeps.driver.departure import leave_the_lost, listen, remove_scratch
-from sweeps.driver.opening import open_sweep
-from sweeps.driver.tuning import tune_trials
-from sweeps.engine import engine
+from sweeps.config.provenance_check import Origin
+from sweeps.config.revisions import describe_changes, read_spec
+from sweeps.config.spec import SweepSpec
+from sweeps.driver.finalize import conclude
+from sweeps.driver.session import open_sweep
+from sweeps.driver.shutdown import leave_the_lost, listen, remove_scratch
+from sweeps.driver.stop_requests import StopRequests
+from sweeps.driver.tune_loop import tune_trials
+from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
-from sweeps.engine.orphans import clean_up_after_the_dead, mark_children
-from sweeps.engine.resources import Machine, Plan
-from sweeps.layout import SweepExists, SweepPaths
+from sweeps.engine.process_cleanup import clean_up_after_the_dead, mark_children
+from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.ledger.ledger import TrialRecord
-from sweeps.ledger.place import place_of
-from sweeps.lock import SweepLock
-from sweeps.publishing.pictures import Gallery
-from sweeps.publishing.press import Press
-from sweeps.results.running import View
-from sweeps.results.sweep_view import Outcome
-from sweeps.spec.origin import Origin
-from sweeps.spec.revisions import describe_changes, read_spec
-from sweeps.spec.spec import SweepSpec
+from sweeps.ledger.location import place_of
+from sweeps.paths import SweepExists, SweepPaths
+from sweeps.publishing.figure_worker import FigureWorkerPool
+from sweeps.publishing.report_worker import ReportWorker
+from sweeps.results.observer import ProgressObserver
+from sweeps.results.sweep_status import SweepOutcome
+from sweeps.sweep_lock import SweepLock
 from tracking.address import credentials
 from trainable.files import make_directory
 
-ViewFactory = Callable[[int, int, tuple[int, float] | None], AbstractContextManager[View]]
+ViewFactory = Callable[
+    [int, int, tuple[int, float] | None], AbstractContextManager[ProgressObserver]
+]
 """Makes the view, given how many trials were finished before, of how many in all, and the best one
 and its value."""
 
@@ -43,7 +45,7 @@ and its value."""
 def run_sweep(
     paths: SweepPaths,
     spec: SweepSpec,
-    plan: Plan,
+    plan: ResourcePlan,
     machine: Machine | Cluster,
     make_view: ViewFactory,
     *,
@@ -54,7 +56,7 @@ def run_sweep(
     offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
-    tell: Callable[[Outcome], None],
+    tell: Callable[[SweepOutcome], None],
 ) -> None:
     """Run a sweep to its end, or until it is interrupted.
 
@@ -86,7 +88,7 @@ def run_sweep(
     token = lock.acquire().token
     try:
         remove_scratch(paths)  # of an earlier driver, with what it was asked
-        wishes = Wishes(paths, token)
+        wishes = StopRequests(paths, token)
         with listen(paths, lock, token, wishes, grace=grace) as interruption:
             if new and paths.exists():
                 raise SweepExists(paths)
@@ -94,7 +96,7 @@ def run_sweep(
             if isinstance(machine, Cluster):
                 mark_children(token)
             else:
-                engine.configure(token)
+                local_ray.configure(token)
             before = spec if new else read_spec(paths.spec).spec
             sweep = open_sweep(
                 paths,
@@ -117,8 +119,10 @@ def run_sweep(
                     warn(in_vain)
                 finished = sum(trial.finished for trial in sweep.ledger.trials())
                 with (
-                    Gallery(spec, paths, sweep.ledger.trials(), sweep.recorder) as gallery,
-                    Press(sweep.num_trials - finished, plan.concurrency) as press,
+                    FigureWorkerPool(
+                        spec, paths, sweep.ledger.trials(), sweep.recorder
+                    ) as gallery,
+                    ReportWorker(sweep.num_trials - finished, plan.concurrency) as press,
                 ):
                     if sweep.tracking.lacks_pictures:
                         gallery.show_again(trial.number for trial in sweep.ledger.trials())
@@ -136,7 +140,7 @@ def run_sweep(
                                 plan.concurrency, lost=partial(leave_the_lost, paths, lock, token)
                             )
                         else:
-                            ray_runs = engine.running(
+                            ray_runs = local_ray.running(
                                 token,
                                 machine,
                                 concurrency=plan.concurrency,

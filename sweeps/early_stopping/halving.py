@@ -66,7 +66,7 @@ def promotable(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pauses(ABC):
+class PausingRule(ABC):
     """The rungs of a sweep whose trials pause at each one until they may go on.
 
     Attributes:
@@ -110,7 +110,7 @@ class Pauses(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ladder(Pauses):
+class SuccessiveHalving(PausingRule):
     """Of the trials at a rung the best go on; one of them trains to the end in any case.
 
     Attributes:

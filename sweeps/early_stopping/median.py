@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from fractions import Fraction
 from statistics import median
 
-from sweeps.ledger.view import best_report
+from sweeps.ledger.reader import best_report
 
 
 class Medians:

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
+from sweeps.config.spec import EarlyStoppingConfig, SweepSpec
 from sweeps.early_stopping.halving import Judge, Mode, Reports, bracket_graces, bracket_of, rungs
 from sweeps.early_stopping.median import Medians
-from sweeps.early_stopping.pauses import make_pauses
-from sweeps.spec.spec import EarlyStoppingConfig, SweepSpec
+from sweeps.early_stopping.pausing_rules import make_pauses
 from trainable.ray_adapter import OBJECTIVE
 
 TIME = "epoch"
@@ -35,7 +35,7 @@ def make_scheduler(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> T
             return Asha(config.grace_epochs, config.reduction, epochs=epochs, mode=mode)
         case "hyperband":
             graces = bracket_graces(config.grace_epochs, config.reduction, epochs)
-            return Brackets(graces, config.reduction, epochs=epochs, mode=mode)
+            return Hyperband(graces, config.reduction, epochs=epochs, mode=mode)
         case "median":
             return MedianRule(config.grace_epochs, config.min_trials, mode=mode)
         case "asha_promote" | "pbt" | "pb2" | "none":
@@ -74,7 +74,7 @@ class Asha(ASHAScheduler):
             super().on_trial_complete(tune_controller, trial, result)
 
 
-class Brackets(FIFOScheduler):
+class Hyperband(FIFOScheduler):
     """HyperBand as several brackets of ASHA, each with a later first rung than the one before.
 
     Ray's ASHA has brackets too, and draws a trial's from NumPy's global generator: after a resume

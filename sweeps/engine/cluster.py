@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sweeps.engine import engine
-from sweeps.engine.address import ClusterRefused, is_loopback, knock, locate
-from sweeps.engine.nodes import survey
+from sweeps.engine import local_ray
+from sweeps.engine.cluster_address import ClusterRefused, is_loopback, knock, locate
+from sweeps.engine.code_upload import CodePackage, pack
+from sweeps.engine.node_checks import survey
 from sweeps.engine.resources import Machine
-from sweeps.engine.travel import Luggage, pack
-from sweeps.exits import WRONG_INPUT
+from sweeps.exit_codes import WRONG_INPUT
 from sweeps.results import messages
 from sweeps.results.plain_console import PlainConsole
 
@@ -69,7 +69,7 @@ class Cluster:
             concurrency: How many trials may wait for an actor at once.
             lost: Called when the cluster is gone, with the reason, in whatever thread; leaves.
         """
-        engine.prepare_tune(concurrency)
+        local_ray.prepare_tune(concurrency)
         over, once = threading.Event(), threading.Lock()
 
         def leave(cause: str) -> NoReturn:
@@ -194,7 +194,7 @@ def disconnect() -> None:
 
 def _configure(address: str) -> None:
     """Set the environment that Ray in this process reads; the cluster's own is its own."""
-    engine.settle()
+    local_ray.settle()
     os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # what it has to say is said in a sentence
     # Ray would end this process without a word when its node is gone and it has no living parent,
     # unless this process lives. Instead it raises an error.
@@ -203,7 +203,7 @@ def _configure(address: str) -> None:
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
 
 
-def _connect(address: str, luggage: Luggage | None, withhold: Iterable[str]) -> str:
+def _connect(address: str, luggage: CodePackage | None, withhold: Iterable[str]) -> str:
     """Returns the socket of the node that we speak to it through."""
     import ray
 
@@ -214,7 +214,7 @@ def _connect(address: str, luggage: Luggage | None, withhold: Iterable[str]) -> 
         environment["excludes"] = list(luggage.excludes)
     try:
         _greet(address)
-        with warnings.catch_warnings(), engine.own_signals():
+        with warnings.catch_warnings(), local_ray.own_signals():
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(
                 address=address,

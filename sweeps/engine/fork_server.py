@@ -37,10 +37,10 @@ from typing import Any, BinaryIO, NoReturn
 
 import psutil
 
-from sweeps.engine import worker_start
-from trainable.startup import load_training
+from sweeps.engine import worker_launcher
+from trainable.lazy_imports import load_training
 
-WORKER_START = Path(worker_start.__file__)
+WORKER_START = Path(worker_launcher.__file__)
 """The program that Ray is to start instead of its own."""
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -92,12 +92,12 @@ def serving(threads: int, withhold: Iterable[str] = ()) -> Iterator[None]:
     if server is None:
         yield
         return
-    os.environ[worker_start.VARIABLE] = address
+    os.environ[worker_launcher.VARIABLE] = address
     try:
         yield
     finally:
         _forget_ends()
-        del os.environ[worker_start.VARIABLE]
+        del os.environ[worker_launcher.VARIABLE]
         server.send_signal(_OVER)
         try:
             server.wait(_SECONDS_TO_END)
@@ -123,7 +123,7 @@ def _start(address: str, threads: int, withhold: Iterable[str]) -> subprocess.Po
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         contextlib.ExitStack() as stack,
     ):
-        listener.bind(worker_start.place(address))
+        listener.bind(worker_launcher.place(address))
         listener.listen(socket.SOMAXCONN)
         heard, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         ends = stack.enter_context(os.fdopen(heard, "rb"))
@@ -134,7 +134,7 @@ def _start(address: str, threads: int, withhold: Iterable[str]) -> subprocess.Po
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # what torch says when it is imported, workers would hide
-            env={_THREADS: str(threads), **kept, worker_start.VARIABLE: address},
+            env={_THREADS: str(threads), **kept, worker_launcher.VARIABLE: address},
             pass_fds=numbers,
             process_group=0,  # a terminal's signals are for its driver
         )
@@ -186,10 +186,10 @@ class _Server:
             return
         streams: list[int] = []
         try:
-            if worker_start.peer(connection) != os.geteuid():
+            if worker_launcher.peer(connection) != os.geteuid():
                 raise PermissionError
             connection.settimeout(_SECONDS_TO_ASK)  # all others wait meanwhile
-            wish = worker_start.receive(connection, streams)
+            wish = worker_launcher.receive(connection, streams)
             connection.settimeout(None)
             known = str(wish.get("address")).encode()
             if not hmac.compare_digest(known, self._address.encode()):
@@ -251,7 +251,7 @@ class _Server:
         with contextlib.suppress(KeyError):  # heard already
             selector.unregister(connection)
         with connection, contextlib.suppress(OSError):  # it is gone as well
-            connection.sendall(worker_start.ENDED + bytes([code & 0xFF]))
+            connection.sendall(worker_launcher.ENDED + bytes([code & 0xFF]))
 
     def _end_adopted(self) -> None:
         """End what workers that have ended had started, in whatever group: it is this process'
@@ -284,7 +284,7 @@ class _Server:
             os.close(stream)
         _take_over(wish)
         with asker:
-            asker.sendall(worker_start.FORKED)
+            asker.sendall(worker_launcher.FORKED)
         random.seed()  # what a fork would share with its siblings
         numpy: Any = sys.modules["numpy"]
         numpy.random.seed()
@@ -304,7 +304,7 @@ def _take_over(wish: Mapping[str, Any]) -> None:
     os.chdir(wish["directory"])
     os.umask(wish["umask"])
     os.setpriority(os.PRIO_PROCESS, 0, wish["niceness"])
-    Path(worker_start.OOM_SCORE).write_text(wish["oom_score"])
+    Path(worker_launcher.OOM_SCORE).write_text(wish["oom_score"])
     for name, limits in wish["limits"].items():
         with contextlib.suppress(ValueError, OSError):  # above what this process may have
             resource.setrlimit(getattr(resource, name), tuple(limits))
@@ -334,7 +334,7 @@ def _main(listener: int, told: int, driver: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the driver's to answer
     load_training()
-    address = os.environ.pop(worker_start.VARIABLE)
+    address = os.environ.pop(worker_launcher.VARIABLE)
     _Server(socket.socket(fileno=listener), address, told).serve()
 
 

@@ -2,7 +2,7 @@
 
 Neither torch nor Ray is asked: both take seconds to import, and a spec that asks for too much is
 refused before. What must not live here: placing trials (Ray does), measuring what a step takes
-(`trainable.rehearsal`), and the cap on a trial's GPU memory (the trial sets it).
+(`trainable.memory_probe`), and the cap on a trial's GPU memory (the trial sets it).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from sweeps.formats import format_bytes
-from sweeps.spec.problems import Fault, Refused
+from sweeps.config.errors import Issue, UserError
+from sweeps.formatting import format_bytes
 from trainable.memory import CONTEXT_BYTES
 
 if TYPE_CHECKING:
-    from sweeps.spec.spec import ResourcesConfig
+    from sweeps.config.spec import ResourcesConfig
 
 # Where it was not measured: a context, its libraries' work space and a small model; below this,
 # packing ends out of memory.
@@ -35,7 +35,7 @@ _MARGIN = 1.2
 _SHARES = 10_000  # Ray counts resources in ten-thousandths
 
 
-class ResourceError(Refused):
+class ResourceError(UserError):
     """A trial asks for more than any machine has; it would wait for ever.
 
     Args:
@@ -44,7 +44,7 @@ class ResourceError(Refused):
     """
 
     def __init__(self, *key: str, message: str) -> None:
-        super().__init__([Fault(("resources", *key), message)])
+        super().__init__([Issue(("resources", *key), message)])
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class StepMemory:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResourcePlan:
     """What each trial gets, and how many run at once.
 
     Attributes:
@@ -149,7 +149,7 @@ def plan(
     concurrency: int | None,
     machine: Machine | Sequence[Machine],
     step: StepMemory | None = None,
-) -> Plan:
+) -> ResourcePlan:
     """Turn the spec's `resources` into numbers for this machine, or for the nodes of a cluster.
 
     Args:
@@ -196,7 +196,7 @@ def plan(
             f"runs on one node, the largest is {largest}; write cpu: {largest.cpus} or less"
         )
     because = str(step) if step is not None else ""
-    return Plan(_whole(cpu), _whole(gpu), min(most, fitting), because)
+    return ResourcePlan(_whole(cpu), _whole(gpu), min(most, fitting), because)
 
 
 def share_of_gpu(needed: int, total: int, wanted: int) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tracking.trial_store_compat import redirect
-from trainable.history import ARTIFACTS
+from trainable.metrics_file import ARTIFACTS
 from trainable.ray_adapter import TuneTrial
 
 

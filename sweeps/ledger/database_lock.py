@@ -15,9 +15,9 @@ import contextlib
 import time
 from typing import Any
 
-from sweeps.ledger.database import LedgerDatabase, Rows
-from sweeps.ledger.sql import one
-from sweeps.lock import Holder, SweepHeld
+from sweeps.ledger.dialect import one
+from sweeps.ledger.postgres import LedgerDatabase, Rows
+from sweeps.sweep_lock import LockOwner, SweepLockedError
 
 _LOOK_EVERY = 0.25
 """Seconds for which an answer holds. The ledger's own transactions ask each time."""
@@ -59,7 +59,7 @@ class DatabaseLock:
         self._connection: Any = None
         self._asked = 0.0
 
-    def acquire(self, holder: Holder) -> None:
+    def acquire(self, holder: LockOwner) -> None:
         """Take the lock.
 
         Args:
@@ -75,7 +75,7 @@ class DatabaseLock:
             self._connect()
             if not self._ask(_LOCK):
                 self._connection.close()
-                raise SweepHeld(self._place.directory, self._who_holds())
+                raise SweepLockedError(self._place.directory, self._who_holds())
             self._place.turn = self._ask(
                 _TAKE, host=holder.host, pid=holder.pid, started=holder.started
             )
@@ -137,7 +137,7 @@ class DatabaseLock:
         asked = {"sweep": self._place.study, **parameters}
         return one(Rows(self._connection).execute(sql, asked))
 
-    def _who_holds(self) -> Holder | None:
+    def _who_holds(self) -> LockOwner | None:
         """The holder, who between locking and saying who it is may take a moment."""
         for _ in range(20):
             if (holder := self._place.holder()) is not None:

@@ -19,12 +19,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from sweeps.layout import LedgerError
-from sweeps.ledger.place import Place, as_place
-from sweeps.ledger.proposal import Proposal
-from sweeps.ledger.storage import EditableStorage, open_storage
-from sweeps.ledger.texts import clipped_reason, clipped_traceback
-from sweeps.ledger.view import (
+from sweeps.config.provenance_check import Origin
+from sweeps.ledger.location import LedgerLocation, as_place
+from sweeps.ledger.reader import (
     ACCUMULATION,
     ATTEMPT,
     ENDED,
@@ -35,7 +32,7 @@ from sweeps.ledger.view import (
     SIGNALS,
     WARM_START,
     Ending,
-    Mutation,
+    PbtPerturbation,
     TrialRecord,
     attempts_in,
     best_report,
@@ -45,8 +42,11 @@ from sweeps.ledger.view import (
     noted,
     reports_in,
 )
+from sweeps.ledger.storage import EditableRDBStorage, open_storage
+from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.texts import clipped_reason, clipped_traceback
 from sweeps.ledger.warm_start import WarmStart
-from sweeps.spec.origin import Origin
+from sweeps.paths import LedgerError
 from trainable.config import Mode
 
 __all__ = [
@@ -55,7 +55,7 @@ __all__ = [
     "Ending",
     "Ledger",
     "LedgerError",
-    "Report",
+    "LedgerReport",
     "TrialRecord",
 ]
 
@@ -74,7 +74,7 @@ _ENDINGS: dict[Ending, TrialState] = {
 }
 
 
-class Report(NamedTuple):
+class LedgerReport(NamedTuple):
     """What a trial came to after an epoch.
 
     Attributes:
@@ -134,7 +134,9 @@ class Ledger:
         storage: The storage below the study.
     """
 
-    def __init__(self, place: Place, study: optuna.Study, storage: EditableStorage) -> None:
+    def __init__(
+        self, place: LedgerLocation, study: optuna.Study, storage: EditableRDBStorage
+    ) -> None:
         self.place = place
         self._turn = threading.RLock()
         self._study = study
@@ -147,7 +149,9 @@ class Ledger:
         """Of each metric, whether less is better."""
 
     @classmethod
-    def create(cls, place: Place | Path, *, mode: Mode | Sequence[Mode], sweep_id: str) -> Ledger:
+    def create(
+        cls, place: LedgerLocation | Path, *, mode: Mode | Sequence[Mode], sweep_id: str
+    ) -> Ledger:
         """Create an empty ledger.
 
         Args:
@@ -181,7 +185,7 @@ class Ledger:
             return cls(place, study, storage)
 
     @classmethod
-    def open(cls, place: Place | Path) -> Ledger:
+    def open(cls, place: LedgerLocation | Path) -> Ledger:
         """Open an existing ledger. One that is damaged is left as it is.
 
         Raises:
@@ -320,7 +324,7 @@ class Ledger:
         return self._study.directions
 
     @_at_once
-    def add(self, proposal: Proposal) -> TrialRecord:
+    def add(self, proposal: Suggestion) -> TrialRecord:
         """Create the next trial, with its parameters, in one transaction."""
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
@@ -332,7 +336,7 @@ class Ledger:
         return self._record(self._storage.get_trial(trial_id))
 
     @_at_once
-    def complete(self, number: int, proposal: Proposal) -> TrialRecord:
+    def complete(self, number: int, proposal: Suggestion) -> TrialRecord:
         """Store the parameters that a trial lacks."""
         known = self._storage.get_trial(self._id(number)).params
         for name, distribution in proposal.distributions.items():
@@ -356,10 +360,10 @@ class Ledger:
         self, number: int, *, epoch: int, step: int, value: float, others: Sequence[float] = ()
     ) -> None:
         """Record the metric after an epoch. A repeated epoch is left as it was first told."""
-        self.report_all(number, [Report(epoch, step, value, others)])
+        self.report_all(number, [LedgerReport(epoch, step, value, others)])
 
     @_at_once
-    def report_all(self, number: int, reports: Iterable[Report]) -> None:
+    def report_all(self, number: int, reports: Iterable[LedgerReport]) -> None:
         """Record several reports, or none of them."""
         for report in reports:
             self._report(number, *report)
@@ -398,7 +402,7 @@ class Ledger:
         return int(self._study.user_attrs.get(GENERATION, 0))
 
     @_at_once
-    def mutate(self, epoch: int, mutations: Mapping[int, Mutation]) -> None:
+    def mutate(self, epoch: int, mutations: Mapping[int, PbtPerturbation]) -> None:
         """Note what a population decided at an epoch, all of it or nothing.
 
         Args:
@@ -424,7 +428,7 @@ class Ledger:
         *,
         reason: str | None = None,
         traceback: str | None = None,
-        lineage: Sequence[Mutation] | None = None,
+        lineage: Sequence[PbtPerturbation] | None = None,
     ) -> TrialRecord:
         """Give a trial its one end; the first one stays.
 
@@ -484,7 +488,7 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def _clear_errors(place: Place) -> Iterator[None]:
+def _clear_errors(place: LedgerLocation) -> Iterator[None]:
     try:
         yield
     except LedgerError:

@@ -20,23 +20,23 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
-from sweeps.layout import LedgerRefused
-from sweeps.ledger import file as ledger_file
-from sweeps.ledger.database import LedgerDatabase
-from sweeps.ledger.file import LedgerFile
-from sweeps.ledger.place import Place
-from sweeps.ledger.statements import (
+from sweeps.ledger import sqlite as ledger_file
+from sweeps.ledger.bulk_writes import (
     as_read,
     end_trial,
     insert_report,
     insert_trial,
     set_user_attribute,
 )
+from sweeps.ledger.location import LedgerLocation
+from sweeps.ledger.postgres import LedgerDatabase
+from sweeps.ledger.sqlite import LedgerFile
+from sweeps.paths import LedgerRefused
 
 _T = TypeVar("_T")
 
 
-class _Durable(sqlite3.Connection):
+class _DurableConnection(sqlite3.Connection):
     """Syncs the directory too once a transaction's journal is gone: otherwise a power loss may
     bring the journal back, and with it take the transaction back.
 
@@ -75,7 +75,7 @@ class _Durable(sqlite3.Connection):
             self.execute("ROLLBACK TO part")
 
 
-class EditableStorage(optuna.storages.RDBStorage):
+class EditableRDBStorage(optuna.storages.RDBStorage):
     """Stores each parameter with the distribution that it was drawn from, whatever the first trial
     of the study drew it from.
 
@@ -227,7 +227,7 @@ class EditableStorage(optuna.storages.RDBStorage):
         )
 
 
-class _FileStorage(EditableStorage):
+class _FileStorage(EditableRDBStorage):
     """In a file of its own; the disk is waited for once a transaction."""
 
     def __init__(self, place: LedgerFile) -> None:
@@ -237,7 +237,7 @@ class _FileStorage(EditableStorage):
             sqlite3.connect,
             place.path,
             timeout=ledger_file.WAIT_SECONDS,
-            factory=_Durable,
+            factory=_DurableConnection,
             check_same_thread=False,
         )
         super().__init__(
@@ -253,7 +253,7 @@ class _FileStorage(EditableStorage):
             return work()
 
 
-class _DatabaseStorage(EditableStorage):
+class _DatabaseStorage(EditableRDBStorage):
     """In a database with others; only the holder of the sweep's lock writes.
 
     A transaction first counts itself in its driver's row. There it meets whoever took the lock
@@ -341,7 +341,7 @@ class _DatabaseStorage(EditableStorage):
             )
 
 
-def open_storage(place: Place) -> EditableStorage:
+def open_storage(place: LedgerLocation) -> EditableRDBStorage:
     """Open the storage at a place; what is missing of its tables is made."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if isinstance(place, LedgerFile):

@@ -13,17 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.layout import SweepPaths
-from sweeps.ledger.place import place_of
-from sweeps.ledger.view import LedgerView, TrialSummary
-from sweeps.spec.parameters import flatten
-from sweeps.spec.problems import Fault, Refused
-from sweeps.spec.revisions import read_spec
-from sweeps.spec.search_space import SearchSpace
-from sweeps.spec.spec import SpecError, SweepSpec
+from sweeps.config.errors import Issue, UserError
+from sweeps.config.logged_params import flatten
+from sweeps.config.revisions import read_spec
+from sweeps.config.search_space import SearchSpace
+from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.ledger.location import place_of
+from sweeps.ledger.reader import LedgerReader, TrialSummary
+from sweeps.paths import SweepPaths
 
 
-class WarmStartRefused(Refused):
+class WarmStartRefused(UserError):
     """An earlier sweep cannot be learnt from.
 
     Args:
@@ -32,11 +32,11 @@ class WarmStartRefused(Refused):
     """
 
     def __init__(self, place: int, message: str) -> None:
-        super().__init__([Fault(("search", "warm_start", place), message)])
+        super().__init__([Issue(("search", "warm_start", place), message)])
 
 
 @dataclass(frozen=True)
-class Taken:
+class PriorTrial:
     """One trial of an earlier sweep."""
 
     params: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Taken:
 class WarmStart:
     """What a sweep was given of earlier ones."""
 
-    trials: Sequence[Taken] = ()
+    trials: Sequence[PriorTrial] = ()
     told: str = ""
     """What was taken and what was left, in a sentence."""
 
@@ -67,7 +67,7 @@ class WarmStart:
         return (
             cls()
             if data is None
-            else cls([Taken(**trial) for trial in data["trials"]], data["told"])
+            else cls([PriorTrial(**trial) for trial in data["trials"]], data["told"])
         )
 
 
@@ -77,7 +77,7 @@ def take_along(root: Path, spec: SweepSpec) -> WarmStart:
     Raises:
         WarmStartRefused: One of them does not exist, or measures something else.
     """
-    taken: list[Taken] = []
+    taken: list[PriorTrial] = []
     told: list[str] = []
     for place, name in enumerate(spec.search.warm_start):
         found, left = _read(SweepPaths(root, name), spec, place)
@@ -87,7 +87,7 @@ def take_along(root: Path, spec: SweepSpec) -> WarmStart:
     return WarmStart(taken, f"warm start from {' and '.join(told)}" if told else "")
 
 
-def _read(paths: SweepPaths, spec: SweepSpec, place: int) -> tuple[list[Taken], Counter[str]]:
+def _read(paths: SweepPaths, spec: SweepSpec, place: int) -> tuple[list[PriorTrial], Counter[str]]:
     if not paths.exists():
         raise WarmStartRefused(
             place,
@@ -103,13 +103,13 @@ def _read(paths: SweepPaths, spec: SweepSpec, place: int) -> tuple[list[Taken], 
                 f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; results of "
                 "another kind teach nothing; leave it out of search.warm_start",
             )
-    view, space = LedgerView(place_of(paths, other)), spec.search_space()
+    view, space = LedgerReader(place_of(paths, other)), spec.search_space()
     reports = view.reports()
-    taken: list[Taken] = []
+    taken: list[PriorTrial] = []
     left: Counter[str] = Counter()
     for trial in view.trials:
         found = _take(trial, other, space, reports[trial.number])
-        if isinstance(found, Taken):
+        if isinstance(found, PriorTrial):
             taken.append(found)
         else:
             left[found] += 1
@@ -118,7 +118,7 @@ def _read(paths: SweepPaths, spec: SweepSpec, place: int) -> tuple[list[Taken], 
 
 def _take(
     trial: TrialSummary, other: SweepSpec, space: SearchSpace, reports: Mapping[int, float]
-) -> Taken | str:
+) -> PriorTrial | str:
     """Return a trial as it is taken along, or why it is not."""
     if not trial.finished:
         return "unfinished"
@@ -138,5 +138,5 @@ def _take(
     if point is None:
         return "outside the space"
     if trial.state == "complete":
-        return Taken(point, trial.value, trial.epoch, complete=True)
-    return Taken(point, reports[last], last, complete=False)
+        return PriorTrial(point, trial.value, trial.epoch, complete=True)
+    return PriorTrial(point, reports[last], last, complete=False)

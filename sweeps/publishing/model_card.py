@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sweeps.formats import format_best, format_value
-from sweeps.layout import TRIAL_CONFIG
-from sweeps.ledger.view import TrialSummary
-from sweeps.spec.parameters import flatten
-from sweeps.spec.spec import SweepSpec
+from sweeps.config.logged_params import flatten
+from sweeps.config.spec import SweepSpec
+from sweeps.formatting import format_best, format_value
+from sweeps.ledger.reader import TrialSummary
+from sweeps.paths import TRIAL_CONFIG
 from trainable.config import TaskConfig
 from trainable.manifest import Generation
 

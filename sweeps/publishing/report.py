@@ -22,18 +22,18 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.formats import format_parameter, format_reason, format_result, joined
-from sweeps.layout import LedgerError, SweepPaths
+from sweeps.formatting import format_parameter, format_reason, format_result, joined
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.view import TrialSummary
-from sweeps.publishing.report_basis import basis
+from sweeps.ledger.reader import TrialSummary
+from sweeps.paths import LedgerError, SweepPaths
 from sweeps.publishing.report_figures import Figure, NotEnough, SweepData, figures
-from sweeps.publishing.report_page import Section, escape, page, table
+from sweeps.publishing.report_page import PageSection, escape, page, table
+from sweeps.publishing.report_selection import basis
 from sweeps.results.compare import compare
-from sweeps.results.front import cells
-from sweeps.results.sweep_view import STATES, SweepView
+from sweeps.results.pareto import cells
+from sweeps.results.sweep_status import STATES, SweepStatus
 from trainable.errors import StorageError
-from trainable.startup import without_collection
+from trainable.lazy_imports import without_collection
 
 _LEADERS = 10
 _NO_VALUE = "<p class=missing>No trial has a value yet.</p>"
@@ -79,7 +79,7 @@ def _put(text: str, target: Path) -> None:
 
 
 def _read(paths: SweepPaths) -> SweepData:
-    view = SweepView(paths)
+    view = SweepStatus(paths)
     drawn = (key for record in view.records for key in record.params)
     keys = list(dict.fromkeys([*view.spec.space, *drawn]))
     last = Counter(key.rsplit(".", 1)[-1] for key in keys)
@@ -137,7 +137,7 @@ def _renamed(
     )
 
 
-def _draw(sweep: SweepData, figure: Figure) -> Section:
+def _draw(sweep: SweepData, figure: Figure) -> PageSection:
     sentence = figure.sentence
     try:
         drawn = figure.draw(sweep)
@@ -150,7 +150,7 @@ def _draw(sweep: SweepData, figure: Figure) -> Section:
         config = {"responsive": True, "displaylogo": False}
         body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
         sentence = f"{sentence} {figure.further(sweep)}".rstrip()
-    return Section(figure.title, sentence, body)
+    return PageSection(figure.title, sentence, body)
 
 
 # -- words and tables -----------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def _summary(sweep: SweepData) -> list[str]:
     return [*lines, f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"]
 
 
-def _leaders(sweep: SweepData) -> Section:
+def _leaders(sweep: SweepData) -> PageSection:
     found = compare([sweep.view], top=_LEADERS)
     keys = list(sweep.spec.space)
     rows = [
@@ -196,13 +196,13 @@ def _leaders(sweep: SweepData) -> Section:
         f"The best {_LEADERS} trials at most, complete ones first: a trial that was stopped early "
         "is never ranked as if its value were final."
     )
-    return Section("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
+    return PageSection("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
 
 
-def _failures(sweep: SweepData) -> Section:
+def _failures(sweep: SweepData) -> PageSection:
     failed = [record for record in sweep.view.records if record.state == "failed"]
     if not failed:
-        return Section("Failures", "No trial failed.", "")
+        return PageSection("Failures", "No trial failed.", "")
     rows = [
         [
             str(record.number),
@@ -215,7 +215,7 @@ def _failures(sweep: SweepData) -> Section:
     ]
     count = f"{len(failed)} trials" if len(failed) > 1 else "1 trial"
     sentence = f"{count} failed; the traceback of one: sweep show NAME TRIAL."
-    return Section(
+    return PageSection(
         "Failures", sentence, table(["trial", "reason", "epoch", "step", "parameters"], rows)
     )
 

@@ -17,12 +17,12 @@ from optuna import visualization
 from optuna.trial import FrozenTrial
 from plotly.colors import sample_colorscale, sequential
 
-from sweeps.formats import format_number
-from sweeps.publishing.report_basis import Basis
+from sweeps.config.spec import SweepSpec
+from sweeps.formatting import format_number
+from sweeps.publishing.report_selection import ReportSelection
 from sweeps.publishing.report_survival import rungs, survival
 from sweeps.results.compare import clip_fraction
-from sweeps.results.sweep_view import STATES, SweepView
-from sweeps.spec.spec import SweepSpec
+from sweeps.results.sweep_status import STATES, SweepStatus
 
 COLOURS = {
     "complete": "#1a7f37",
@@ -49,7 +49,7 @@ memory to write it), and for importance, which takes as much time (half a minute
 class SweepData:
     """What everything is drawn from, read once."""
 
-    view: SweepView
+    view: SweepStatus
     study: optuna.Study
     """With the first metric alone: most figures show one value."""
     front: optuna.Study
@@ -58,7 +58,7 @@ class SweepData:
     """Parameters by their full name, as they are called on axes."""
     states: Mapping[int, str]
     curves: Mapping[int, Mapping[int, float]]
-    basis: Basis
+    basis: ReportSelection
     alike: optuna.Study
     """The trials of the basis, with their values there."""
 

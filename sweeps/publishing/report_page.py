@@ -35,7 +35,7 @@ _POLICY = (
 _LONG = 40  # characters of a cell that is wrapped
 
 
-class Section(NamedTuple):
+class PageSection(NamedTuple):
     """One part of the page."""
 
     title: str
@@ -60,7 +60,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<div class=wide><table><tr>{head}</tr>\n{body}</table></div>"
 
 
-def page(title: str, facts: Sequence[str], sections: Sequence[Section]) -> str:
+def page(title: str, facts: Sequence[str], sections: Sequence[PageSection]) -> str:
     """Return the page.
 
     Args:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping import halving
-from sweeps.early_stopping.pauses import make_pauses
-from sweeps.ledger.view import TrialSummary
-from sweeps.spec.spec import SweepSpec
+from sweeps.early_stopping.pausing_rules import make_pauses
+from sweeps.ledger.reader import TrialSummary
 
 
 def rungs(spec: SweepSpec) -> list[int]:

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sweeps.ledger.view import Ending, TrialRecord
+from sweeps.ledger.reader import Ending, TrialRecord
 from tracking.recorder import Status
 from trainable.errors import NonFiniteMetric
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 STATUSES: Mapping[str, Status] = {
     "complete": "FINISHED",
@@ -26,7 +26,7 @@ STATUSES: Mapping[str, Status] = {
 """How a trial's end in the ledger is told to tracking."""
 
 
-class Report(NamedTuple):
+class SavedReport(NamedTuple):
     """The metric after an epoch, as the store's curve has it."""
 
     epoch: int
@@ -37,12 +37,12 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TrialFacts:
+class TrialState:
     """What is known of one trial."""
 
     record: TrialRecord
     """The ledger's."""
-    curve: tuple[Report, ...] = ()
+    curve: tuple[SavedReport, ...] = ()
     """The store's."""
     begun: bool = False
     """A driver has written down with what it trains: the last thing before a worker is told."""
@@ -63,10 +63,10 @@ class TrialFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class SweepState:
     """What is known of one sweep."""
 
-    trials: Sequence[TrialFacts]
+    trials: Sequence[TrialState]
     metric: str = ""
     """What a trial's reports are values of."""
     parameters: frozenset[str] = frozenset()
@@ -82,18 +82,18 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Reported:
+class MissingReport:
     """The ledger lacks a report that the store has."""
 
     number: int
-    report: Report
+    report: SavedReport
 
     def __str__(self) -> str:
         return f"trial {self.number}: the ledger lacks the report of epoch {self.report.epoch}"
 
 
 @dataclass(frozen=True)
-class Suggested:
+class MissingParams:
     """A trial that nobody began lacks parameters: the space was edited since, or an older release
     stored them one by one and died."""
 
@@ -104,7 +104,7 @@ class Suggested:
 
 
 @dataclass(frozen=True)
-class Uncounted:
+class UncountedAttempt:
     """A driver began a trial, and died before it had counted the attempt."""
 
     number: int
@@ -114,7 +114,7 @@ class Uncounted:
 
 
 @dataclass(frozen=True)
-class Unopened:
+class MissingRun:
     """Tracking was never told of a trial that was begun, or has ended."""
 
     number: int
@@ -126,7 +126,7 @@ class Unopened:
 
 
 @dataclass(frozen=True)
-class Logged:
+class MissingMetrics:
     """Tracking lacks rows that the store has."""
 
     number: int
@@ -137,7 +137,7 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Ended:
+class UnrecordedEnd:
     """A trial came to its end and nobody wrote it down."""
 
     number: int
@@ -149,7 +149,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class LeftOpen:
+class StaleWriter:
     """A trial has ended, and what its worker was writing with is still there."""
 
     number: int
@@ -159,7 +159,7 @@ class LeftOpen:
 
 
 @dataclass(frozen=True)
-class Told:
+class StaleRunStatus:
     """Tracking does not know the end that the ledger has."""
 
     number: int
@@ -171,7 +171,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Interrupted:
+class OrphanedRun:
     """Tracking takes a trial for running on which nobody works."""
 
     number: int
@@ -183,7 +183,7 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
-class Stranger:
+class UnknownDirectory:
     """A directory that belongs to no trial; it is named and left alone."""
 
     directory: str
@@ -195,7 +195,7 @@ class Stranger:
 
 
 @dataclass(frozen=True)
-class Gap:
+class MissingTrials:
     """The ledger lost trials; nothing can be put right."""
 
     missing: tuple[int, ...]
@@ -205,21 +205,21 @@ class Gap:
 
 
 Correction = (
-    Reported
-    | Suggested
-    | Uncounted
-    | Unopened
-    | Logged
-    | Ended
-    | LeftOpen
-    | Told
-    | Interrupted
-    | Stranger
-    | Gap
+    MissingReport
+    | MissingParams
+    | UncountedAttempt
+    | MissingRun
+    | MissingMetrics
+    | UnrecordedEnd
+    | StaleWriter
+    | StaleRunStatus
+    | OrphanedRun
+    | UnknownDirectory
+    | MissingTrials
 )
 
 
-def reconcile(facts: Facts) -> list[Correction]:
+def reconcile(facts: SweepState) -> list[Correction]:
     """Return what must be put right, in the order in which it must be done.
 
     The ledger knows which trials exist and how they ended; the store knows what they trained; so
@@ -227,26 +227,28 @@ def reconcile(facts: Facts) -> list[Correction]:
     """
     numbers = [trial.record.number for trial in facts.trials]
     if missing := tuple(n for n in range(max(numbers, default=-1)) if n not in set(numbers)):
-        return [Gap(missing)]
+        return [MissingTrials(missing)]
     coming = {f"{number:04d}" for number in range(len(numbers), facts.awaited)}
-    found: list[Correction] = [Stranger(name, name in coming) for name in facts.strangers]
+    found: list[Correction] = [UnknownDirectory(name, name in coming) for name in facts.strangers]
     if not facts.live:
         for trial in facts.trials:
             found += _of_finished(trial) if trial.record.finished else _of_open(trial, facts)
     return found
 
 
-def untold(facts: Facts) -> Iterator[Unopened | Logged | Told | Interrupted]:
+def untold(
+    facts: SweepState,
+) -> Iterator[MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun]:
     """Yield what can be put right in tracking alone, by one who does not run the sweep.
 
     A trial whose end the ledger does not know is interrupted until a resume finds its end.
     """
     for trial in facts.trials:
         for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, facts):
-            if isinstance(wrong, Unopened | Logged | Told | Interrupted):
+            if isinstance(wrong, MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun):
                 yield wrong
-            elif isinstance(wrong, Ended) and trial.told in (None, "RUNNING"):
-                yield Interrupted(wrong.number, _last_ms(trial))
+            elif isinstance(wrong, UnrecordedEnd) and trial.told in (None, "RUNNING"):
+                yield OrphanedRun(wrong.number, _last_ms(trial))
 
 
 def end_of_training(reports: Mapping[int, float], metric: str) -> tuple[Ending, str | None]:
@@ -266,34 +268,36 @@ def end_of_training(reports: Mapping[int, float], metric: str) -> tuple[Ending, 
     return "failed", f"{failure.kind}: {failure}"
 
 
-def missed(trial: TrialFacts) -> Iterator[Reported | Logged]:
+def missed(trial: TrialState) -> Iterator[MissingReport | MissingMetrics]:
     """Yield what a trial's worker had stored and could not tell any more when it died."""
     number, known = trial.record.number, trial.record.reports
-    yield from (Reported(number, report) for report in trial.curve if report.epoch not in known)
+    yield from (
+        MissingReport(number, report) for report in trial.curve if report.epoch not in known
+    )
     if trial.unlogged:
-        yield Logged(number, trial.rows)
+        yield MissingMetrics(number, trial.rows)
 
 
-def _of_open(trial: TrialFacts, facts: Facts) -> Iterator[Correction]:
+def _of_open(trial: TrialState, facts: SweepState) -> Iterator[Correction]:
     number, is_untold = trial.record.number, trial.told is None
     if trial.record.attempts == 0:
         if trial.begun:  # with the parameters that it has, whatever the space is now
-            yield Uncounted(number)
+            yield UncountedAttempt(number)
         elif not trial.record.params.keys() >= facts.parameters:
-            yield Suggested(number)
+            yield MissingParams(number)
     ending, reason = _ending(trial, facts)
     if is_untold and (trial.unlogged or ending):
-        yield Unopened(number, _first_ms(trial))
+        yield MissingRun(number, _first_ms(trial))
     yield from missed(trial)
     if ending:
         if trial.left_open:
-            yield LeftOpen(number)
-        yield Ended(number, ending, reason)
+            yield StaleWriter(number)
+        yield UnrecordedEnd(number, ending, reason)
     elif trial.told == "RUNNING" or (is_untold and trial.unlogged):
-        yield Interrupted(number, _last_ms(trial))
+        yield OrphanedRun(number, _last_ms(trial))
 
 
-def _ending(trial: TrialFacts, facts: Facts) -> tuple[Ending | None, str | None]:
+def _ending(trial: TrialState, facts: SweepState) -> tuple[Ending | None, str | None]:
     if trial.trained:
         reports = {report.epoch: report.value for report in trial.curve}
         return end_of_training(reports | trial.record.reports, facts.metric)
@@ -302,19 +306,19 @@ def _ending(trial: TrialFacts, facts: Facts) -> tuple[Ending | None, str | None]
     return ("pruned", facts.stop) if facts.stop else (None, None)
 
 
-def _of_finished(trial: TrialFacts) -> Iterator[Correction]:
+def _of_finished(trial: TrialState) -> Iterator[Correction]:
     if trial.left_open:  # one that is not finished is closed by whoever goes on with it
-        yield LeftOpen(trial.record.number)
+        yield StaleWriter(trial.record.number)
     status = STATUSES[trial.record.state]
     if trial.told is None:
-        yield Unopened(trial.record.number, _first_ms(trial))
+        yield MissingRun(trial.record.number, _first_ms(trial))
     if trial.told != status:
-        yield Told(trial.record.number, status, trial.rows)
+        yield StaleRunStatus(trial.record.number, status, trial.rows)
 
 
-def _first_ms(trial: TrialFacts) -> int | None:
+def _first_ms(trial: TrialState) -> int | None:
     return trial.rows[0].timestamp_ms if trial.rows else trial.record.ended_ms
 
 
-def _last_ms(trial: TrialFacts) -> int | None:
+def _last_ms(trial: TrialState) -> int | None:
     return trial.rows[-1].timestamp_ms if trial.rows else None

@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.early_stopping.exploit import without_unbegun
-from sweeps.layout import SweepPaths
-from sweeps.ledger.view import TrialRecord
-from sweeps.reconciliation.corrections import told_parameters
-from sweeps.reconciliation.facts import trial_facts
+from sweeps.config.spec import SweepSpec
+from sweeps.early_stopping.pbt_exploit import without_unbegun
+from sweeps.ledger.reader import TrialRecord
+from sweeps.paths import SweepPaths
+from sweeps.reconciliation.collect_state import trial_facts
 from sweeps.reconciliation.reconcile import STATUSES
-from sweeps.recording.curves import recorded
+from sweeps.reconciliation.repairs import told_parameters
+from sweeps.recording.downsampling import recorded
 from sweeps.recording.tags import end_tags, noted_tags
-from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import reach_tracking
 from tracking.limits import clean_key
+from tracking.metric_points import HighWaterMarks
 from tracking.mlflow_recorder import stored_tags
 from tracking.outbox import SWEEP
-from tracking.outbox_status import Delivered, read_outbox
-from tracking.points import Marks
+from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.recorder import stored
 from tracking.store_reader import Curve, RunData, StoredRun, StoreReader, choose_runs, read_runs
-from trainable.history import Row, read_rows
+from trainable.metrics_file import Row, read_rows
 
 _AT_ONCE = 50
 """Trials of which a store is asked together."""
@@ -125,7 +125,7 @@ class SweepRun:
 
 def check_runs(
     records: Sequence[TrialRecord],
-    delivered: Delivered,
+    delivered: DeliveryStatus,
     runs: Sequence[StoredRun],
     sweep_status: str | None,
 ) -> list[MissingData]:
@@ -306,7 +306,7 @@ def _missing_points(
 def _steps(rows: Iterable[Row]) -> Mapping[str, list[int]]:
     """The steps at which each metric is recorded."""
     steps: dict[str, list[int]] = defaultdict(list)
-    for row in Marks().admit(rows):
+    for row in HighWaterMarks().admit(rows):
         for key in row.metrics:
             steps[key].append(row.step)
     return steps
@@ -316,7 +316,7 @@ def _rows(paths: SweepPaths, spec: SweepSpec, record: TrialRecord, every: int) -
     """The rows of a trial that a store must have."""
     if record.finished:
         return recorded(read_rows(paths.trial(record.number)), every, ended=True)
-    empty = Delivered(0, 0, None, None, {})
+    empty = DeliveryStatus(0, 0, None, None, {})
     return recorded(trial_facts(paths, spec, record, empty).rows, every)
 
 

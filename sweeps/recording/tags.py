@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from sweeps.early_stopping.failures import kind_of
-from sweeps.early_stopping.stopping import BY_THE_SWEEP
-from sweeps.ledger.view import ACCUMULATION, TrialRecord, TrialSummary
-from sweeps.spec.spec import SweepSpec
+from sweeps.config.spec import SweepSpec
+from sweeps.early_stopping.failure_policy import kind_of
+from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP
+from sweeps.ledger.reader import ACCUMULATION, TrialRecord, TrialSummary
 from tracking.limits import MAX_TAG_VALUE, clip_start
-from tracking.shared_view import SharedView, shared_view
+from tracking.mlflow_chart_view import SharedView, shared_view
 
 BY_THE_USER = "stopped by the user"
 """The reason of a trial that was pruned so."""

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sweeps.layout import tracking_uri
-from sweeps.ledger.view import TrialSummary, front, ranking
-from sweeps.recording.configuration import trained_with
+from sweeps.config.logged_params import flatten
+from sweeps.ledger.reader import TrialSummary, front, ranking
+from sweeps.paths import tracking_uri
 from sweeps.recording.tags import leaders_view
-from sweeps.results.sweep_view import SweepView
-from sweeps.spec.parameters import flatten
+from sweeps.recording.trial_config import trained_with
+from sweeps.results.sweep_status import SweepStatus
 from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 CLIPPED = "train/clip_fraction"
 _CONFIGURATION = ("budget.", "checkpoint.", "task.", "train.")
@@ -31,7 +31,7 @@ class Incomparable(ValueError):
     """Sweeps whose values mean different things."""
 
 
-def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
+def compare(views: Sequence[SweepStatus], *, top: int) -> dict[str, Any]:
     """Return the object that `sweep compare --json` prints.
 
     Args:
@@ -79,7 +79,7 @@ def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
     }
 
 
-def leaders(view: SweepView, top: int) -> list[TrialSummary]:
+def leaders(view: SweepStatus, top: int) -> list[TrialSummary]:
     """Return a sweep's best trials, those of a Pareto front before others: complete ones first,
     the others' values are not final."""
     best = view.ledger.front()
@@ -98,7 +98,7 @@ def clip_fraction(directory: Path) -> float | None:
     return statistics.fmean(shares) if shares else None
 
 
-def resolved(view: SweepView, record: TrialSummary) -> dict[str, Any]:
+def resolved(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:
     """Return a trial's parameters: what it was trained with, by dotted key."""
     whole = flatten(trained_with(view.paths, view.spec, record))
     return {key: value for key, value in whole if key.startswith(_CONFIGURATION)}
@@ -110,12 +110,12 @@ def _one(values: Sequence[Any]) -> bool:
     return all(v == first and isinstance(v, bool) == isinstance(first, bool) for v in values)
 
 
-def _order(view: SweepView, record: TrialSummary) -> tuple[bool, float]:
+def _order(view: SweepStatus, record: TrialSummary) -> tuple[bool, float]:
     value = record.value or 0.0
     return record.state != "complete", value if view.ledger.minimize else -value
 
 
-def _row(view: SweepView, record: TrialSummary) -> dict[str, Any]:
+def _row(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:
     return {
         "sweep": view.paths.name,
         "number": record.number,
@@ -130,7 +130,7 @@ def _row(view: SweepView, record: TrialSummary) -> dict[str, Any]:
 
 
 def _pages(
-    views: Sequence[SweepView], rows: Sequence[dict[str, Any]], metrics: Sequence[str]
+    views: Sequence[SweepStatus], rows: Sequence[dict[str, Any]], metrics: Sequence[str]
 ) -> dict[str, str | None]:
     stores = {view.spec.tracking.uri or tracking_uri(view.paths.root) for view in views}
     experiments = [e for view in views if (e := view.delivered.experiment_id) is not None]
@@ -146,7 +146,7 @@ def _pages(
     }
 
 
-def _charts(base: str, views: Sequence[SweepView], experiments: Sequence[str]) -> str | None:
+def _charts(base: str, views: Sequence[SweepStatus], experiments: Sequence[str]) -> str | None:
     drawn = {leaders_view(view.spec) for view in views}
     if len(views) == 1:  # other sweeps' runs may lie in the same experiment
         own = leaders_view(views[0].spec, views[0].ledger.sweep_id)

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 
-from sweeps.exits import NO_SUCCESS
-from sweeps.formats import format_number, joined
-from sweeps.layout import SweepPaths
-from sweeps.results import front
+from sweeps.exit_codes import NO_SUCCESS
+from sweeps.formatting import format_number, joined
+from sweeps.paths import SweepPaths
+from sweeps.results import pareto
 from sweeps.results.plain_console import PlainConsole, line
 
 if TYPE_CHECKING:
-    from sweeps.commands.sync import Synced
-    from sweeps.driver.control import Stopped
-    from sweeps.engine.preflight import Facts
+    from sweeps.commands.sync import SyncResult
+    from sweeps.config.spec import SweepSpec
+    from sweeps.driver.stop_requests import StopResult
+    from sweeps.engine.task_check import TaskFacts
     from sweeps.reconciliation.store_check import Missing
-    from sweeps.results.sweep_view import Outcome
-    from sweeps.spec.spec import SweepSpec
+    from sweeps.results.sweep_status import SweepOutcome
 
 
-def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> None:
+def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths) -> None:
     """How a sweep ended, and the command that comes next; on an abnormal end that is the last
     line.
     """
@@ -42,7 +42,7 @@ def outcome(out: Console, err: Console, result: Outcome, paths: SweepPaths) -> N
 
     several = len(result.metrics) > 1
     if several:
-        front.outcome(out, result)
+        pareto.outcome(out, result)
     elif result.best:
         (best,) = result.best
         out.print(
@@ -103,7 +103,7 @@ def sentence(err: Console, message: str, *, style: str) -> None:
     err.print(message, style=style, soft_wrap=True)
 
 
-def task_facts(console: Console, facts: Facts) -> None:
+def task_facts(console: Console, facts: TaskFacts) -> None:
     """What a run would be, in numbers, and what of it is probably not meant."""
     for fact in facts.lines():
         sentence(console, f"  {fact}", style="")
@@ -150,7 +150,7 @@ def cluster_lost(paths: SweepPaths, cause: str) -> None:
     resume(err, paths)
 
 
-def stopped(result: Stopped, paths: SweepPaths) -> RenderableType:
+def stopped(result: StopResult, paths: SweepPaths) -> RenderableType:
     """The lines of `sweep stop`."""
     lines: list[RenderableType] = [line(result.message)]
     if result.trial is None and result.state == "interrupted":
@@ -159,7 +159,7 @@ def stopped(result: Stopped, paths: SweepPaths) -> RenderableType:
     return Group(*lines)
 
 
-def synced(done: Synced, paths: SweepPaths, *, verified: bool) -> RenderableType:
+def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> RenderableType:
     """The lines of `sweep sync`."""
     made = f"made the pictures of {done.drawn} trials; " if done.drawn else ""
     lines = [f"{made}delivered {done.delivered} records; {done.left} wait"]

@@ -1,293 +1,111 @@
-"""What the looking commands show: tables for the terminal.
+"""Tables for the terminal: Rich's, and one for many rows.
 
-What must not live here: finding what stands in them (`sweep_view`, `compare`), a running sweep's
-own view (`live`), and what the other commands say (`messages`).
+What must not live here: what stands in them.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from pathlib import Path
-from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Container, Sequence
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
-from sweeps.formats import (
-    format_best,
-    format_number,
-    format_parameter,
-    format_reason,
-    format_value,
-    joined,
-)
-from sweeps.layout import SweepPaths, command_line
-from sweeps.results import front
-from sweeps.results.front import cells
-from sweeps.results.grid import Grid, plain_table, titles
-from sweeps.results.plain_console import line, redraws
-from sweeps.results.sweep_view import STATES, SweepView
-from sweeps.spec.spec import SweepSpec
-
-if TYPE_CHECKING:
-    from sweeps.commands.doctor import Finding
-
-_STATE_STYLES = {
-    "running": "cyan",
-    "finished": "green",
-    "complete": "green",
-    "interrupted": "yellow",
-    "failed": "red",
-    "pruned": "dim",
-}
-_LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+_GAP = 2
+"""Spaces between two columns."""
 
 
-def _state(state: str) -> Text:
-    return Text(state, style=_STATE_STYLES.get(state, ""))
-
-
-def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
-    """The table of `sweep list`."""
-    if not found:
-        start = command_line(root, "run", "FILE")
-        return line(f"there are no sweeps below {root} yet; start one with: {start}")
-    table = plain_table(
-        "sweep", "state", "done", "trials", "best", right=("done", "trials", "best")
-    )
-    for one in found:
-        done = sum(one["trials"][state] for state in ("complete", "pruned", "failed"))
-        best = one["best"]
-        table.add_row(
-            one["name"],
-            _state(one["state"]),
-            str(done),
-            str(one["num_trials"]),
-            f"front of {len(best)}"
-            if isinstance(best, list) and best
-            else format_number(best["value"] if best else None),
-        )
-    return table
-
-
-def status(found: dict[str, Any], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
-    """The lines of `sweep status`."""
-    counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
-    lines: list[RenderableType] = [
-        Text.assemble(
-            (found["name"], "bold"),
-            ": ",
-            _state(found["state"]),
-            f", {found['num_trials']} trials: {counts}",
-        )
-    ]
-    if found["stopped_by"] is not None:
-        lines.append(Text("{key} ended it: {why}".format(**found["stopped_by"])))
-    if isinstance(found["best"], list):
-        lines += front.lines(found["best"], spec.metrics)
-    elif found["best"] is not None:
-        lines.append(
-            Text(
-                f"best: trial {found['best']['number']} "
-                f"with {format_number(found['best']['value'])}"
-            )
-        )
-        lines.append(Text("      " + joined(found["best"]["params"])))
-    if found["outbox_pending"]:
-        waiting = f"{found['outbox_pending']} records are not delivered to the tracking store yet"
-        if found["state"] != "running":
-            waiting += f"; deliver them with: {paths.command('sync')}"
-        lines.append(line(waiting))
-    if found["outbox_held"]:
-        lines.append(Text(found["outbox_held"], style="yellow"))
-    if found["outbox_refused"]:
-        lines.append(Text(refused(found["outbox_refused"]), style="yellow"))
-    if found["state"] == "interrupted":
-        lines.append(line(f"continue with: {paths.command('resume')}"))
-    return Group(*lines)
-
-
-def refused(count: int) -> str:
-    """How many records tracking lacks for good."""
-    return (
-        f"{count} records were refused by the tracking store and are not sent again; "
-        "each is kept with the reason in the table `refused` of outbox/outbox.db"
-    )
-
-
-def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
-    """The table of `sweep trials`."""
-    keys = list(spec.space)
-    # What is the same for all is left out: most sweeps need no second attempt.
-    attempts = any(one["attempts"] > 1 for one in found)
-    reasons = any(one["reason"] for one in found)
-    first = ["trial", "state", *spec.metrics, "epoch", "step"]
-    last = ["attempts"] * attempts + ["reason"] * reasons
-    short = titles(keys, [*first, *last])
-    grid = Grid(
-        [*first, *short, *last], right={*spec.metrics, "epoch", "step", "attempts", *short}
-    )
-    for one in found:
-        grid.rows.append(
-            (
-                str(one["number"]),
-                _state(one["state"]),
-                *cells(one["value"], spec),
-                str(one["epoch"]),
-                str(one["step"]),
-                *(format_parameter(one["params"], key) for key in keys),
-                *([str(one["attempts"])] if attempts else []),
-                *([format_reason(one["reason"] or "")] if reasons else []),
-            )
-        )
-    return grid
-
-
-def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
-    """The page of `sweep show`."""
-    table = plain_table("", "")
-    table.show_header = False
-    for key in (
-        "number",
-        "state",
-        "value",
-        "epoch",
-        "step",
-        "attempts",
-        "accumulation",
-        "reason",
-        "mlflow_run_id",
-        "directory",
-        "checkpoint",
-        "best_checkpoint",
-    ):
-        if key == "value" and isinstance(found[key], list):
-            for metric, text in zip(spec.metrics, cells(found[key], spec), strict=True):
-                table.add_row(Text(metric, style="bold"), Text(text))
-        elif found[key] is not None:
-            table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
-    for key, value in found["params"].items():
-        table.add_row(Text(key, style="bold"), format_value(value))
-    for one in found["lineage"]:
-        told = f"from trial {one['donor']}: {joined(one['params'])}"
-        table.add_row(Text(f"after epoch {one['epoch']}", style="bold"), told)
-    reports = plain_table("epoch", *spec.metrics, right=("epoch", *spec.metrics))
-    for epoch, value in found["reports"].items():
-        reports.add_row(str(epoch), *cells(value, spec))
-    parts: list[RenderableType] = [table, Text(), reports]
-    if found["traceback"]:
-        # Indented, as its lines are somebody else's.
-        parts += [Text(), Text(indent(found["traceback"], "  "), style="red")]
-    return Group(*parts)
-
-
-def best(
-    found: dict[str, Any], spec: SweepSpec, written: Sequence[Path], lost: str | None
-) -> RenderableType:
-    """The lines of `sweep best`.
+def titles(keys: Sequence[str], beside: Sequence[str]) -> list[str]:
+    """Return the last parts of dotted keys, as many of each as tell it from all other columns.
 
     Args:
-        lost: Why there are no weights of its best value to take.
+        keys: Of parameters, each one once.
+        beside: The titles of the other columns.
     """
-    lines: list[RenderableType] = [
-        Text(
-            f"trial {found['number']}: {format_best(spec.metrics, found['value'])}",
-            style="bold",
-        ),
-        Text(joined(found["params"])),
-    ]
-    if found["best_checkpoint"] and lost is None:
-        lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
-    if lost is not None:
-        lines.append(Text(f"no weights to take: {lost}", style="yellow"))
-    if "registered" in found:
-        model, version = found["registered"]["model"], found["registered"]["version"]
-        lines.append(Text(f"registered as {model}, version {version}: models:/{model}@best"))
-    lines += [Text(f"wrote {path}") for path in written]
-    return Group(*lines)
+    parts = dict.fromkeys(keys, 1)
+
+    def title(key: str) -> str:
+        return ".".join(key.split(".")[-parts[key] :])
+
+    while True:
+        count = Counter([*map(title, keys), *beside])
+        alike = [key for key in keys if count[title(key)] > 1 and title(key) != key]
+        if not alike:
+            return list(map(title, keys))
+        for key in alike:
+            parts[key] += 1
 
 
-def comparison(found: dict[str, Any]) -> RenderableType:
-    """The table of `sweep compare`: what differs from the best one stands out."""
-    leaders, metric = found["leaders"], found["metric"]
-    metrics = [metric] if isinstance(metric, str) else metric
-    if not leaders:
-        return Text("no trial has a value yet")
-    several = len({one["sweep"] for one in leaders}) > 1
-    numbers = (*metrics, "epoch", "attempts", "clipped")
-    first = [*["sweep"] * several, "trial", "state", *numbers]
-    short = titles(found["differing"], first)
-    table = plain_table(*first, *short, right=(*numbers, *short))
-    best = leaders[0]
-    for one in leaders:
-        clipped = one["clip_fraction"]
-        table.add_row(
-            *[one["sweep"]] * several,
-            str(one["number"]),
-            _state(one["state"]),
-            *map(format_number, one["value"] if len(metrics) > 1 else [one["value"]]),
-            str(one["epoch"]),
-            str(one["attempts"]),
-            "-" if clipped is None else f"{clipped:.0%}",
-            *(
-                Text(format_parameter(one["params"], name), style=_against(one, best, name))
-                for name in found["differing"]
-            ),
-        )
-    if not found["same"]:
-        return table
-    return Group(table, Text(f"the same for all: {joined(found['same'])}", style="dim"))
-
-
-def _against(one: dict[str, Any], best: dict[str, Any], name: str) -> str:
-    if one is best:
-        return "bold"
-    return "dim" if one["params"].get(name) == best["params"].get(name) else "bold cyan"
-
-
-def pages(out: Console, found: dict[str, Any]) -> None:
-    """The addresses of `sweep compare`, each on one line however long, to be copied."""
-    for what, page in (
-        ("compare in MLflow (while `sweep ui` runs)", found["mlflow_compare_page"]),
-        ("their curves", found["mlflow_metric_page"]),
-        ("what was searched, in charts", found["mlflow_charts_page"]),
-    ):
-        if page is not None:
-            out.print(f"{what}: {page}", soft_wrap=True)
-
-
-def findings(found: Sequence[Finding]) -> RenderableType:
-    """The table of `sweep doctor`."""
-    table = plain_table("", "what", "found", "remedy")
-    for one in found:
-        table.add_row(
-            Text(one.level, style=_LEVEL_STYLES[one.level]), one.what, one.detail, one.remedy or ""
-        )
+def plain_table(*columns: str, right: Container[str] = ()) -> Table:
+    """Return an empty table without lines; the columns of `right` are aligned there. To be printed
+    with `crop=False`, as where words alone are wider than the terminal, rows are, too.
+    """
+    table = _WordWrappedText(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
     return table
 
 
-def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0) -> None:
-    """Show a sweep's status until it no longer runs; where it cannot be drawn again in its place,
-    each time that a trial's state or the best one is another.
+class _WordWrappedText(Table):
+    """Rich's table, but its columns give way between words alone: a number that lost its end ranks
+    nothing, and a path or an id cannot be copied. A row ends where its text does, or the blanks
+    behind it would be lines of their own on a narrow terminal.
     """
-    table = Live(console=console, refresh_per_second=4, transient=True)
-    told = None
-    with table if redraws(console) else nullcontext() as live:
-        while True:
-            view = look()
-            now = view.status()
-            found = status(now, view.spec, view.paths)
-            shown = Group(found, Text(), trials(view.rows(), view.spec))
-            if live is not None:
-                live.update(shown)
-            if not view.running:
-                break
-            if live is None and (news := (now["trials"], now["best"])) != told:
-                console.print(found, crop=False)
-                told = news
-            time.sleep(every)
-    console.print(shown, crop=False)  # what is live is cut to the terminal, a command with it
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for column in self.columns:
+            words = [w for cell in (column.header, *column.cells) for w in str(cell).split()]
+            column.min_width = max(map(cell_len, words), default=0)
+        least = sum((column.min_width or 0) + _GAP for column in self.columns)
+        wide = options.update(max_width=max(options.max_width, least))
+        found = super().__rich_console__(console, wide)
+        parts = [part for part in found if isinstance(part, Segment)]
+        for line in Segment.split_lines(parts):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
+            yield from line
+            yield Segment.line()
+
+
+class TextTable:
+    """A table of many rows. Rich measures and wraps every cell of its own tables, a second for a
+    thousand trials; where all fits on the lines as it is, there is nothing to decide. Breaks
+    within a cell become blanks: a row is one line.
+    """
+
+    def __init__(self, columns: Sequence[str], *, right: Container[str]) -> None:
+        self.columns, self.right = columns, right
+        self.rows: list[Sequence[str | Text]] = []
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [[_unbroken(cell) for cell in row] for row in self.rows]
+        head: list[str | Text] = [Text(name, style="bold") for name in self.columns]
+        lines = [head, *rows]
+        widths = [
+            max(cell_len(str(cell)) for cell in column) for column in zip(*lines, strict=True)
+        ]
+        if sum(widths) + _GAP * (len(widths) - 1) > options.max_width:
+            table = plain_table(*self.columns, right=self.right)
+            for row in rows:
+                table.add_row(*row)
+            yield table
+            return
+        pads = [name in self.right for name in self.columns]
+        for row in lines:
+            for index, (cell, width, right) in enumerate(zip(row, widths, pads, strict=True)):
+                text = str(cell)
+                space = " " * (width - cell_len(text))
+                style = console.get_style(cell.style) if isinstance(cell, Text) else None
+                yield Segment(f"{space}{text}" if right else f"{text}{space}", style)
+                if index < len(widths) - 1:
+                    yield Segment(" " * _GAP)
+            yield Segment.line()
+
+
+def _unbroken(cell: str | Text) -> str | Text:
+    return cell if isinstance(cell, Text) else " ".join(cell.splitlines())

@@ -24,13 +24,13 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeps.config.errors import Issue, UserError
+from sweeps.config.search_space import Place
+from sweeps.config.sections import SearchConfig
+from sweeps.config.space import Choice
+from sweeps.config.spec import SweepSpec
+from sweeps.config.yaml_scalars import write_flow
 from sweeps.search.gaussian_process import NotingGPSampler
-from sweeps.spec.problems import Fault, Refused
-from sweeps.spec.scalars import write_flow
-from sweeps.spec.search_space import Place
-from sweeps.spec.sections import SearchConfig
-from sweeps.spec.space import Choice
-from sweeps.spec.spec import SweepSpec
 from trainable.module_names import hidden_by
 from trainable.seeding import derive_seed
 
@@ -45,7 +45,7 @@ _PACKAGES = {"cmaes": "cmaes", "gp": "torch", "qmc": "scipy"}
 """What a sampler needs beside Optuna."""
 
 
-class SamplerRefused(Refused):
+class SamplerRejected(UserError):
     """A sampler cannot be made as the spec has it.
 
     Args:
@@ -54,7 +54,7 @@ class SamplerRefused(Refused):
     """
 
     def __init__(self, message: str, *key: str) -> None:
-        super().__init__([Fault(("search", *(key or ("sampler",))), message)])
+        super().__init__([Issue(("search", *(key or ("sampler",))), message)])
 
 
 def check_sampler(spec: SweepSpec) -> None:
@@ -65,7 +65,7 @@ def check_sampler(spec: SweepSpec) -> None:
     """
     package = _PACKAGES.get(spec.search.sampler)
     if package is not None and importlib.util.find_spec(package) is None:
-        raise SamplerRefused(
+        raise SamplerRejected(
             f"{spec.search.sampler} needs the package '{package}', which is not installed; run "
             f"`pip install {package}`, or choose another sampler"
         )
@@ -169,7 +169,7 @@ class Samplers:
             if "source_trials" in given:
                 what = f"{write_flow(search.arguments)} beside trials of search.warm_start"
                 fix = "or leave search.warm_start out"
-            raise SamplerRefused(
+            raise SamplerRejected(
                 f"{search.sampler} refuses {what}: {error}; change search.arguments {fix}"
             ) from error
         return built
@@ -278,7 +278,7 @@ def _load(name: str) -> type[BaseSampler]:
     module_name, _, class_name = name.partition(":")
     here, package = os.getcwd(), module_name.partition(".")[0]
     if hidden := hidden_by(package, here):
-        raise SamplerRefused(
+        raise SamplerRejected(
             f"'{name}': the name '{package}' is the trouble: {hidden[1]} has it, and {hidden[0]} "
             "is not what is imported under it; a module of yours has a name that neither Python "
             "nor an installed package has; rename the file"
@@ -289,17 +289,17 @@ def _load(name: str) -> type[BaseSampler]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise SamplerRefused(
+            raise SamplerRejected(
                 f"'{name}': its module needs '{error.name}', which is not installed; install it, "
                 "or choose another sampler"
             ) from error
-        raise SamplerRefused(
+        raise SamplerRejected(
             f"'{name}': there is no module '{error.name}' in {here} or among the installed "
             "packages; the part before the colon must be importable from where you start; change "
             "the directory, install the package, or correct the name"
         ) from error
     except Exception as error:  # whatever a module of the user's own does when it is run
-        raise SamplerRefused(
+        raise SamplerRejected(
             f"'{name}': importing '{module_name}' failed ({type(error).__name__}: {error}); a "
             "sampler's module must be importable; correct it"
         ) from error
@@ -312,7 +312,7 @@ def _load(name: str) -> type[BaseSampler]:
         )
         what = "is not there" if kind is None else "is no optuna.samplers.BaseSampler"
         fix = f"write one of: {', '.join(found)}" if found else "derive a class from BaseSampler"
-        raise SamplerRefused(
+        raise SamplerRejected(
             f"'{name}': '{class_name}' {what}; a sampler is a class of that kind; {fix}"
         )
     return kind
@@ -330,11 +330,11 @@ def _checked(kind: type[BaseSampler], search: SearchConfig, *hidden: str) -> dic
     written = [name for name, one in taken.items() if _is_plain(one)]
     for key in search.arguments:
         if key in _OWN_ARGUMENTS:
-            raise SamplerRefused(
+            raise SamplerRejected(
                 f"it has a key of its own; set {_OWN_ARGUMENTS[key]}", "arguments", key
             )
         if key not in taken and not anything:
-            raise SamplerRefused(
+            raise SamplerRejected(
                 f"{search.sampler.rpartition(':')[2]} takes no such argument; valid: "
                 f"{', '.join(written) or 'none'}; remove it",
                 "arguments",

@@ -16,16 +16,16 @@ from typing import Any
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.early_stopping.exploit import Exploit
-from sweeps.early_stopping.pauses import make_pauses
-from sweeps.early_stopping.population import Population
+from sweeps.checkpoint_locations import address_of, trial_store
+from sweeps.config.search_validators import LEARN_NOTHING
+from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.early_stopping.pausing_rules import make_pauses
+from sweeps.early_stopping.pbt import PopulationBasedTraining
+from sweeps.early_stopping.pbt_exploit import PbtExploit
 from sweeps.early_stopping.schedulers import replay
-from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
-from sweeps.search.proposals import Proposer
-from sweeps.spec.search_values import LEARN_NOTHING
-from sweeps.spec.spec import SpecError, SweepSpec
-from sweeps.stores import address_of, trial_store
+from sweeps.paths import SweepPaths
+from sweeps.search.suggest import Suggester
 from trainable.ray_adapter import OBJECTIVE
 
 _TOGETHER_SECONDS = 0.2
@@ -67,7 +67,7 @@ class LedgerSearcher(Searcher):
         self._spec = spec
         self._paths = paths
         self._scheduler = scheduler
-        self._proposer = Proposer(spec, ledger)
+        self._proposer = Suggester(spec, ledger)
         self._fence = fence
         self._refuse = refuse
         self._concurrency = concurrency
@@ -75,8 +75,8 @@ class LedgerSearcher(Searcher):
         self._pauses = make_pauses(spec)
         self._settle = settle
         self._exploit = (
-            Exploit(spec, paths, ledger, fence, warn)
-            if isinstance(self._pauses, Population)
+            PbtExploit(spec, paths, ledger, fence, warn)
+            if isinstance(self._pauses, PopulationBasedTraining)
             else None
         )
         if self._exploit is not None:

@@ -93,9 +93,9 @@ def against_mlflow(repeats: int) -> list[Result]:
     import mlflow
     from mlflow.entities import Metric, Param
 
-    from sweeps.layout import SweepPaths
+    from sweeps.paths import SweepPaths
     from sweeps.results.compare import compare, resolved
-    from sweeps.results.sweep_view import SweepView
+    from sweeps.results.sweep_status import SweepStatus
 
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
@@ -105,7 +105,7 @@ def against_mlflow(repeats: int) -> list[Result]:
         mlflow.set_tracking_uri(uri)
         client = mlflow.MlflowClient(uri)
         experiment = client.create_experiment("large", (root / "artifacts").as_uri())
-        view = SweepView(paths)
+        view = SweepStatus(paths)
         for record in view.records:
             tags = {tag: f"{tag} of {record.number}" for tag in _TAGS}
             run = client.create_run(experiment, tags=tags)
@@ -124,18 +124,18 @@ def against_mlflow(repeats: int) -> list[Result]:
 
         def listed() -> float:
             started = time.perf_counter()
-            assert len(SweepView(paths).rows()) == trials
+            assert len(SweepStatus(paths).rows()) == trials
             return time.perf_counter() - started
 
         def verified() -> float:
             started = time.perf_counter()
-            printed = json.dumps(SweepView(paths).trials())
+            printed = json.dumps(SweepStatus(paths).trials())
             assert printed.count('"number"') == trials
             return time.perf_counter() - started
 
         def compared() -> float:
             started = time.perf_counter()
-            printed = json.dumps(compare([SweepView(paths)], top=_LEADERS))
+            printed = json.dumps(compare([SweepStatus(paths)], top=_LEADERS))
             assert printed.count('"number"') == _LEADERS
             return time.perf_counter() - started
 
@@ -205,10 +205,10 @@ def write_large_sweep(root: Path) -> int:
     import numpy
     import optuna
 
-    from sweeps.layout import SweepPaths
+    from sweeps.config.revisions import write_spec
+    from sweeps.config.spec import load_spec
     from sweeps.ledger.ledger import Ledger
-    from sweeps.spec.revisions import write_spec
-    from sweeps.spec.spec import load_spec
+    from sweeps.paths import SweepPaths
 
     file = root / "large.yaml"
     num_trials = size(_TRIALS, _SMOKE_TRIALS)
@@ -247,8 +247,8 @@ def _write_files(trial: Path, first: Path) -> None:
     """A checkpoint and a curve; all are one file, so that writing them is quick."""
     from tests.curves import append_rows
     from trainable.files import MANIFEST, STATE
-    from trainable.history import FILE_NAME, Row
     from trainable.manifest import Generation, format_manifest
+    from trainable.metrics_file import FILE_NAME, Row
 
     saved = f"checkpoints/step-{_STEPS:08d}"
     (trial / saved).mkdir(parents=True)

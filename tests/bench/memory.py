@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from sweeps.engine.orphans import find_orphans
-from sweeps.lock import read_holder
+from sweeps.engine.process_cleanup import find_orphans
+from sweeps.sweep_lock import read_holder
 from tests.bench.table import Goal, Result, alone, paired
 
 _SWEEP = Path(sys.executable).with_name("sweep")

@@ -27,7 +27,7 @@ from typing import Any
 
 import optuna
 
-from sweeps.spec.spec import SweepSpec
+from sweeps.config.spec import SweepSpec
 from tests.bench.quality_cases import (
     CASES,
     EPOCHS,

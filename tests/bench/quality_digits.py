@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sweeps.spec.spec import SweepSpec
+from sweeps.config.spec import SweepSpec
 from tests.bench.quality_sweeps import Params
 from trainable.build import open_trainer
 from trainable.errors import TrainingError

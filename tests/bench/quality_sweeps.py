@@ -26,21 +26,21 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 from rich.console import Console
 
-from sweeps.driver.control import Wishes
-from sweeps.driver.departure import listen
-from sweeps.driver.opening import open_sweep
-from sweeps.driver.tuning import tune_trials
+from sweeps.config.provenance_check import Origin
+from sweeps.config.spec import SweepSpec
+from sweeps.driver.session import open_sweep
+from sweeps.driver.shutdown import listen
+from sweeps.driver.stop_requests import StopRequests
+from sweeps.driver.tune_loop import tune_trials
 from sweeps.early_stopping.schedulers import TIME, make_scheduler
-from sweeps.engine import engine
+from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine, plan
-from sweeps.layout import SweepPaths
-from sweeps.ledger.file import LedgerFile
 from sweeps.ledger.ledger import Ending, Ledger, TrialRecord
-from sweeps.lock import SweepLock
-from sweeps.results.live import PlainLines
+from sweeps.ledger.sqlite import LedgerFile
+from sweeps.paths import SweepPaths
+from sweeps.results.progress_display import PlainLines
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.origin import Origin
-from sweeps.spec.spec import SweepSpec
+from sweeps.sweep_lock import SweepLock
 from tests.bench.quality_problems import METRIC
 from trainable.ray_adapter import OBJECTIVE
 
@@ -58,12 +58,12 @@ Train = Callable[[int, Params], Iterator[float]]
 def one_ray() -> Iterator[None]:
     """A Ray that all sweeps inside the context share."""
     token, machine = uuid.uuid4().hex, Machine.probe()
-    engine.configure(token)
-    engine.start(token, machine, concurrency=AT_ONCE)
+    local_ray.configure(token)
+    local_ray.start(token, machine, concurrency=AT_ONCE)
     try:
         yield
     finally:
-        engine.stop(token)
+        local_ray.stop(token)
 
 
 def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
@@ -74,7 +74,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
     lock = SweepLock(paths.lock)
     token = lock.acquire().token
     try:
-        wishes = Wishes(paths, token)
+        wishes = StopRequests(paths, token)
         with listen(paths, lock, token, wishes, grace=30.0) as interruption:
             sweep = open_sweep(paths, spec, Origin(), new=True, offline=True, fence=lock.check)
             try:

@@ -23,7 +23,7 @@ from torch import nn
 from tests.bench.table import Goal, Result, paired
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.data import Plan
+from trainable.data import WindowPlan
 from trainable.loop import Trainer
 from trainable.task import Data, Task, load_task
 
@@ -129,7 +129,7 @@ def checkpoints(repeats: int) -> list[Result]:
 def _compare(what: str, make: Callable[[], Task], batch_size: int, saves: int) -> Result:
     data = make().build_data().train
     assert isinstance(data, tuple)
-    epoch = Plan(len(data[0]), batch_size, batch_size).windows
+    epoch = WindowPlan(len(data[0]), batch_size, batch_size).windows
     seconds = min(_stretches(make(), batch_size, steps=epoch, every=_NEVER, count=4))
     stretch = epoch * max(1, round(0.5 / seconds))
     taken = _stretches(make(), batch_size, steps=stretch, every=2 * stretch, count=2 * saves + 3)

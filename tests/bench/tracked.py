@@ -26,7 +26,7 @@ from tests.chaos.scripted_proxy import Proxy, done_late
 from tests.tracking_server import start_tracking_server
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.recorder import NullRecorder, Recorder
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 _EPOCHS, _SMOKE_EPOCHS = 60, 3
 _BLOCKS_OF_A_REPEAT = 3

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from sweeps.engine.orphans import scratch_directory
-from sweeps.lock import is_held
+from sweeps.engine.process_cleanup import scratch_directory
+from sweeps.sweep_lock import is_held
 from tests.chaos.outcome import Outcome, digest, read_outcome
 from tests.chaos.runs import differences
 from tests.chaos.sandbox import PARALLEL, SERIAL, Driver, Ended, Sandbox, Template

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from sweeps.ledger.place import place_of
-from sweeps.ledger.view import LedgerView
-from sweeps.spec.revisions import read_spec
-from sweeps.stores import trial_store
+from sweeps.checkpoint_locations import trial_store
+from sweeps.config.revisions import read_spec
+from sweeps.ledger.location import place_of
+from sweeps.ledger.reader import LedgerReader
 from tests.chaos.probe_task import KINDS
 from tests.chaos.runs import curve
 from tests.chaos.sandbox import Sandbox
@@ -88,7 +88,7 @@ def read_runs(sandbox: Sandbox) -> dict[int | None, list[Run]]:
         runs = read_store(f"sqlite:///{sandbox.cli.root / 'mlflow.db'}")
     else:
         place = place_of(sandbox.paths, read_spec(sandbox.paths.spec).spec)
-        runs = read_store(sandbox.store, LedgerView(place).sweep_id)
+        runs = read_store(sandbox.store, LedgerReader(place).sweep_id)
     found: dict[int | None, list[Run]] = {}
     for run in runs:
         for point in [point for point in run.points if point[0] in MEASURED]:

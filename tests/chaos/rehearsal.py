@@ -52,7 +52,7 @@ class Stage:
         directory.mkdir()
         self._lines = directory.with_name("acknowledged")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.persisting"],
+            [sys.executable, "-m", "tests.chaos.fsync_model"],
             cwd=ROOT,
             env={**os.environ, **faults.environment, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from sweeps.engine.orphans import find_orphans, kill_children, scratch_directory
-from sweeps.layout import SweepPaths
-from sweeps.lock import read_holder
+from sweeps.engine.process_cleanup import find_orphans, kill_children, scratch_directory
+from sweeps.paths import SweepPaths
+from sweeps.sweep_lock import read_holder
 from tests.chaos import probe_task
 from tests.integration.commandline import CommandLine
 

@@ -31,7 +31,7 @@ from tests.chaos.scripted_proxy import (
 )
 from tests.chaos.tracking_service import Service, read_store
 from tests.integration.commandline import wait_until
-from tracking import draining
+from tracking import delivery_loop
 from tracking.mlflow_recorder import MlflowRecorder, sync
 
 pytestmark = pytest.mark.integration
@@ -79,7 +79,7 @@ def lines(trial: int, first: int, last: int) -> list[Line]:
 
 @pytest.fixture(autouse=True)
 def _brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "_FIRST_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(delivery_loop, "_FIRST_DELAY_SECONDS", 0.05)
 
 
 def record(url: str, sweep_id: str, directory: Path) -> MlflowRecorder:

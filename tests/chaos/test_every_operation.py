@@ -19,21 +19,21 @@ from tempfile import TemporaryDirectory
 import pytest
 from optuna.samplers import RandomSampler
 
-from sweeps.layout import SweepPaths
+from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ledger
-from sweeps.spec.spec import parse_spec
-from tests.asking import ask
-from tests.chaos import persisting
+from sweeps.paths import SweepPaths
+from tests.chaos import fsync_model
 from tests.chaos.faults import Faults, Kind
-from tests.chaos.persisting import SPEC, creation, open_store, save
+from tests.chaos.fsync_model import SPEC, creation, open_store, save
 from tests.chaos.power import FATES, Fate
 from tests.chaos.rehearsal import Rehearsal, Remains, Stage
 from tests.chaos.spaces import SPACE
+from tests.make_trials import ask
+from tracking.metric_points import unpack
 from tracking.outbox import Outbox
-from tracking.points import unpack
 from trainable.checkpoint import CheckpointStore
 from trainable.files import LocalFiles
-from trainable.history import History, Row, read_rows
+from trainable.metrics_file import History, Row, read_rows
 
 Check = Callable[[Remains], None]
 
@@ -169,7 +169,7 @@ def _outbox(remains: Remains) -> None:
         assert claimed - set(waiting) in (set(), claimed)
     for (payload,) in outbox._db.execute("SELECT payload FROM records WHERE kind = 'artifact'"):
         copy = remains.directory / json.loads(payload)["staged"]
-        assert copy.read_bytes() == Path(persisting.__file__).read_bytes()
+        assert copy.read_bytes() == Path(fsync_model.__file__).read_bytes()
     # Every row is handed in again, as after a crash: those that are known are dropped.
     gone = claimed - set(waiting)
     outbox.append_rows(0, [Row(step, 0, {"loss": 1 / step}) for step in range(1, 8)])

@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.commandline import wait_until
 from trainable.checkpoint import CheckpointStore
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 ROOT = Path(__file__).parents[2]
 # Trains, and stops itself at the given place until it is told to go on.
@@ -23,7 +23,7 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from trainable import TrialConfig, files, history, open_trainer
+from trainable import TrialConfig, files, metrics_file, open_trainer
 
 directory, place = Path(sys.argv[1]), sys.argv[2]
 config = TrialConfig.model_validate({
@@ -46,7 +46,7 @@ elif place == "commit":
 elif place == "remove":
     stopping(files.LocalFiles, "remove", 1)
 elif place == "append":
-    stopping(history.History, "append", 3)
+    stopping(metrics_file.History, "append", 3)
 elif place == "open":  # it has taken the run over, and has not yet looked at it
     stopping(files.LocalFiles, "replace", 1)
 with open_trainer(config, directory, device="cpu", threads=1) as trainer:

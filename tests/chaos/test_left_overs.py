@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sweeps.engine.orphans import find_orphans, scratch_directory
+from sweeps.engine.process_cleanup import find_orphans, scratch_directory
 from tests.chaos.harness import Sandbox
 
 _FOREIGN = """

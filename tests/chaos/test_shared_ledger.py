@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.ledger.database import WAIT_SECONDS, LedgerDatabase
+from sweeps.ledger.postgres import WAIT_SECONDS, LedgerDatabase
 from tests.chaos.harness import (
     SERIAL,
     Driver,

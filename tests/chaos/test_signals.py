@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.engine.orphans import scratch_directory
+from sweeps.engine.process_cleanup import scratch_directory
 from tests.chaos.harness import (
     PARALLEL,
     SERIAL,
@@ -83,7 +83,7 @@ def _has(driver: Driver, is_it: Callable[[psutil.Process], bool]) -> bool:
 
 
 def _in_preflight(driver: Driver) -> bool:
-    return _has(driver, lambda child: "trainable.preflight" in " ".join(child.cmdline()))
+    return _has(driver, lambda child: "trainable.inspect_task" in " ".join(child.cmdline()))
 
 
 def _starting_ray(driver: Driver) -> bool:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.ledger.file import WAIT_SECONDS
+from sweeps.config.revisions import read_spec, write_spec
 from sweeps.ledger.ledger import Ledger
-from sweeps.spec.revisions import read_spec, write_spec
+from sweeps.ledger.sqlite import WAIT_SECONDS
 from tests.chaos.cases import SEED
 from tests.chaos.harness import (
     SERIAL,

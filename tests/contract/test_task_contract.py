@@ -14,8 +14,8 @@ from torch import nn
 
 from trainable.errors import TaskError
 from trainable.losses import cross_entropy
-from trainable.naming import BUILT_IN
 from trainable.task import Data, Task, load_task
+from trainable.task_registry import BUILT_IN
 from trainable.testing import check_task
 
 

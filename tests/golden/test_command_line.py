@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.spec.spec import load_spec
+from sweeps.config.spec import load_spec
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 HERE = Path(__file__).parent
 COMMANDS = [

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainable import rehearsal
+from trainable import memory_probe
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.data import TensorSource
@@ -75,7 +75,7 @@ def _no_cap_is_left() -> Iterator[None]:
 
 
 def test_what_a_step_takes_holds_the_weights_the_gradients_and_the_moments(tmp_path):
-    found = rehearsal.measure_step(_config(), DEVICE)
+    found = memory_probe.measure_step(_config(), DEVICE)
     assert isinstance(found["peak"], int)
     assert isinstance(found["outside"], int)
     assert found["total"] == _total()
@@ -88,14 +88,16 @@ def test_what_a_step_takes_holds_the_weights_the_gradients_and_the_moments(tmp_p
 
 
 def test_memory_that_does_not_suffice_is_told_and_given_back():
-    assert rehearsal.measure_step(_config(excess=True), DEVICE) == {"failed": "ran out of memory"}
-    assert "peak" in rehearsal.measure_step(_config(), DEVICE)
+    assert memory_probe.measure_step(_config(excess=True), DEVICE) == {
+        "failed": "ran out of memory"
+    }
+    assert "peak" in memory_probe.measure_step(_config(), DEVICE)
 
 
 def test_the_driver_tells_what_this_process_takes_or_nothing():
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py: pip install nvidia-ml-py")
     torch.ones(MIB, device=DEVICE)
-    used = rehearsal._used_by_this_process(DEVICE)
+    used = memory_probe._used_by_this_process(DEVICE)
     if used is None:
         pytest.skip("the driver does not tell it here, as in most containers")
     assert torch.cuda.memory_reserved(DEVICE) < used < _total()

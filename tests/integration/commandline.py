@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import psutil
 
-from sweeps.engine.orphans import find_orphans
-from sweeps.lock import read_holder
+from sweeps.engine.process_cleanup import find_orphans
+from sweeps.sweep_lock import read_holder
 
 SWEEP = Path(sys.executable).with_name("sweep")
 

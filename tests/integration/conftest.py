@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hasty import hasty_databases
 from tests.integration.commandline import CommandLine
+from tests.no_fsync import hasty_databases
 
 __all__ = ["cli", "hasty_databases", "module_cli"]
 

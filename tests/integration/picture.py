@@ -12,8 +12,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from sweeps.layout import SweepPaths, artifact_root, tracking_uri
-from sweeps.results.sweep_view import SweepView
+from sweeps.paths import SweepPaths, artifact_root, tracking_uri
+from sweeps.results.sweep_status import SweepStatus
 from tests.integration.browser import open_page
 from tracking.ui import runs_page, start_server
 
@@ -24,7 +24,7 @@ _COLOURS = 256  # keeps the curves apart, and a third of the bytes
 def main() -> None:
     """Open the charts of `runs/digits` and save what is seen."""
     root = Path("runs").absolute()
-    view = SweepView(SweepPaths(root, "digits"))
+    view = SweepStatus(SweepPaths(root, "digits"))
     assert view.delivered.experiment_id is not None
     with start_server(tracking_uri(root), artifact_root(root)) as server:
         url = runs_page(

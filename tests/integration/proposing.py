@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
-from sweeps.search.proposals import Proposer
-from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.search.suggest import Suggester
 
 SPEC = """
 name: quad
@@ -57,7 +57,7 @@ def search(path: Path, spec: SweepSpec, *, deaths: Sequence[int] = ()) -> list[P
     left = list(deaths)
     while True:
         ledger = ledger_at(path)
-        proposer = Proposer(spec, ledger)
+        proposer = Suggester(spec, ledger)
         for trial in ledger.trials():
             if not trial.finished:
                 end(ledger, trial.number)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from tests.integration.commandline import CommandLine, wait_until
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 ROGUE = Path(__file__).parents[1] / "cases/21-rogue-tasks"
 

@@ -109,7 +109,7 @@ class Clocked(Task):
 
     def evaluate(self, model, batches):
         if pathlib.Path("evaluated").exists() and not self.again:
-            while not [*pathlib.Path("runs").rglob("manifest.json")]:
+            while not [*pathlib.Path("runs").rglob("checkpoints/step-*/manifest.json")]:
                 time.sleep(0.01)  # until the first epoch is saved
             pathlib.Path("killed").touch()
             os.kill(os.getpid(), 9)

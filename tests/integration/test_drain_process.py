@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from tests.integration.commandline import wait_until
-from tracking.drain_process import DrainProcess
+from tracking.delivery_process import DeliveryProcess
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.outbox_status import pending
-from tracking.reader import runs_of_sweep
+from tracking.run_reader import runs_of_sweep
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ DRIVER = """
 import os, sys
 from pathlib import Path
 from tracking.mlflow_recorder import MlflowRecorder
-from tracking.points import PackedRow
+from tracking.metric_points import PackedRow
 uri, outbox = sys.argv[1:]
 recorder = MlflowRecorder(uri, None, "digits", "one", Path(outbox), {}, {}, process=os.environ)
 recorder.start(0, {"lr": 1}, {})
@@ -98,13 +98,13 @@ def test_it_delivers_through_kills_and_signals_for_the_driver(
 def test_it_is_started_again_when_it_is_killed_while_it_is_spoken_to(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear, spoken = DrainProcess._hear, threading.Event()
+    hear, spoken = DeliveryProcess._hear, threading.Event()
 
-    def slowly(drain: DrainProcess, kind: str, said: list[Any]) -> None:
+    def slowly(drain: DeliveryProcess, kind: str, said: list[Any]) -> None:
         hear(drain, kind, said)
         spoken.wait(LONG)
 
-    monkeypatch.setattr(DrainProcess, "_hear", slowly)
+    monkeypatch.setattr(DeliveryProcess, "_hear", slowly)
     recorder = recorder_on(uri, tmp_path / "outbox")
     assert recorder.wait_ready(LONG)
     first = psutil.Process(recorder._drain._process.pid)
@@ -122,14 +122,14 @@ def test_it_is_started_again_once_the_system_allows(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = recorder_on(uri, tmp_path / "outbox")
-    start, refusals = DrainProcess._start, [OSError("no memory"), BlockingIOError("no process")]
+    start, refusals = DeliveryProcess._start, [OSError("no memory"), BlockingIOError("no process")]
 
-    def refused(drain: DrainProcess) -> subprocess.Popen[str]:
+    def refused(drain: DeliveryProcess) -> subprocess.Popen[str]:
         if refusals:
             raise refusals.pop(0)
         return start(drain)
 
-    monkeypatch.setattr(DrainProcess, "_start", refused)
+    monkeypatch.setattr(DeliveryProcess, "_start", refused)
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, lines(1, 50))
     with caplog.at_level(logging.WARNING, "tracking"):

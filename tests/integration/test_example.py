@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import psutil
 
-from sweeps.spec.spec import load_spec
+from sweeps.config.spec import load_spec
 from tests.integration.commandline import CommandLine, wait_until
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 EXAMPLE = "sweeps/examples/digits.yaml"
 

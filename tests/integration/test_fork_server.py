@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.engine import fork_server, worker_start
+from sweeps.engine import fork_server, worker_launcher
 
 pytestmark = [
     pytest.mark.integration,
@@ -103,7 +103,7 @@ def test_a_fork_is_what_the_process_that_asks_for_it_would_be(
     def prepare() -> None:
         os.umask(0o027)
         os.nice(7)
-        Path(worker_start.OOM_SCORE).write_text("900")
+        Path(worker_launcher.OOM_SCORE).write_text("900")
         resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1001))
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
 
@@ -202,7 +202,7 @@ def test_forks_end_with_their_driver_whatever_ends_it(
 
 SERVER = """
 import os, socket, sys, torch
-from sweeps.engine import fork_server, worker_start
+from sweeps.engine import fork_server, worker_launcher
 address, user = sys.argv[1:]
 real, forks = os.fork, []
 def fork():
@@ -213,7 +213,7 @@ def fork():
 os.fork = fork
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 os.setuid(int(user))
-listener.bind(worker_start.place(address))
+listener.bind(worker_launcher.place(address))
 listener.listen()
 print("ready", flush=True)
 fork_server._Server(listener, address, os.open(os.devnull, os.O_WRONLY)).serve()
@@ -229,7 +229,7 @@ def _serving(user: int, patch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[
     ) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
-        patch.setenv(worker_start.VARIABLE, address)
+        patch.setenv(worker_launcher.VARIABLE, address)
         yield server
         server.kill()
 
@@ -264,7 +264,7 @@ def test_nobody_elses_server_is_asked(program: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("said", [b"\xff" * 8, (200_000).to_bytes(8, "big") + b"[" * 200_000])
 def test_who_says_too_much_ends_nobody(program: Path, said: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as much:
-        much.connect(worker_start.place(os.environ[worker_start.VARIABLE]))
+        much.connect(worker_launcher.place(os.environ[worker_launcher.VARIABLE]))
         much.sendall(said)
         done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
         assert done.returncode == 3
@@ -274,7 +274,7 @@ def test_who_says_too_much_ends_nobody(program: Path, said: bytes) -> None:
 @pytest.mark.usefixtures("server")
 def test_who_asks_and_says_nothing_holds_the_others_up_for_a_moment(program: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
-        silent.connect(worker_start.place(os.environ[worker_start.VARIABLE]))
+        silent.connect(worker_launcher.place(os.environ[worker_launcher.VARIABLE]))
         done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
         assert done.returncode == 3
         assert silent.recv(1) == b""
@@ -287,9 +287,9 @@ def test_where_there_can_be_no_server_workers_start_as_ray_starts_them(
         raise PermissionError("no sockets here")
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
-    monkeypatch.delenv(worker_start.VARIABLE, raising=False)
+    monkeypatch.delenv(worker_launcher.VARIABLE, raising=False)
     with fork_server.serving(1):
-        assert worker_start.VARIABLE not in os.environ
+        assert worker_launcher.VARIABLE not in os.environ
 
 
 LEAVING = """
@@ -325,9 +325,9 @@ def test_what_a_worker_had_started_ends_with_it_and_its_end_is_told(
 
 @pytest.mark.parametrize("why", ["nobody serves", "the server has ended"])
 def test_without_a_server_a_worker_starts_as_ray_starts_it(program: Path, why: str) -> None:
-    environment = {**os.environ, worker_start.VARIABLE: "gradsweep-that-has-ended"}
+    environment = {**os.environ, worker_launcher.VARIABLE: "gradsweep-that-has-ended"}
     if why == "nobody serves":
-        del environment[worker_start.VARIABLE]
+        del environment[worker_launcher.VARIABLE]
     done = subprocess.run(
         _command(program, "3", "--language=PYTHON"),
         env=environment,
@@ -367,17 +367,17 @@ def test_nobody_else_gets_a_fork(
         pytest.skip("only root can be somebody else; run it as root")
     program, marker = tmp_path / "program.py", tmp_path / "marker"
     program.write_text(f"open({str(marker)!r}, 'w')")
-    address = os.environ[worker_start.VARIABLE]
+    address = os.environ[worker_launcher.VARIABLE]
     if secret is not None:
         address = f"{address.partition(':')[0]}:{secret}"
     asking = f"""
 import os, socket
-from sweeps.engine import worker_start
+from sweeps.engine import worker_launcher
 os.setuid({user} or os.geteuid())
-worker_start.OOM_SCORE = os.devnull if {user} else worker_start.OOM_SCORE  # may not be read
+worker_launcher.OOM_SCORE = os.devnull if {user} else worker_launcher.OOM_SCORE  # may not be read
 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
     try:
-        worker_start._ask(connection, {address!r}, [{str(program)!r}], {{}})
+        worker_launcher._ask(connection, {address!r}, [{str(program)!r}], {{}})
     except OSError:
         pass
 """
@@ -394,22 +394,24 @@ def test_where_a_fork_cannot_take_over_there_is_no_worker(
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
         pytest.raises(ConnectionError),
     ):
-        worker_start._ask(connection, os.environ[worker_start.VARIABLE], [str(program), "3"], {})
+        worker_launcher._ask(
+            connection, os.environ[worker_launcher.VARIABLE], [str(program), "3"], {}
+        )
 
 
 def test_a_server_that_says_nothing_is_not_waited_for_without_end(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_start, "_SECONDS_TO_FORK", 0.2)
+    monkeypatch.setattr(worker_launcher, "_SECONDS_TO_FORK", 0.2)
     address = f"gradsweep-silent-{os.getpid()}:secret"
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
     ):
-        listener.bind(worker_start.place(address))
+        listener.bind(worker_launcher.place(address))
         listener.listen()
         with pytest.raises(TimeoutError):
-            worker_start._ask(connection, address, [str(program), "3"], {})
+            worker_launcher._ask(connection, address, [str(program), "3"], {})
 
 
 def test_whose_raylet_has_ended_starts_nothing(program: Path) -> None:
@@ -417,7 +419,7 @@ def test_whose_raylet_has_ended_starts_nothing(program: Path) -> None:
         _command(program, "3"),
         env={
             **os.environ,
-            worker_start.VARIABLE: "gradsweep-that-has-ended",
+            worker_launcher.VARIABLE: "gradsweep-that-has-ended",
             "RAY_RAYLET_PID": "0",
         },
         capture_output=True,

@@ -20,8 +20,8 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commandline import SMALL, TINY, CommandLine, no_process_of, wait_until
-from tests.unit.sweeps.made_sweep import MadeSweep
-from trainable.history import read_rows
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.metrics_file import read_rows
 
 # Some five seconds a trial, in few and heavy steps: a signal comes in the middle of several of
 # them.
@@ -43,8 +43,8 @@ BEGIN SELECT RAISE(ABORT, 'database is locked'); END
 DRAINS = """
 import os, signal, sys, time
 import ray
-from sweeps.engine import engine
-from sweeps.engine.interrupt import Interruption
+from sweeps.engine import local_ray
+from sweeps.engine.signals import Interruption
 from sweeps.engine.resources import Machine
 
 token, moment = sys.argv[1:]
@@ -57,12 +57,12 @@ def start_and_hear(**options):
 
 ray.init = start_and_hear
 with Interruption(lambda: print("heard"), lambda: None, grace=60) as interruption:
-    engine.configure(token)
-    engine.start(token, Machine.probe(), concurrency=1)
+    local_ray.configure(token)
+    local_ray.start(token, Machine.probe(), concurrency=1)
     if moment == "when it has started":
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(4)
-    engine.stop(token)
+    local_ray.stop(token)
     print(interruption.exit_code)
 """
 
@@ -70,11 +70,11 @@ with Interruption(lambda: print("heard"), lambda: None, grace=60) as interruptio
 LEAVES = """
 import os, signal, sys, time
 from pathlib import Path
-from sweeps.commands.unread import outlive_readers
-from sweeps.driver.control import Wishes
-from sweeps.driver.departure import listen
-from sweeps.layout import SweepPaths
-from sweeps.lock import SweepLock
+from sweeps.commands.broken_pipe import outlive_readers
+from sweeps.driver.stop_requests import StopRequests
+from sweeps.driver.shutdown import listen
+from sweeps.paths import SweepPaths
+from sweeps.sweep_lock import SweepLock
 
 directory, grace, signals, wish = sys.argv[1:5]
 outlive_readers()
@@ -86,7 +86,7 @@ if "sick" in sys.argv:
     def refuse():
         raise OSError(5, "Input/output error")
     lock.is_ours = refuse
-with listen(paths, lock, token, Wishes(paths, token), grace=float(grace)):
+with listen(paths, lock, token, StopRequests(paths, token), grace=float(grace)):
     for _ in range(int(signals)):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)

@@ -21,7 +21,7 @@ from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
-from tracking.reader import runs_of_sweep
+from tracking.run_reader import runs_of_sweep
 from tracking.ui import start_server
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ import os, signal, sys
 from pathlib import Path
 from tracking import mlflow_server
 from tracking.mlflow_recorder import MlflowRecorder
-from tracking.points import PackedRow
+from tracking.metric_points import PackedRow
 sent = 0
 real = mlflow_server.MlflowServer.log
 def log(self, run_id, request):

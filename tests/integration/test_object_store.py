@@ -22,28 +22,28 @@ from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import app
 from sweeps.commands.doctor import object_stores
-from sweeps.driver import conclusion
-from sweeps.driver.conclusion import conclude
-from sweeps.driver.opening import OpenSweep
-from sweeps.engine.nodes import _make_look, fault_of
-from sweeps.layout import TRIAL_CONFIG, SweepPaths
-from sweeps.publishing import publish
-from sweeps.publishing.pictures import Gallery
-from sweeps.reconciliation.corrections import close_store
+from sweeps.config.revisions import write_spec
+from sweeps.config.spec import parse_spec
+from sweeps.driver import finalize
+from sweeps.driver.finalize import conclude
+from sweeps.driver.session import SweepSession
+from sweeps.engine.node_checks import _make_look, fault_of
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.publishing import export
+from sweeps.publishing.figure_worker import FigureWorkerPool
+from sweeps.reconciliation.repairs import close_store
 from sweeps.results import messages
-from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import parse_spec
-from sweeps.stores import best_generation, trial_files
 from tests.integration.commandline import TINY
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable import objects
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
-from trainable.errors import Fenced, StorageError
+from trainable.errors import StorageError, WriterReplaced
 from trainable.files import MANIFEST, STATE, files_of
 from trainable.objects import StoreUnusable, connect, probe
 
@@ -116,9 +116,9 @@ def test_writer_that_was_replaced_changes_neither_bucket_nor_curve(tmp_path):
     stale = CheckpointStore(tmp_path, CheckpointConfig(), metric="val/loss", files=files)
     _save(stale, 1, 0.1)
     successor = _open(tmp_path)
-    with pytest.raises(Fenced, match="another process has taken over"):
+    with pytest.raises(WriterReplaced, match="another process has taken over"):
         _save(stale, 2, 0.1)
-    with pytest.raises(Fenced):
+    with pytest.raises(WriterReplaced):
         files.replace(tmp_path / "metrics.jsonl", b"")
     stale.close()
     _save(successor, 3, 0.1)
@@ -390,16 +390,16 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
 
     def ended():
         recorder = _Delivered()
-        sweep = OpenSweep(made.paths, made.spec, made.ledger, recorder, recorder)
+        sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)
         made.ledger.note_attempt({})
-        with Gallery(made.spec, made.paths, [], recorder) as gallery:
+        with FigureWorkerPool(made.spec, made.paths, [], recorder) as gallery:
             return conclude(sweep, gallery, uninterrupted, None), recorder.runs[None]
 
     uninterrupted = SimpleNamespace(requested=False, exit_code=0)
-    monkeypatch.setattr(conclusion, "_publish_report", lambda *_: None)  # has no weights in it
+    monkeypatch.setattr(finalize, "_publish_report", lambda *_: None)  # has no weights in it
     with monkeypatch.context() as patch:
         if lost == "before they are read":
-            patch.setattr(publish, "best_generation", found_and_cut)
+            patch.setattr(export, "best_generation", found_and_cut)
         else:
             store.wire.cut()
         outcome, run = ended()

@@ -11,10 +11,10 @@ import optuna
 from mlflow import MlflowClient
 from optuna.trial import TrialState
 
-from sweeps.ledger.view import LedgerView
+from sweeps.ledger.reader import LedgerReader
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from trainable.checkpoint import CheckpointStore
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 METRICS = ("val/loss", "train/samples_per_second")
 EPOCHS, TRIALS = 6, 4
@@ -30,7 +30,7 @@ SPEC = (
 
 def _reports(cli: CommandLine) -> list[dict[int, Any]]:
     """Every trial's reports."""
-    view = LedgerView(cli.root / "small/ledger.db")
+    view = LedgerReader(cli.root / "small/ledger.db")
     return [dict(view.reports_of(trial.number)) for trial in view.trials]
 
 
@@ -46,7 +46,7 @@ def _kill_and_resume(cli: CommandLine) -> tuple[list[dict[int, Any]], str]:
         return (
             ledger.exists()
             and (cli.root / "small/sweep.yaml").exists()
-            and any(len(reports) >= 2 for reports in LedgerView(ledger).reports().values())
+            and any(len(reports) >= 2 for reports in LedgerReader(ledger).reports().values())
         )
 
     wait_until(far_enough)

@@ -11,13 +11,13 @@ import psutil
 import pytest
 from rich.console import Console
 
+from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.run import run_sweep
 from sweeps.engine.resources import Gpu, Machine, ResourceError, plan
-from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
-from sweeps.results.live import PlainLines
-from sweeps.results.sweep_view import Outcome
-from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.paths import SweepPaths
+from sweeps.results.progress_display import PlainLines
+from sweeps.results.sweep_status import SweepOutcome
 from tests.integration.commandline import wait_until
 
 SPEC = """
@@ -46,7 +46,7 @@ def test_four_trials_at_a_half_run_together_on_two_gpus(spec: SweepSpec, tmp_pat
     assert (ways.gpu, ways.concurrency) == (0.5, 4)
     paths = SweepPaths(tmp_path, spec.name)
     log = Console(file=io.StringIO())
-    ended: list[Outcome] = []
+    ended: list[SweepOutcome] = []
     run_sweep(
         paths,
         spec,
@@ -82,7 +82,7 @@ import time
 import torch
 from torch.utils.data import Dataset
 from trainable.config import LoaderConfig
-from trainable.data import LoaderSource, Plan
+from trainable.data import LoaderSource, WindowPlan
 
 class Stuck(Dataset):
     def __len__(self):
@@ -93,7 +93,7 @@ class Stuck(Dataset):
         time.sleep(1000)
 
 source = LoaderSource(
-    Stuck(), Plan(8, 4, 4), split="train", device=torch.device("cpu"),
+    Stuck(), WindowPlan(8, 4, 4), split="train", device=torch.device("cpu"),
     loader=LoaderConfig(num_workers=2),
 )
 next(source.windows(0))

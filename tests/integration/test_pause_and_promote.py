@@ -12,11 +12,11 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from sweeps.ledger.view import LedgerView
+from sweeps.ledger.reader import LedgerReader
 from tests.chaos.runs import differences, without_measured
 from tests.integration.commandline import SMALL, CommandLine, wait_until
 from trainable.checkpoint import CheckpointStore
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 # In few and heavy steps: the kill comes in the middle of a promoted trial.
 STEPS, TRIALS = 6, 5
@@ -41,7 +41,7 @@ def _runs(cli: CommandLine, name: str) -> dict[str, Run]:
 
 
 def _reports(cli: CommandLine, name: str) -> dict[int, dict[int, float]]:
-    return LedgerView(cli.root / name / "ledger.db").reports()
+    return LedgerReader(cli.root / name / "ledger.db").reports()
 
 
 def _states(cli: CommandLine, name: str, number: int) -> dict[int, Any]:

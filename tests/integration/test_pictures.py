@@ -11,18 +11,18 @@ import pytest
 from optuna.samplers import RandomSampler
 
 from sweeps.commands.sync import draw_what_is_missing
-from sweeps.layout import TRIAL_CONFIG, LedgerError, SweepPaths
+from sweeps.config.spec import parse_spec, trial_yaml
 from sweeps.ledger.ledger import Ledger
-from sweeps.lock import SweepLock
-from sweeps.publishing.pictures import Gallery, _Artist
-from sweeps.recording.fenced import FencedRecorder
-from sweeps.spec.spec import parse_spec, trial_yaml
-from tests.asking import ask
+from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
+from sweeps.publishing.figure_worker import FigureWorkerPool, _Artist
+from sweeps.recording.locked_recorder import LockedRecorder
+from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
+from tests.make_trials import ask
 from tests.specs import with_overrides
 from tracking.recorder import MemoryRecorder
 from trainable.config import TrialConfig
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 SPEC = """
 name: small
@@ -63,8 +63,8 @@ class Sweep:
             self.ledger.finish(number, "complete")
         return number
 
-    def open(self) -> Gallery:
-        return Gallery(self.spec, self.paths, self.ledger.trials(), self.recorder)
+    def open(self) -> FigureWorkerPool:
+        return FigureWorkerPool(self.spec, self.paths, self.ledger.trials(), self.recorder)
 
     def names(self, number: int) -> list[str]:
         return sorted(self.recorder.runs[number].artifacts)
@@ -118,9 +118,9 @@ def test_whose_lock_was_taken_away_tells_nothing_of_pictures(sweep: Sweep) -> No
     sweep.add()
     lock = SweepLock(sweep.paths.lock)
     lock.acquire()
-    recorder = FencedRecorder(sweep.recorder, lock.check)
+    recorder = LockedRecorder(sweep.recorder, lock.check)
     sweep.paths.lock.unlink()
-    with Gallery(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder) as gallery:
+    with FigureWorkerPool(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder) as gallery:
         gallery.finish()
     assert sweep.recorder.runs.keys() == {None}
     assert gallery.pictures(0) == []
@@ -136,8 +136,8 @@ def test_a_ledger_that_is_away_is_not_waited_for_by_each_trial(sweep: Sweep) -> 
 
     for _ in range(8):
         sweep.add()
-    recorder = FencedRecorder(sweep.recorder, away)
-    with Gallery(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder):
+    recorder = LockedRecorder(sweep.recorder, away)
+    with FigureWorkerPool(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder):
         pass
     assert 1 <= len(asked) < 4
 
@@ -154,7 +154,7 @@ def test_a_trial_is_drawn_as_it_was_trained(sweep: Sweep, monkeypatch: pytest.Mo
         asked.append(TrialConfig.model_validate(config))
         return []
 
-    monkeypatch.setattr("sweeps.publishing.pictures._Artist.draw", draw)
+    monkeypatch.setattr("sweeps.publishing.figure_worker._Artist.draw", draw)
     with sweep.open() as gallery:
         gallery.finish(timeout=60)
     (used,) = asked
@@ -174,7 +174,7 @@ def test_at_the_end_the_better_ones_are_drawn_first(sweep: Sweep) -> None:
 def test_at_the_end_every_cpu_draws(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, cpus: int
 ) -> None:
-    monkeypatch.setattr("sweeps.publishing.pictures.usable_cpus", lambda: cpus)
+    monkeypatch.setattr("sweeps.publishing.figure_worker.usable_cpus", lambda: cpus)
     draw, drew = _Artist.draw, set()
 
     def noted(artist: _Artist, *what: Any) -> list[Path]:

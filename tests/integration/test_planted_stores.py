@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from tests.integration.planted_store import FOREIGN, PlantedStore
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 PASSWORD = "canary-of-a-password"
 LOOKING = {
@@ -206,7 +206,7 @@ def test_no_token_goes_over_http_to_a_server_that_was_named(
 def test_a_planted_object_store_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sweeps.stores import probe_store, trial_files
+    from sweeps.checkpoint_locations import probe_store, trial_files
     from tracking.trusted_stores import StoreUntrusted
 
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)

@@ -14,18 +14,18 @@ import pytest
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
-from sweeps.early_stopping import exploit
-from sweeps.layout import SweepPaths
+from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.early_stopping import pbt_exploit
 from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.chaos.runs import differences, without_measured
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.files import LocalFiles
-from trainable.history import read_rows
-from trainable.inheritance import inherited
+from trainable.metrics_file import read_rows
+from trainable.warm_start import inherited
 
 SPEC = """
 name: s
@@ -142,7 +142,7 @@ def test_a_trial_is_shown_with_what_it_had_at_its_best(once: Driver) -> None:
 
 _POINTS: list[tuple[Any, str]] = [
     (Ledger, "mutate"),
-    (exploit, "bequeath"),
+    (pbt_exploit, "bequeath"),
     (LocalFiles, "link"),
     (LocalFiles, "rename"),
 ]

@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.layout import SweepPaths
-from sweeps.publishing import press as press_module
-from sweeps.publishing.press import Press
-from sweeps.publishing.publish import NoReport
-from tests.unit.sweeps.made_sweep import MadeSweep
-from trainable.history import Row
+from sweeps.paths import SweepPaths
+from sweeps.publishing import report_worker as press_module
+from sweeps.publishing.export import NoReport
+from sweeps.publishing.report_worker import ReportWorker
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.metrics_file import Row
 
-COMMAND = "sweeps.publishing.press"
+COMMAND = "sweeps.publishing.report_worker"
 
 
 def _presses(process: psutil.Process | None = None) -> list[psutil.Process]:
@@ -55,9 +55,9 @@ def _no_other(*_: object) -> Path:
 def test_process_starts_with_the_last_quarter_of_the_trials_and_writes_the_report(
     sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeps.publishing.publish.draw_report", _no_other)
+    monkeypatch.setattr("sweeps.publishing.export.draw_report", _no_other)
     monkeypatch.setattr(press_module, "_STARVED", 0.0)  # however busy the machine that tests
-    with Press(left=8, at_once=1) as press:
+    with ReportWorker(left=8, at_once=1) as press:
         for _ in range(5):
             press.trial_ended()
         assert not _presses()
@@ -73,7 +73,7 @@ def test_process_starts_with_the_last_quarter_of_the_trials_and_writes_the_repor
 
 
 def test_as_many_trials_as_train_at_a_time_are_near_enough_to_the_end() -> None:
-    with Press(left=4, at_once=3) as press:
+    with ReportWorker(left=4, at_once=3) as press:
         press.trial_ended()
         process = _the_press()
     assert _ended(process)
@@ -81,7 +81,7 @@ def test_as_many_trials_as_train_at_a_time_are_near_enough_to_the_end() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
 def test_only_what_prepares_it_is_behind_all_others() -> None:
-    with Press(left=2, at_once=1) as press:
+    with ReportWorker(left=2, at_once=1) as press:
         press.trial_ended()
         process = _the_press()
         deadline = time.monotonic() + 30
@@ -104,9 +104,9 @@ def test_one_that_gets_no_processor_is_replaced(
     monkeypatch.setattr(press_module, "_cpu_seconds", lambda _: 0.0)
     drawn: list[Path] = []
     monkeypatch.setattr(
-        "sweeps.publishing.publish.draw_report", lambda _, target: drawn.append(target) or target
+        "sweeps.publishing.export.draw_report", lambda _, target: drawn.append(target) or target
     )
-    with Press(left=1, at_once=1) as press:
+    with ReportWorker(left=1, at_once=1) as press:
         press.trial_ended()
         process = _the_press()
         press.write(sweep.paths, tmp_path / "report.html")
@@ -120,7 +120,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced(
     """Such as for want of memory."""
     drawn: list[Path] = []
     monkeypatch.setattr(
-        "sweeps.publishing.publish.draw_report", lambda _, target: drawn.append(target) or target
+        "sweeps.publishing.export.draw_report", lambda _, target: drawn.append(target) or target
     )
     ready = press_module._is_ready
 
@@ -132,7 +132,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced(
 
     monkeypatch.setattr(press_module, "_STARVED", 0.0)
     monkeypatch.setattr(press_module, "_is_ready", ready_and_killed)
-    with Press(left=1, at_once=1) as press:
+    with ReportWorker(left=1, at_once=1) as press:
         press.trial_ended()
         press.write(sweep.paths, tmp_path / "report.html")
     assert drawn == [tmp_path / "report.html"]
@@ -141,9 +141,9 @@ def test_one_that_was_killed_while_it_waited_is_replaced(
 def test_what_keeps_it_from_writing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeps.publishing.publish.draw_report", _no_other)
+    monkeypatch.setattr("sweeps.publishing.export.draw_report", _no_other)
     monkeypatch.setattr(press_module, "_STARVED", 0.0)
-    with Press(left=1, at_once=1) as press:
+    with ReportWorker(left=1, at_once=1) as press:
         press.trial_ended()
         with pytest.raises(NoReport, match="gone"):
             press.write(SweepPaths(tmp_path, "gone"), tmp_path / "report.html")
@@ -152,8 +152,8 @@ def test_what_keeps_it_from_writing_is_told(
 def test_it_does_not_outlive_a_driver_that_is_killed() -> None:
     script = (
         "import sys, time\n"
-        "from sweeps.publishing.press import Press\n"
-        "Press(left=1, at_once=1).trial_ended()\n"
+        "from sweeps.publishing.report_worker import ReportWorker\n"
+        "ReportWorker(left=1, at_once=1).trial_ended()\n"
         "print('started', flush=True)\n"
         "time.sleep(60)\n"
     )

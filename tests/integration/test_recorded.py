@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from sweeps.recording.curves import recorded
+from sweeps.recording.downsampling import recorded
 from tests.integration.commandline import CommandLine
 from trainable.build import find_device
-from trainable.history import Row, read_rows
+from trainable.metrics_file import Row, read_rows
 from trainable.precision import device_name
 
 EVERY = 4

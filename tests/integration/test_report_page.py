@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from sweeps.publishing.publish import NoReport, draw_report
+from sweeps.publishing.export import NoReport, draw_report
 from tests.integration.browser import photograph, require_chromium
 from tests.integration.shown_report import axes, colours, named, open_report, traces
-from tests.unit.sweeps.made_sweep import MadeSweep
-from trainable.history import Row
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.metrics_file import Row
 
 SPACE = (
     "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}, "

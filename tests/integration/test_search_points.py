@@ -10,16 +10,16 @@ from optuna.distributions import FloatDistribution
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from sweeps.config.resume_checks import check_search_changes
+from sweeps.config.revisions import read_revisions, read_spec, write_spec
+from sweeps.config.spec import SpecError, SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.proposal import Proposal
+from sweeps.ledger.suggestion import Suggestion
 from sweeps.publishing.report import write_report
-from sweeps.search.proposals import Proposer
-from sweeps.spec.revisions import read_revisions, read_spec, write_spec
-from sweeps.spec.search_changes import check_search_changes
-from sweeps.spec.spec import SpecError, SweepSpec, parse_spec
+from sweeps.search.suggest import Suggester
 from tests.integration.proposing import Params, end, ledger_at, search, spec_of
 from tests.specs import with_overrides
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 RATE, NORM, NAME = "train.optimizer.lr", "train.clip.max_norm", "train.optimizer.name"
 LEARNING = ["tpe", "gp", "cmaes", "nsgaii"]
@@ -169,10 +169,10 @@ def test_steps_are_the_numbers_that_people_write(tmp_path: Path, sampler: str) -
 def test_a_trial_on_the_last_step_of_an_edited_space_counts(tmp_path: Path) -> None:
     ledger = ledger_at(tmp_path / "l.db")
     steps = FloatDistribution(0.1, 0.5, step=0.1)
-    ledger.add(Proposal({"task.a": 0.1 + 2 * 0.1}, {"task.a": steps}, {"notes": "of cmaes"}))
+    ledger.add(Suggestion({"task.a": 0.1 + 2 * 0.1}, {"task.a": steps}, {"notes": "of cmaes"}))
     end(ledger, 0)
     (drawn,) = ledger.frozen_trials()
-    same = Proposer(spec_of("space={task.a: {quniform: [0.1, 0.5, 0.1]}}"), ledger)._show(drawn)
+    same = Suggester(spec_of("space={task.a: {quniform: [0.1, 0.5, 0.1]}}"), ledger)._show(drawn)
     assert (same.params, same.system_attrs) == ({"task.a": 0.3}, {"notes": "of cmaes"})
     for narrower in ("{quniform: [0.1, 0.3, 0.1]}", "{quniform: [0.1, 0.7, 0.2]}"):
         assert _shown(ledger, spec_of(f"space={{task.a: {narrower}}}")) == [{"task.a": 0.3}]
@@ -220,7 +220,7 @@ def test_a_sweep_goes_on_in_an_edited_space(tmp_path: Path, sampler: str, change
 
 def _shown(ledger: Ledger, spec: SweepSpec) -> list[Params | None]:
     """What a sampler sees of the trials; None where it sees one that failed."""
-    proposer = Proposer(spec, ledger)
+    proposer = Suggester(spec, ledger)
     shown = [proposer._show(trial) for trial in ledger.frozen_trials()]
     for trial in shown:
         assert trial.params.keys() == trial.distributions.keys()
@@ -273,7 +273,7 @@ def test_a_point_that_was_tried_keeps_no_space_from_being_narrowed(
     assert found[:2] == old
     assert all(params.get(RATE, 0) <= 0.01 for params in found[2:])
     # Nobody had begun with it when the space was narrowed.
-    again = Proposer(after, ledger_at(tmp_path / "l.db")).propose(0, old[0])
+    again = Suggester(after, ledger_at(tmp_path / "l.db")).propose(0, old[0])
     assert again.params.get(RATE, 0) <= 0.01
 
 
@@ -296,7 +296,10 @@ def test_a_sampler_s_own_notes_are_hidden_in_another_space(tmp_path: Path) -> No
     ledger = ledger_at(tmp_path / "l.db")
     wider = spec_of("search.sampler=cmaes", "space.train.optimizer.lr={loguniform: [1e-4, 1]}")
     noted, hidden = (
-        [bool(Proposer(one, ledger)._show(trial).system_attrs) for trial in ledger.frozen_trials()]
+        [
+            bool(Suggester(one, ledger)._show(trial).system_attrs)
+            for trial in ledger.frozen_trials()
+        ]
         for one in (spec, wider)
     )
     assert (all(noted), any(hidden)) == (True, False)
@@ -317,9 +320,9 @@ def test_a_model_learns_from_old_trials_at_once(tmp_path: Path) -> None:
 
 def test_a_trial_that_nobody_began_is_given_what_was_added(tmp_path: Path) -> None:
     ledger = ledger_at(tmp_path / "l.db")
-    before = ledger.add(Proposer(spec_of(), ledger).propose(0)).params
+    before = ledger.add(Suggester(spec_of(), ledger).propose(0)).params
     more = spec_of("space.train.accumulation={choice: [1, 2]}")
-    completed = ledger.complete(0, Proposer(more, ledger).propose(0, before)).params
+    completed = ledger.complete(0, Suggester(more, ledger).propose(0, before)).params
     assert completed.keys() == more.space.keys()
     assert {key: completed[key] for key in before} == before
     # What it has is kept, also where the space has moved on.
@@ -327,7 +330,7 @@ def test_a_trial_that_nobody_began_is_given_what_was_added(tmp_path: Path) -> No
         f"space.{RATE}={{choice: [1, 2]}}", "space.task.x={int: [1, 9]}",
         "search.constraints=['train.clip.max_norm > 9.9']",
     )  # fmt: skip
-    completed = ledger.complete(0, Proposer(other, ledger).propose(0, before)).params
+    completed = ledger.complete(0, Suggester(other, ledger).propose(0, before)).params
     assert {key: completed[key] for key in before} == before
     assert completed["task.x"] in range(1, 10)
 
@@ -344,7 +347,7 @@ def test_a_report_shows_trials_that_were_drawn_from_several_spaces(tmp_path: Pat
         spec = with_overrides(made.spec, [change, "trials=16"])
         for _ in range(4):
             number = len(made.ledger.trials())
-            made.ledger.add(Proposer(spec, made.ledger).propose(number))
+            made.ledger.add(Suggester(spec, made.ledger).propose(number))
             made.ledger.report(number, epoch=1, step=1, value=1 / (1 + number))
             made.ledger.finish(number, "complete")
         write_spec(made.paths.spec, spec)
@@ -358,7 +361,7 @@ def test_trials_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
     """Running trials are seen with the points that they have."""
     ledger = ledger_at(tmp_path / "l.db")
     spec = spec_of("search.startup_trials=4", "trials=20")
-    proposer = Proposer(spec, ledger)
+    proposer = Suggester(spec, ledger)
     seen: list[Any] = []
     for number in range(12):
         seen.append(ledger.add(proposer.propose(number)).params)

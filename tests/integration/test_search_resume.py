@@ -14,20 +14,20 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
+from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.early_stopping.schedulers import make_judge, make_scheduler, replay
-from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.storage import EditableStorage
-from sweeps.reconciliation.corrections import apply
-from sweeps.reconciliation.facts import gather
+from sweeps.ledger.storage import EditableRDBStorage
+from sweeps.paths import SweepPaths
+from sweeps.reconciliation.collect_state import gather
 from sweeps.reconciliation.reconcile import reconcile
+from sweeps.reconciliation.repairs import apply
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.curves import append_rows
-from tests.saving import commit
+from tests.fake_checkpoints import commit
 from tracking.recorder import NullRecorder
 from trainable.checkpoint import CheckpointStore
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 SPEC = """
 name: quad
@@ -188,7 +188,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
     left = at
 
     def wrap(name: str) -> None:
-        real = getattr(EditableStorage, name)
+        real = getattr(EditableRDBStorage, name)
 
         def write(*args: Any, **kwargs: Any) -> Any:
             nonlocal left
@@ -198,7 +198,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
                 raise Died
             return done
 
-        monkeypatch.setattr(EditableStorage, name, write)
+        monkeypatch.setattr(EditableRDBStorage, name, write)
 
     for name in WRITES:
         wrap(name)

@@ -14,10 +14,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from sweeps.search.dry_run import rehearse
 from sweeps.search.gaussian_process import KERNEL
-from sweeps.search.proposals import Proposer
-from sweeps.search.rehearsal import rehearse
-from sweeps.search.samplers import SamplerRefused, Samplers, check_sampler
+from sweeps.search.samplers import SamplerRejected, Samplers, check_sampler
+from sweeps.search.suggest import Suggester
 from tests.integration.proposing import end, ledger_at, loss, search, spec_of
 
 GRID = (
@@ -74,7 +74,7 @@ def test_a_generation_of_nsgaii_is_over_once_its_trials_are_complete_however_man
     tmp_path: Path,
 ) -> None:
     ledger = ledger_at(tmp_path / "l.db")
-    proposer = Proposer(spec_of("search.sampler=nsgaii", "search.startup_trials=4"), ledger)
+    proposer = Suggester(spec_of("search.sampler=nsgaii", "search.startup_trials=4"), ledger)
     found: list[int] = []
     for ended in (*[None] * 6, "complete", "failed", "complete", "pruned", "complete", "complete"):
         number = len(found)
@@ -190,7 +190,7 @@ def test_startup_trials_have_ended_with_a_result_before_the_model_suggests(
     """Trials at the same time: until four have ended, the points are chance's."""
     spec = spec_of(f"search.sampler={sampler}", "search.startup_trials=4")
     ledger = ledger_at(tmp_path / "l.db")
-    proposer, chance = (Proposer(one, ledger) for one in (spec, spec_of("search.sampler=random")))
+    proposer, chance = (Suggester(one, ledger) for one in (spec, spec_of("search.sampler=random")))
 
     def is_random() -> bool:
         number = len(ledger.trials())
@@ -325,7 +325,7 @@ def test_a_sampler_that_cannot_be_made_is_refused(
         "space={train.accumulation: {choice: [1, 2, 4]}}", "trials=3",
         f"search.sampler={name}", f"search.arguments={arguments}",
     )  # fmt: skip
-    with pytest.raises(SamplerRefused) as refused:
+    with pytest.raises(SamplerRejected) as refused:
         rehearse(spec)
     assert re.fullmatch(rf"search\.{message}", str(refused.value))
 
@@ -349,7 +349,7 @@ def test_an_argument_that_breaks_after_the_first_trials_is_refused_before_them(
 ) -> None:
     spec = spec_of(f"search.sampler={sampler}", f"search.arguments={arguments}")
     check_sampler(spec)  # it can be built
-    with pytest.raises(SamplerRefused) as refused:
+    with pytest.raises(SamplerRejected) as refused:
         rehearse(spec)
     given = re.escape(arguments)
     assert re.fullmatch(
@@ -366,7 +366,7 @@ def test_an_argument_that_forbids_a_warm_start_is_refused_without_a_look_at_its_
 ) -> None:
     cmaes = ("search.sampler=cmaes", f"search.arguments={arguments}")
     rehearse(spec_of(*cmaes))
-    with pytest.raises(SamplerRefused) as refused:
+    with pytest.raises(SamplerRejected) as refused:
         rehearse(spec_of(*cmaes, "search.warm_start=old"))
     assert re.fullmatch(
         rf"search\.sampler: cmaes refuses {re.escape(arguments)} beside trials of "
@@ -388,7 +388,7 @@ def test_an_argument_that_forbids_a_warm_start_is_refused_without_a_look_at_its_
 )
 def test_a_sampler_that_cannot_search_this_is_refused(more: tuple[str, ...], message: str) -> None:
     with pytest.raises(
-        SamplerRefused, match=rf"^search\.sampler: .*{message}.*; change the space"
+        SamplerRejected, match=rf"^search\.sampler: .*{message}.*; change the space"
     ):
         rehearse(spec_of(*more))
 
@@ -422,7 +422,7 @@ def test_what_no_spec_can_express_is_not_named_as_valid() -> None:
         ("cmaes", {"independent_sampler", "source_trials"}),
         ("nsgaii", {"mutation", "crossover", "child_generation_strategy"}),
     ):
-        with pytest.raises(SamplerRefused, match="takes no such argument") as refused:
+        with pytest.raises(SamplerRejected, match="takes no such argument") as refused:
             check_sampler(spec_of(f"search.sampler={sampler}", "search.arguments={nothing: 1}"))
         valid = re.findall(r"\w+", str(refused.value).partition("valid: ")[2])
         assert len(valid) > 3
@@ -438,7 +438,7 @@ def test_a_sampler_whose_package_is_missing_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(SamplerRefused, match=r"cmaes needs .* run `pip install cmaes`"):
+    with pytest.raises(SamplerRejected, match=r"cmaes needs .* run `pip install cmaes`"):
         check_sampler(spec_of("search.sampler=cmaes"))
 
 

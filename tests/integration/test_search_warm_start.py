@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.driver.opening import open_ledger
-from sweeps.layout import SweepPaths
+from sweeps.config.provenance_check import Origin
+from sweeps.config.resume_checks import SearchChanged, check_search_changes
+from sweeps.config.spec import SweepSpec
+from sweeps.driver.session import open_ledger
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.proposal import Proposal
-from sweeps.ledger.view import LedgerView, Mutation
+from sweeps.ledger.reader import LedgerReader, PbtPerturbation
+from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, take_along
-from sweeps.search.proposals import Proposer
-from sweeps.search.rehearsal import rehearse
-from sweeps.search.samplers import SamplerRefused
-from sweeps.spec.origin import Origin
-from sweeps.spec.search_changes import SearchChanged, check_search_changes
-from sweeps.spec.spec import SweepSpec
+from sweeps.paths import SweepPaths
+from sweeps.search.dry_run import rehearse
+from sweeps.search.samplers import SamplerRejected
+from sweeps.search.suggest import Suggester
 from tests.integration.proposing import end, loss, search, spec_of
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPACE = (
     "{train.optimizer.lr: {loguniform: [1e-4, 1e-1]}, train.clip.max_norm: {uniform: [0.1, 10]}}"
@@ -40,7 +40,7 @@ def _add(made: MadeSweep, seed: int, value: float, ending: str | None) -> None:
     space = made.spec.search_space()
     params = space.drawn(seed) or {}
     distributions = {key: made.spec.space[key].to_optuna() for key in params}
-    number = made.ledger.add(Proposal(params, distributions)).number
+    number = made.ledger.add(Suggestion(params, distributions)).number
     made.ledger.report(number, epoch=1, step=1, value=value)
     if ending in ("complete", "pruned", "failed"):
         made.ledger.finish(number, ending)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def test_a_stopped_member_of_a_population_is_taken_with_what_it_had_last(tmp_pat
     made = _earlier(tmp_path, trials=0)
     _add(made, 0, 0.5, None)
     changed = {"train.optimizer.lr": 0.02, "train.clip.max_norm": 2.0}
-    made.ledger.mutate(1, {0: Mutation(1, 1, changed)})
+    made.ledger.mutate(1, {0: PbtPerturbation(1, 1, changed)})
     made.ledger.report(0, epoch=2, step=2, value=0.7)
     made.ledger.finish(0, "pruned", reason="stopped by the user")
     (taken,) = take_along(tmp_path, _warm()).trials
@@ -123,7 +123,7 @@ def test_it_is_fixed_and_a_death_changes_nothing(tmp_path: Path, sampler: str) -
 def test_it_shows_nowhere(tmp_path: Path) -> None:
     _earlier(tmp_path)
     ledger = _create(tmp_path, _warm())
-    view = LedgerView(ledger.place)
+    view = LedgerReader(ledger.place)
     assert (ledger.trials(), ledger.frozen_trials(), ledger.best()) == ([], [], None)
     assert (view.trials, view.best()) == ([], None)
 
@@ -146,21 +146,21 @@ def test_arguments_beside_a_warm_start_are_rehearsed_with_what_it_has_taken(
     _earlier(tmp_path, trials=9)
     _create(tmp_path, given)
     path = SweepPaths(tmp_path, "new").ledger
-    rehearse(given, WarmStart.from_data(LedgerView(path).warm_start()))
+    rehearse(given, WarmStart.from_data(LedgerReader(path).warm_start()))
     _earlier(tmp_path, "more", trials=20)
-    with pytest.raises(SamplerRefused, match="beside trials of"):
+    with pytest.raises(SamplerRejected, match="beside trials of"):
         rehearse(given, take_along(tmp_path, _warm(names="more")))
     made = MadeSweep(tmp_path, "alone")
-    rehearse(given, WarmStart.from_data(LedgerView(made.paths.ledger).warm_start()))
+    rehearse(given, WarmStart.from_data(LedgerReader(made.paths.ledger).warm_start()))
 
 
 def test_an_edited_space_takes_what_still_lies_inside(tmp_path: Path) -> None:
     _earlier(tmp_path)
     ledger = _create(tmp_path, _warm())
     edited = _warm("space.train.clip.max_norm={choice: [1, 5]}", "trials=1")
-    assert not Proposer(edited, ledger)._warm
-    assert Proposer(edited, ledger).propose(0).params["train.clip.max_norm"] in (1, 5)
-    end(ledger, ledger.add(Proposer(_warm(), ledger).propose(0)).number)
+    assert not Suggester(edited, ledger)._warm
+    assert Suggester(edited, ledger).propose(0).params["train.clip.max_norm"] in (1, 5)
+    end(ledger, ledger.add(Suggester(_warm(), ledger).propose(0)).number)
 
 
 def _said(error: Exception) -> str:

@@ -36,24 +36,24 @@ from hypothesis.stateful import (
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.driver.callbacks import Bookkeeper
+from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.early_stopping.schedulers import make_scheduler, replay, stopped_trials
-from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
-from sweeps.ledger.storage import EditableStorage
-from sweeps.reconciliation.corrections import apply
-from sweeps.reconciliation.facts import gather
+from sweeps.ledger.storage import EditableRDBStorage
+from sweeps.paths import SweepPaths
+from sweeps.reconciliation.collect_state import gather
 from sweeps.reconciliation.reconcile import STATUSES, reconcile
+from sweeps.reconciliation.repairs import apply
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox import Outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.files import LocalFiles
-from trainable.history import History, Row, read_rows
 from trainable.manifest import STATE, Generation, format_manifest, read_state
+from trainable.metrics_file import History, Row, read_rows
 
 SPEC = """
 name: quad
@@ -103,11 +103,11 @@ class Fuse:
 
 FUSE = Fuse()
 PERSISTING = [
-    (EditableStorage, "create_new_trial"),
-    (EditableStorage, "set_trial_param"),
-    (EditableStorage, "set_trial_user_attr"),
-    (EditableStorage, "set_trial_intermediate_value"),
-    (EditableStorage, "set_trial_state_values"),
+    (EditableRDBStorage, "create_new_trial"),
+    (EditableRDBStorage, "set_trial_param"),
+    (EditableRDBStorage, "set_trial_user_attr"),
+    (EditableRDBStorage, "set_trial_intermediate_value"),
+    (EditableRDBStorage, "set_trial_state_values"),
     (Outbox, "append"),
     (Outbox, "append_rows"),
     (Outbox, "prepare"),
@@ -293,7 +293,7 @@ class Driver:
         view: Any = SimpleNamespace(
             started=lambda *_: None, reported=lambda *_: None, ended=lambda *_: None
         )
-        self._book = Bookkeeper(
+        self._book = TuneEventHandler(
             spec, paths, self.ledger, self.recorder, view,
             fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
         )  # fmt: skip

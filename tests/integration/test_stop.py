@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 EPOCHS = 80
 CHANCE = 1.0

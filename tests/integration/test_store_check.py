@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 import pytest
 
-from sweeps.commands import pages
+from sweeps.commands import ui
 from sweeps.commands.doctor import stores_off
 from sweeps.commands.sync import deliver
-from sweeps.driver.opening import open_sweep
+from sweeps.config.provenance_check import Origin
+from sweeps.driver.session import open_sweep
 from sweeps.results.messages import synced
 from sweeps.results.plain_console import PlainConsole
-from sweeps.spec.origin import Origin
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.mlflow_server import connect
 from tracking.outbox_status import read_outbox
 from tracking.probe import TrackingUnusable
 from tracking.store_reader import _Client, open_reader, other_sweeps, read_runs
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 pytestmark = pytest.mark.integration
 
@@ -85,10 +85,10 @@ def root(template: Path, tmp_path: Path) -> Path:
 
 
 def _view(root: Path):  # type: ignore[no-untyped-def]
-    from sweeps.layout import SweepPaths
-    from sweeps.results.sweep_view import SweepView
+    from sweeps.paths import SweepPaths
+    from sweeps.results.sweep_status import SweepStatus
 
-    return SweepView(SweepPaths(root, NAME))
+    return SweepStatus(SweepPaths(root, NAME))
 
 
 def _held(root: Path) -> Held:
@@ -284,7 +284,7 @@ def test_a_damaged_store_is_refused_with_the_remedy(root: Path, how: str) -> Non
     for act in (
         lambda: deliver(_view(root)),
         lambda: deliver(_view(root), verify=True),
-        lambda: pages.serve(PlainConsole(), root, _view(root), port=0, open_browser=False),
+        lambda: ui.serve(PlainConsole(), root, _view(root), port=0, open_browser=False),
     ):
         with pytest.raises(TrackingUnusable, match=r"is damaged .*sweep sync NAME --verify"):
             act()

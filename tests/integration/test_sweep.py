@@ -30,7 +30,7 @@ from tests.integration.mlflow_pages import compared, curves, runs_table
 from tests.integration.shown_report import axes, named, open_report, traces
 from tracking.ui import DEFAULT_ADDRESS
 from trainable.checkpoint import CheckpointStore
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 from trainable.task import load_task
 
 STATES = {"waiting", "running", "complete", "pruned", "failed"}

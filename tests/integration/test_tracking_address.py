@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from sweeps.lock import SweepLock
+from sweeps.sweep_lock import SweepLock
 from tests.integration.commandline import TINY, CommandLine
 from tracking.probe import TrackingUnusable, probe
 

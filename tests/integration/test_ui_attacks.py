@@ -23,7 +23,7 @@ from mlflow.exceptions import MlflowException
 from tests.integration.browser import open_page, require_chromium
 from tracking import ui_compat
 from tracking.mlflow_server import connect
-from tracking.ui import Server, runs_page, start_server
+from tracking.ui import UiServer, runs_page, start_server
 from tracking.ui_artifacts import below
 
 pytestmark = pytest.mark.integration
@@ -36,7 +36,7 @@ V2 = "/ajax-api/2.0/mlflow"
 class Target:
     """A server on a store with one run; `foreign` is a run whose artifacts lie elsewhere."""
 
-    server: Server
+    server: UiServer
     root: Path
     outside: Path
     run: Run
@@ -51,7 +51,7 @@ class Target:
 
 
 def ask(
-    server: Server, path: str, body: object = None, *, method: str | None = None, **headers: str
+    server: UiServer, path: str, body: object = None, *, method: str | None = None, **headers: str
 ) -> tuple[int, str]:
     """Status and text of an answer to anybody."""
     data = None if body is None else json.dumps(body).encode()
@@ -69,7 +69,7 @@ def ask(
             return refused.code, refused.read().decode(errors="replace")
 
 
-def _log_in(server: Server) -> str:
+def _log_in(server: UiServer) -> str:
     link = urlsplit(server.link(server.url))
     with urllib.request.urlopen(f"{server.url}{link.path}?{link.query}") as answer:
         (header,) = answer.headers.get_all("Set-Cookie")

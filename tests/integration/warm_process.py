@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 from trainable.ray_adapter import TuneTrial
 from trainable.task import Data, Task
 

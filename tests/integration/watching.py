@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from sweeps.engine.orphans import scratch_directory
+from sweeps.engine.process_cleanup import scratch_directory
 
 _ASK = """
 import sys

@@ -22,15 +22,15 @@ ASSET = Path(__file__).parents[1] / "assets/format-1/chaos"
 SPEC = "name: digits\ntask: digits\nmetric: val/loss\nmode: min\nspace: {}\ntrials: 1\n"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 STARTED = (
-    "sweeps.engine.preflight.Inspection",
-    "sweeps.commands.attempt.attempt",
-    "sweeps.driver.control.stop_sweep",
-    "sweeps.publishing.publish.export_best",
-    "sweeps.publishing.publish.register_best",
-    "sweeps.publishing.publish.draw_report",
+    "sweeps.engine.task_check.TaskInspector",
+    "sweeps.commands.run.attempt",
+    "sweeps.driver.stop_requests.stop_sweep",
+    "sweeps.publishing.export.export_best",
+    "sweeps.publishing.export.register_best",
+    "sweeps.publishing.export.draw_report",
     "sweeps.commands.sync.deliver",
-    "sweeps.commands.pages.serve",
-    "sweeps.commands.single.train_once",
+    "sweeps.commands.ui.serve",
+    "sweeps.commands.train.train_once",
     "sweeps.commands.doctor.examine",
 )
 ODD = (

@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 
 import trainable
 from sweeps.cli import app
-from sweeps.engine.preflight import Inspection, TaskRefused, longest_warmup
-from sweeps.engine.resources import Machine, Plan
-from sweeps.lock import SweepLock
-from sweeps.spec.origin import Origin, OriginChanged, check_origin
-from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import SpecError, parse_placed, parse_spec
+from sweeps.config.provenance_check import Origin, OriginChanged, check_origin
+from sweeps.config.revisions import write_spec
+from sweeps.config.spec import SpecError, parse_placed, parse_spec
+from sweeps.engine.resources import Machine, ResourcePlan
+from sweeps.engine.task_check import TaskInspector, TaskRefused, longest_warmup
+from sweeps.sweep_lock import SweepLock
 from tests.specs import with_overrides
-from tests.unit.sweeps.made_sweep import MadeSweep
-from trainable.preflight import _answer
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.inspect_task import _answer
 
 ROOT = Path(__file__).parents[2]
 SMALL = "name: small\ntask: {name: spiral, samples: 8}\nmetric: val/loss\nmode: min\ntrials: 2\nbudget: {epochs: 5}\n"
@@ -387,7 +387,7 @@ def test_40_a_module_that_is_not_there_is_known_without_a_child(
     monkeypatch.chdir(tmp_path)
     spec, document = parse_placed(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
     with pytest.raises(SpecError) as refused, document.placing():
-        Inspection(spec, Plan(1, 0, 1))
+        TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
         f"s.yaml:2:7: task.name: 'nowhere:Mine': there is no module 'nowhere' in {tmp_path} or among the installed packages; the part before the colon must be importable from where you start; change the directory, install the package, or correct the name"
     )
@@ -403,7 +403,7 @@ def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
     path.write_text("a = 1")
     spec, document = parse_placed(SPEC, "s.yaml")
     with pytest.raises(SpecError) as refused, document.placing():
-        Inspection(spec, Plan(1, 0, 1))
+        TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
         f"s.yaml:2:7: task.name: '{path}' stands where every trial looks for the package 'trainable', which trains it; where a sweep is started nothing else may have that name; give the file another one, or start from another directory"
     )
@@ -416,13 +416,13 @@ def test_40_another_copy_of_what_trains_is_no_stranger(
     shutil.copy(trainable.__file__, tmp_path / "trainable")
     monkeypatch.chdir(tmp_path)
     spec, _ = parse_placed(SPEC, "s.yaml")
-    Inspection(spec, Plan(1, 0, 1)).give_up()
+    TaskInspector(spec, ResourcePlan(1, 0, 1)).give_up()
 
 
 def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
     spec, document = parse_placed(SPEC, "s.yaml", ["task=digit"])
     with pytest.raises(SpecError) as refused, document.placing():
-        Inspection(spec, Plan(1, 0, 1))
+        TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
         "-s task=digit: task.name: 'digit' is no built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName"
     )

@@ -17,12 +17,12 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from sweeps.cli import app
-from sweeps.spec.spec import parse_spec
+from sweeps.config.spec import parse_spec
 from tests.chaos.fault_table import ROWS, find_tests, promised_tests
 from trainable import check_task, load_task, open_trainer
 from trainable.config import TrainConfig
 from trainable.diagnostics import MEASURED
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / f"{n}.md" for n in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")]

@@ -17,14 +17,14 @@ import torch
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.spec.spec import SpecError, parse_spec
-from tests.unit.sweeps.made_sweep import MadeSweep
+from sweeps.config.spec import SpecError, parse_spec
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
+from trainable.custom_loop import CustomLoop
 from trainable.errors import TaskError
-from trainable.history import LOGGED, read_rows
 from trainable.logged import NOTED, Log
-from trainable.own_loop import OwnLoop
+from trainable.metrics_file import LOGGED, read_rows
 from trainable.task import Data, Task
 
 MIB = 1 << 20
@@ -86,13 +86,13 @@ def _config(task: str, epochs: int = 3) -> TrialConfig:
     )
 
 
-def _own_loop(reports: list[dict[str, float]], directory: Path) -> OwnLoop:
+def _own_loop(reports: list[dict[str, float]], directory: Path) -> CustomLoop:
     def run(config: Any, context: Any) -> Iterator[dict[str, float]]:
         del config, context
         yield from reports
 
     config = _config("flooded:run", len(reports))
-    return OwnLoop(run, config, directory, device=torch.device("cpu"))
+    return CustomLoop(run, config, directory, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

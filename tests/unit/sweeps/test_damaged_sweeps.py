@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from sweeps.cli import app
 from sweeps.commands.doctor import sweeps_off
 from sweeps.commands.sync import tell_who_is_interrupted
-from sweeps.layout import SweepPaths
-from sweeps.spec.revisions import read_spec
-from tests.unit.sweeps.made_sweep import MadeSweep
+from sweeps.config.revisions import read_spec
+from sweeps.paths import SweepPaths
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox_status import read_outbox
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 
 Damage = Callable[[Path, random.Random], None]
 

@@ -17,17 +17,17 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.commands.doctor import sweeps_off
-from sweeps.commands.single import _continued
-from sweeps.layout import FORMAT, SweepPaths
+from sweeps.commands.train import _continued
+from sweeps.config.revisions import read_spec, write_spec
+from sweeps.config.spec import trial_yaml
 from sweeps.ledger.ledger import Ledger
-from sweeps.reconciliation.corrections import apply
-from sweeps.reconciliation.facts import gather
-from sweeps.reconciliation.reconcile import Interrupted, reconcile
-from sweeps.recording.configuration import read_config
-from sweeps.spec.revisions import read_spec, write_spec
-from sweeps.spec.spec import trial_yaml
+from sweeps.paths import FORMAT, SweepPaths
+from sweeps.reconciliation.collect_state import gather
+from sweeps.reconciliation.reconcile import OrphanedRun, reconcile
+from sweeps.reconciliation.repairs import apply
+from sweeps.recording.trial_config import read_config
 from tests.specs import with_overrides
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
@@ -104,7 +104,7 @@ def test_an_older_sweep_is_put_right_and_given_its_format(paths: SweepPaths) -> 
     found = read_spec(paths.spec)
     assert (found.spec, found.number, found.format, found.damage) == (spec, 2, FORMAT, None)
     corrections = reconcile(gather(paths, spec, ledger.trials(), live=False))
-    assert corrections == [Interrupted(2)]
+    assert corrections == [OrphanedRun(2)]
     apply(corrections, paths, spec, ledger, recorder, warn=pytest.fail)
     assert recorder.runs[2].status == "KILLED"
     before = paths.spec.stat()

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.commands.doctor import sweeps_off
-from sweeps.lock import SweepLock
+from sweeps.sweep_lock import SweepLock
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
 from trainable.regular_files import UNLIMITED, IrregularFile, open_regular

@@ -14,9 +14,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.driver.opening import OpenSweep
+from sweeps.driver.session import SweepSession
 from sweeps.results import messages
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 
@@ -68,7 +68,7 @@ def test_what_a_trial_lost_is_said_when_the_sweep_is_opened(
         place = directory / lost
         shutil.rmtree(place) if place.is_dir() else place.unlink()
     nobody: Any = None
-    opened = OpenSweep(sweep.paths, sweep.spec, sweep.ledger, nobody, nobody)
+    opened = SweepSession(sweep.paths, sweep.spec, sweep.ledger, nobody, nobody)
     sentences = list(opened._lost_files())
     assert len(sentences) == (said is not None)
     assert said is None or sentences[0].startswith(said)

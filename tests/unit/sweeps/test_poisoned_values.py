@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.layout import LedgerError
-from sweeps.ledger.view import LedgerView
-from sweeps.lock import read_holder
-from tests.unit.sweeps.made_sweep import MadeSweep
-from trainable.history import FILE_NAME, CurveDamaged, read_rows
+from sweeps.ledger.reader import LedgerReader
+from sweeps.paths import LedgerError
+from sweeps.sweep_lock import read_holder
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.metrics_file import FILE_NAME, CurveDamaged, read_rows
 
 NESTED = "[" * 100_000
 
@@ -38,4 +38,4 @@ def test_a_text_in_the_place_of_a_number(tmp_path: Path, table: str, column: str
     with contextlib.closing(sqlite3.connect(made.paths.ledger)) as database, database:
         database.execute(f"UPDATE {table} SET {column} = 'nan and more'")
     with pytest.raises(LedgerError):
-        LedgerView(made.paths.ledger).records()
+        LedgerReader(made.paths.ledger).records()

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 TWO = "{train.optimizer.lr: {uniform: [0.1, 1]}, train.clip.max_norm: {uniform: [0.1, 1]}}"
 
@@ -27,7 +27,7 @@ def test_cmaes_is_not_resumed_from_the_ledger_of_another_user(
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     tried = []
-    monkeypatch.setattr("sweeps.commands.attempt.attempt", lambda *_, **__: tried.append(1) or 0)
+    monkeypatch.setattr("sweeps.commands.run.attempt", lambda *_, **__: tried.append(1) or 0)
     done = CliRunner().invoke(app, ["resume", "small", "--root", str(tmp_path), "--offline"])
     words = " ".join(done.stderr.split())
     assert done.exit_code == (2 if sampler == "cmaes" else 0), words

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracking.delivery import TAG_TRIAL, FoundRun, RunGone, RunState
+from tracking.metric_points import Point, Request
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox import SWEEP, Outbox
-from tracking.points import Point, Request
 
 TRIALS = 3
 STEPS = 120
@@ -47,7 +47,7 @@ def lines(trial: int, first: int, last: int) -> list[Line]:
 
 
 class DiskServer:
-    """A `tracking.delivery.Server`; `fault(place)` is called before and after each write."""
+    """A `TrackingServer` on disk; `fault(place)` is called before and after each write."""
 
     def __init__(self, path: Path, fault: Callable[[str], None] = lambda _: None) -> None:
         self.fault = fault

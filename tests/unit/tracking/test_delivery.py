@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tracking.delivery import Delivery, NotStored, Refused, RunGone
+from tracking.delivery import Delivery, NotStored, RecordRejected, RunGone
+from tracking.metric_points import PackedRow
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
-from tracking.points import PackedRow
 
 
 class House:
@@ -223,7 +223,7 @@ def test_a_record_that_is_refused_for_good_holds_up_nothing(house: House) -> Non
 
     def picky(run_id: str, tags: dict[str, str]) -> None:
         if "bad" in tags:
-            raise Refused("the tag 'bad' is not allowed here")
+            raise RecordRejected("the tag 'bad' is not allowed here")
         real(run_id, tags)
 
     house.server.set_tags = picky
@@ -243,7 +243,7 @@ def test_only_the_refused_record_of_a_batch_is_set_aside(house: House) -> None:
 
     def picky(run_id: str, points: list[Any]) -> None:
         if any(point.step == 15 for point in points):
-            raise Refused("step 15 is unlucky")
+            raise RecordRejected("step 15 is unlucky")
         real(run_id, points)
 
     house.server.log_points = picky

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tracking import draining
-from tracking.delivery import Server
-from tracking.draining import Drain
+from tracking import delivery_loop
+from tracking.delivery import TrackingServer
+from tracking.delivery_loop import DeliveryLoop
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import pending, read_outbox
@@ -24,8 +24,8 @@ from tracking.outbox_status import pending, read_outbox
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "_LINGER_SECONDS", 0.01)
-    monkeypatch.setattr(draining, "_FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(delivery_loop, "_LINGER_SECONDS", 0.01)
+    monkeypatch.setattr(delivery_loop, "_FIRST_DELAY_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def server(disk_server: ModuleType, tmp_path: Path) -> Iterator[Any]:
     built.close()
 
 
-def recorder_on(outbox: Path, open_server: Callable[[], Server], **options: Any) -> MlflowRecorder:
+def recorder_on(
+    outbox: Path, open_server: Callable[[], TrackingServer], **options: Any
+) -> MlflowRecorder:
     return MlflowRecorder(
         "unused", None, "x", "s1", outbox, {}, {}, open_server=open_server, **options
     )
@@ -55,7 +57,7 @@ def test_ids_are_known_once_delivered_and_at_once_in_the_next_process(
 
     gate = threading.Event()
 
-    def unreachable() -> Server:
+    def unreachable() -> TrackingServer:
         gate.wait()
         raise ConnectionRefusedError
 
@@ -214,7 +216,7 @@ def test_a_create_that_arrives_late_leaves_one_run(
     create.arrive()
     assert len(server.runs(0)) == 2
     if when == "later":
-        monkeypatch.setattr(draining, "_LATE_SECONDS", 0.0)
+        monkeypatch.setattr(delivery_loop, "_LATE_SECONDS", 0.0)
         deadline = time.monotonic() + 10
         while len(server.runs(0)) > 1 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -237,7 +239,7 @@ def test_a_server_is_searched_again_only_for_a_create_without_an_answer(
         return real(experiment_id)
 
     server.find_runs = find_runs
-    monkeypatch.setattr(draining, "_LATE_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(delivery_loop, "_LATE_SECONDS", 0.0, raising=False)
     recorder = recorder_on(tmp_path / "outbox", lambda: server)
     recorder.start(0, {"lr": 1}, {})
     assert recorder.close(10) == 0
@@ -255,7 +257,7 @@ def test_a_server_is_searched_again_only_for_a_create_without_an_answer(
 def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
     tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> Server:
+    def refuse() -> TrackingServer:
         raise ConnectionRefusedError
 
     recorder = recorder_on(tmp_path / "outbox", refuse)
@@ -369,19 +371,19 @@ def test_a_damaged_outbox_is_told(
 def test_the_waits_double_up_to_half_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "_FIRST_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr(delivery_loop, "_FIRST_DELAY_SECONDS", 0.5)
     waits: list[float] = []
     enough = threading.Event()
 
-    def wait(drain: Drain, seconds: float) -> None:
+    def wait(drain: DeliveryLoop, seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 9:
             enough.set()
             drain._closing.wait()
 
-    monkeypatch.setattr(Drain, "_pause", wait)
+    monkeypatch.setattr(DeliveryLoop, "_pause", wait)
 
-    def refuse() -> Server:
+    def refuse() -> TrackingServer:
         raise ConnectionRefusedError
 
     recorder = recorder_on(tmp_path / "outbox", refuse)
@@ -393,7 +395,7 @@ def test_the_waits_double_up_to_half_a_minute(
 def test_a_silent_server_is_known_and_asked_more_often_while_somebody_waits(
     tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "_MAX_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr(delivery_loop, "_MAX_DELAY_SECONDS", 3600.0)
     is_down = True
 
     def flaky(_place: str) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tracking.address import store_of
+from tracking.metric_points import HighWaterMarks, PackedRow
 from tracking.outbox import SWEEP, Outbox, OutboxError
 from tracking.outbox_status import pending, read_outbox
-from tracking.points import Marks, PackedRow
 
 
 def row(step: int, **metrics: float) -> PackedRow:
@@ -163,7 +163,7 @@ def test_marks_outlive_the_process_and_the_records(tmp_path: Path) -> None:
 def test_adopting_a_run_raises_marks_and_doubts_what_is_queued(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     outbox.append_rows(0, [row(1, a=1.0)])
-    outbox.adopt(0, "r", Marks({"a": 5}))
+    outbox.adopt(0, "r", HighWaterMarks({"a": 5}))
     batch = outbox.claim(0)
     assert batch is not None
     assert batch.uncertain
@@ -429,10 +429,10 @@ def test_nothing_can_be_appended_after_close(tmp_path: Path) -> None:
 def test_who_queues_learns_what_who_delivers_finds_out(tmp_path: Path) -> None:
     queue, other = Outbox(tmp_path), Outbox(tmp_path, delivers=True)
     assert queue.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2
-    other.adopt(0, "r", Marks({"a": 1, "b": 5}))
+    other.adopt(0, "r", HighWaterMarks({"a": 1, "b": 5}))
     assert queue.run_id(0) == "r"
     assert queue.append_rows(0, [row(2, a=1.0), row(3, a=1.0, b=1.0), row(6, b=1.0)]) == 2
-    other.adopt(0, "r", Marks({"a": 4}))
+    other.adopt(0, "r", HighWaterMarks({"a": 4}))
     assert queue.last_step(0) == 6, "what was queued since is not forgotten"
     assert queue.append_rows(0, [row(4, a=1.0), row(5, a=1.0)]) == 1
     other.forget(0)

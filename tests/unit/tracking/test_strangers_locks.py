@@ -1,6 +1,6 @@
 """A stranger who locks what everybody may read keeps nobody waiting, and few things are readable.
 
-What must not live here: the sweep's own lock (`tests/unit/sweeps/test_lock.py`).
+What must not live here: the sweep's own lock (`tests/unit/sweeps/test_sweep_lock.py`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from tests.chaos.cases import SEED
 from trainable.checkpoint import CheckpointStore, Pointer
 from trainable.config import CheckpointConfig
-from trainable.errors import AllCheckpointsDamaged, CheckpointError, Fenced, StorageError
+from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError, WriterReplaced
 from trainable.export import export_weights
 from trainable.files import LocalFiles
 from trainable.manifest import format_manifest
@@ -239,7 +239,7 @@ def test_load_verifies_the_digest_and_refuses_objects(tmp_path):
     _flip(tmp_path / "checkpoints" / "step-00000001" / "state.pt", 4000)
     with pytest.raises(CheckpointError, match="sha256"):
         store.load(pointer)
-    store.offer(lambda: {"x": Fenced}, step=2, epoch=2, final=True)
+    store.offer(lambda: {"x": WriterReplaced}, step=2, epoch=2, final=True)
     with pytest.raises(CheckpointError, match="not plain data"):
         store.load(store.pointer)
 

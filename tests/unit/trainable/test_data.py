@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from trainable import data
 from trainable.config import LoaderConfig
-from trainable.data import LoaderSource, Plan, TensorSource, move, open_source
+from trainable.data import LoaderSource, TensorSource, WindowPlan, move, open_source
 from trainable.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def _drawn(source, epoch=0, start=0):
 
 @pytest.mark.parametrize("kind", ["tensors", "loader"])
 def test_last_window_is_short_in_both_kinds_of_source(kind):
-    plan = Plan(43, 12, 3, seed=1)
+    plan = WindowPlan(43, 12, 3, seed=1)
     source = (
         TensorSource((torch.arange(43),), plan, device=CPU) if kind == "tensors" else _loader(plan)
     )
@@ -67,28 +67,28 @@ def test_last_window_is_short_in_both_kinds_of_source(kind):
 
 @pytest.mark.seeds("S19")
 def test_drop_last_leaves_whole_windows_only():
-    plan = Plan(43, 12, 3, drop_last=True)
+    plan = WindowPlan(43, 12, 3, drop_last=True)
     assert plan.windows == 3
     assert _sizes(_loader(plan)) == [[3, 3, 3, 3]] * 3
     with pytest.raises(ConfigError, match="batch_size: 64 and there are 43 samples"):
-        Plan(43, 64, 64, drop_last=True)
+        WindowPlan(43, 64, 64, drop_last=True)
 
 
 def test_order_depends_on_seed_and_epoch_and_nothing_else():
-    plans = [Plan(43, 12, 3, seed=1), Plan(43, 6, 6, seed=1)]
+    plans = [WindowPlan(43, 12, 3, seed=1), WindowPlan(43, 6, 6, seed=1)]
     torch.manual_seed(5)
     first = plans[0].order(2)
     torch.manual_seed(6)
     assert torch.equal(first, plans[1].order(2))
     assert sorted(first.tolist()) == list(range(43))
     assert not torch.equal(first, plans[0].order(3))
-    assert not torch.equal(first, Plan(43, 12, 3, seed=2).order(2))
+    assert not torch.equal(first, WindowPlan(43, 12, 3, seed=2).order(2))
 
 
 @pytest.mark.seeds("S15")
 @pytest.mark.parametrize("start", [0, 1, 3])
 def test_resuming_at_a_window_gives_the_same_samples(start):
-    plan = Plan(43, 12, 4, seed=3)
+    plan = WindowPlan(43, 12, 4, seed=3)
     tensors = TensorSource((torch.arange(43),), plan, device=CPU)
     whole = [torch.cat([b[0] for b in window]) for window in tensors.windows(1)]
     rest = [torch.cat([b[0] for b in window]) for window in tensors.windows(1, start)]
@@ -100,15 +100,15 @@ def test_resuming_at_a_window_gives_the_same_samples(start):
 
 @pytest.mark.seeds("S20")
 def test_randomness_of_a_sample_depends_on_its_epoch_and_index_alone():
-    reference = _drawn(_loader(Plan(43, 12, 3, seed=1)))
+    reference = _drawn(_loader(WindowPlan(43, 12, 3, seed=1)))
     assert len(set(reference.values())) == 43
-    assert _drawn(_loader(Plan(43, 8, 8, seed=1))) == reference
-    workers = _loader(Plan(43, 12, 3, seed=1), workers=2)
+    assert _drawn(_loader(WindowPlan(43, 8, 8, seed=1))) == reference
+    workers = _loader(WindowPlan(43, 12, 3, seed=1), workers=2)
     assert _drawn(workers) == reference
     assert _drawn(workers, epoch=1) != reference
     assert _drawn(workers, epoch=0) == reference
     workers.close()
-    assert _drawn(_loader(Plan(43, 12, 3, seed=2))) != reference
+    assert _drawn(_loader(WindowPlan(43, 12, 3, seed=2))) != reference
 
 
 class NowAndThen(Numbers):
@@ -123,7 +123,11 @@ def test_samples_that_seldom_draw_are_the_same_wherever_the_first_draw_falls():
     found = []
     for start, size in ((0, 3), (0, 43), (7, 2)):
         source = LoaderSource(
-            NowAndThen(43), Plan(43, size, size), split="train", device=CPU, loader=LoaderConfig()
+            NowAndThen(43),
+            WindowPlan(43, size, size),
+            split="train",
+            device=CPU,
+            loader=LoaderConfig(),
         )
         found.append(_drawn(source, start=start))
     assert found[0] == found[1]
@@ -145,7 +149,7 @@ def test_a_data_set_that_takes_torchs_seed_takes_the_same_in_any_loader_process(
     for workers, epochs, start in ((2, (1,), 0), (1, (0, 1), 0), (2, (1,), 2), (1, (1,), 2)):
         source = LoaderSource(
             OwnGenerator(43),
-            Plan(43, 12, 12, seed=3),
+            WindowPlan(43, 12, 12, seed=3),
             split="train",
             device=CPU,
             loader=LoaderConfig(num_workers=workers),
@@ -167,7 +171,7 @@ def _masked(samples):
 def _masking(workers=0, seed=1):
     return LoaderSource(
         range(43),
-        Plan(43, 12, 5, seed=seed),
+        WindowPlan(43, 12, 5, seed=seed),
         split="train",
         device=CPU,
         loader=LoaderConfig(num_workers=workers),
@@ -190,7 +194,7 @@ def test_randomness_of_a_collate_depends_on_its_epoch_and_window_alone(workers):
     assert [list(window) for window in _masking(seed=2).windows(0)] != reference
 
 
-@pytest.mark.parametrize("made", [lambda: _loader(Plan(43, 12, 12)), _masking])
+@pytest.mark.parametrize("made", [lambda: _loader(WindowPlan(43, 12, 12)), _masking])
 def test_fetching_leaves_the_generators_of_the_process_alone(made):
     source = made()
     torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
@@ -211,14 +215,14 @@ def test_generators_are_looked_at_once_for_a_window_whatever_its_micro_batches(m
             super().__init__()
 
     monkeypatch.setattr(data, "HostRandomness", Counted)
-    plan = Plan(43, 12, micro)
+    plan = WindowPlan(43, 12, micro)
     source = LoaderSource(list(range(43)), plan, split="train", device=CPU, loader=LoaderConfig())
     assert sum(len(batch) for window in source.windows(0) for batch in window) == 43
     assert len(looks) == plan.windows
 
 
 def test_what_a_model_draws_between_micro_batches_changes_no_sample():
-    plan = Plan(43, 12, 3, seed=1)
+    plan = WindowPlan(43, 12, 3, seed=1)
     expected = _drawn(_loader(plan))
     found = {}
     for window in _loader(plan).windows(0):
@@ -232,7 +236,7 @@ def test_what_a_model_draws_between_micro_batches_changes_no_sample():
 def test_a_collate_function_of_the_users_gets_one_micro_batch_at_a_time(workers):
     source = LoaderSource(
         Numbers(10),
-        Plan(10, 6, 2, shuffle=False),
+        WindowPlan(10, 6, 2, shuffle=False),
         split="val",
         device=CPU,
         loader=LoaderConfig(num_workers=workers),
@@ -250,7 +254,7 @@ def _indices(samples):
 
 
 def test_closing_ends_the_worker_processes_even_in_the_middle_of_an_epoch():
-    source = _loader(Plan(43, 4, 4), workers=2)
+    source = _loader(WindowPlan(43, 4, 4), workers=2)
     windows = source.windows(0)
     list(next(windows))
     assert multiprocessing.active_children()
@@ -259,7 +263,7 @@ def test_closing_ends_the_worker_processes_even_in_the_middle_of_an_epoch():
 
 
 def test_tensor_data_sets_are_indexed_directly():
-    plan = Plan(4, 2, 2)
+    plan = WindowPlan(4, 2, 2)
     tensors = (torch.arange(4), torch.arange(4))
     for samples in (tensors, TensorDataset(*tensors)):
         source = open_source(samples, plan, split="val", device=CPU, loader=LoaderConfig())
@@ -267,7 +271,7 @@ def test_tensor_data_sets_are_indexed_directly():
 
 
 def test_validation_keeps_the_order_of_the_data():
-    source = TensorSource((torch.arange(5),), Plan(5, 2, 2, shuffle=False), device=CPU)
+    source = TensorSource((torch.arange(5),), WindowPlan(5, 2, 2, shuffle=False), device=CPU)
     assert [w[0][0].tolist() for w in source.windows(0)] == [[0, 1], [2, 3], [4]]
 
 

@@ -18,7 +18,7 @@ from trainable.checkpoint import CheckpointStore
 from trainable.errors import TaskError
 from trainable.memory import CONTEXT_BYTES
 from trainable.seeding import set_seed
-from trainable.state import TrainState
+from trainable.train_state import TrainState
 
 
 def _half(configure, opened, toy, directory):

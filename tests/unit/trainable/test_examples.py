@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.engine.preflight import Inspection
-from sweeps.engine.resources import Plan
-from sweeps.spec.spec import load_spec
+from sweeps.config.spec import load_spec
+from sweeps.engine.resources import ResourcePlan
+from sweeps.engine.task_check import TaskInspector
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 from trainable.task import load_loop, load_task
 
 EXAMPLES = Path(str(files("sweeps.examples")))
@@ -120,6 +120,6 @@ def test_loop_of_a_missing_package_says_what_to_install(monkeypatch):
 def test_check_finds_a_loop_that_is_installed_and_does_not_start_it():
     """This project may be installed to be edited: its packages then lie on no path."""
     spec = load_spec(EXAMPLES / "plain_loop.yaml")
-    facts = Inspection(spec, Plan(1, 0, 1)).facts()
+    facts = TaskInspector(spec, ResourcePlan(1, 0, 1)).facts()
     assert facts.own_loop
     assert facts.lines() == ["a loop of its own: one report for each epoch of the budget"]

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torchvision.datasets import FashionMNIST
 
-from sweeps.spec.spec import load_spec
+from sweeps.config.spec import load_spec
 from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import BudgetConfig, CheckpointConfig
 from trainable.errors import ConfigError
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 from trainable.task import load_task
 from trainable.testing import check_task
 

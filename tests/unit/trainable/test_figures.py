@@ -15,7 +15,7 @@ from tests.curves import append_rows
 from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -343,8 +343,8 @@ def test_train_command_draws(tmp_path, capsys):
 
     from rich.console import Console
 
-    from sweeps.commands.single import train_once
-    from sweeps.spec.spec import parse_spec
+    from sweeps.commands.train import train_once
+    from sweeps.config.spec import parse_spec
 
     spec = parse_spec(
         "name: s\ntask: {name: spiral, samples: 20}\nmetric: val/loss\nmode: min\ntrials: 1\n"

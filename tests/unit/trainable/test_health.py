@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from trainable import health
-from trainable.health import Watch
-from trainable.history import Row
+from trainable.health import HealthMonitor
+from trainable.metrics_file import Row
 from trainable.task import Data
 
 pytestmark = pytest.mark.seeds("S22")
@@ -151,7 +151,7 @@ def _row(step, **metrics):
 
 
 def test_watch_sees_what_rows_tell():
-    watch = Watch()
+    watch = HealthMonitor()
     for step in range(1, 31):
         watch.see(_row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1), 0.1 / step)
     watch.see(_row(31, val__loss=math.nan))
@@ -160,7 +160,7 @@ def test_watch_sees_what_rows_tell():
 
 
 def test_watch_compares_epochs():
-    watch, step = Watch(), 0
+    watch, step = HealthMonitor(), 0
     for epoch in range(5):
         for _ in range(3):
             step += 1
@@ -171,7 +171,7 @@ def test_watch_compares_epochs():
 
 def test_watch_after_a_crash_says_what_it_would_have_said():
     rows = [_row(step, train__loss=2.0, train__grad_norm=200.0) for step in range(1, 250)]
-    whole, resumed = Watch(), Watch()
+    whole, resumed = HealthMonitor(), HealthMonitor()
     for row in rows:
         whole.see(row)
     resumed.recall(rows[:100])
@@ -211,7 +211,7 @@ def test_memory_that_a_run_keeps_is_noticed_within_three_epochs(tmp_path, opened
 
 
 def test_memory_of_the_process_before_a_crash_does_not_count():
-    watch = Watch()
+    watch = HealthMonitor()
     watch.recall([_row(step, memory__process_mb=100.0 * step) for step in range(1, 30)])
     assert watch.signals() == []
 

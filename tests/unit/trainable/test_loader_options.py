@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainable.config import LoaderConfig
-from trainable.data import LoaderSource, Plan, move
+from trainable.data import LoaderSource, WindowPlan, move
 
 pytestmark = pytest.mark.seeds("S19")
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
@@ -15,7 +15,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 def _loader(device=CPU, **options):
     source = LoaderSource(
         list(range(10)),
-        Plan(10, 4, 4),
+        WindowPlan(10, 4, 4),
         split="train",
         device=device,
         loader=LoaderConfig(**options),

@@ -9,10 +9,10 @@ import os
 import pytest
 import torch
 
+from trainable.custom_loop import Context, CustomLoop
 from trainable.errors import TaskError
-from trainable.history import logged_files, read_logged, read_rows
 from trainable.logged import MAX_NAMES, NOTED, Log, close_run, current_run, log_of, means, run_log
-from trainable.own_loop import Context, OwnLoop
+from trainable.metrics_file import logged_files, read_logged, read_rows
 from trainable.task import Task
 
 
@@ -124,7 +124,7 @@ def test_a_loop_logs_into_its_next_report(tmp_path, configure):
             context.log("aux", torch.tensor(epoch + 1.0))
             yield {"val/loss": 1.0}, {"epoch": epoch}
 
-    with OwnLoop(loop, configure(), tmp_path, device=torch.device("cpu")) as run:
+    with CustomLoop(loop, configure(), tmp_path, device=torch.device("cpu")) as run:
         list(run.events())
     assert [row.metrics["aux"] for row in read_rows(tmp_path)] == [0.5, 1.5, 2.5]
 
@@ -144,7 +144,7 @@ def test_values_under_own_steps_are_kept_apart_and_cut_back_with_the_run(tmp_pat
             yield {"val/loss": 1.0}, {"epoch": epoch}
 
     asked = iter([False, True])
-    with OwnLoop(
+    with CustomLoop(
         loop,
         configure(),
         tmp_path,
@@ -155,7 +155,7 @@ def test_values_under_own_steps_are_kept_apart_and_cut_back_with_the_run(tmp_pat
     assert [row.step for row in reports[1].rows if "inner" in row.metrics] == [12, 13]
     with (tmp_path / "logged.jsonl").open("a") as file:
         file.write('{"step": 3, "own_step": 14, "time": 5, "metrics": {"inner": 2.0}}\n{"st')
-    with OwnLoop(loop, configure(), tmp_path, device=torch.device("cpu")) as run:
+    with CustomLoop(loop, configure(), tmp_path, device=torch.device("cpu")) as run:
         (last,) = run.events()
     found = read_logged(tmp_path)
     assert [row.step for _, row in found if "inner" in row.metrics] == [10, 11, 12, 13, 14, 15]

@@ -26,7 +26,7 @@ from trainable.errors import (
     OutOfMemory,
     TaskError,
 )
-from trainable.history import read_rows
+from trainable.metrics_file import read_rows
 from trainable.task import Data, Task
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sweeps.engine.preflight import Facts
+from sweeps.engine.task_check import TaskFacts
 from trainable.build import open_trainer
 from trainable.config import OptimizerConfig, TrialConfig
+from trainable.inspect_task import examine
 from trainable.optim import state_bytes
-from trainable.preflight import examine
 
 
 @pytest.mark.seeds("S27")
@@ -38,7 +38,7 @@ def test_bytes_told_before_the_run_are_those_that_it_takes(tmp_path, optimizer):
 
 @pytest.mark.seeds("S27")
 def test_they_stand_in_the_first_line_of_what_is_told():
-    facts = Facts(num_parameters=2**20, weight_bytes=4 * 2**20, optimizer_bytes=8 * 2**20)
+    facts = TaskFacts(num_parameters=2**20, weight_bytes=4 * 2**20, optimizer_bytes=8 * 2**20)
     assert facts.lines()[0] == (
         "1,048,576 parameters, 16 bytes per parameter (weight 4, gradient 4, optimizer 8); "
         "the optimizer keeps 8 MiB for them"

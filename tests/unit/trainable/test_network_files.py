@@ -9,9 +9,9 @@ import pytest
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
-from trainable.errors import Fenced, StorageError
+from trainable.errors import StorageError, WriterReplaced
 from trainable.files import LocalFiles
-from trainable.history import History, Row
+from trainable.metrics_file import History, Row
 
 
 class Stale(LocalFiles):
@@ -76,7 +76,7 @@ def test_a_file_that_is_still_read_does_not_keep_a_room_from_being_taken_over(
         second = LocalFiles.of(tmp_path)
         second.open()
         assert [path.name for path in second.own.rglob("*") if path.is_file()] == [".nfs00000001"]
-        with pytest.raises(Fenced):
+        with pytest.raises(WriterReplaced):
             first.remove("step-00000001")
     second.close()
     assert list((tmp_path / "checkpoints").iterdir()) == []
@@ -121,7 +121,7 @@ def test_a_stale_handle_says_fenced_to_a_writer_that_was_replaced_and_only_to_it
         _save(_store(tmp_path, files))
     files = Stale.of(tmp_path)
     files.successor = LocalFiles.of(tmp_path)
-    with pytest.raises(Fenced, match="another process has taken over"):
+    with pytest.raises(WriterReplaced, match="another process has taken over"):
         _save(_store(tmp_path, files))
 
 
@@ -138,8 +138,8 @@ def test_so_it_does_to_one_that_writes_its_curve(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match="Stale file handle"):
         history.sync()
     files.close()
-    with pytest.raises(Fenced, match="another process has taken over"):
+    with pytest.raises(WriterReplaced, match="another process has taken over"):
         history.sync()
-    with pytest.raises(Fenced, match="another process has taken over"):
+    with pytest.raises(WriterReplaced, match="another process has taken over"):
         history.close()
     history.close()

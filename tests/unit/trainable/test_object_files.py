@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
-from trainable.errors import Fenced
+from trainable.errors import WriterReplaced
 from trainable.files import MANIFEST, STATE
 from trainable.objects import SCHEME, ObjectFiles
 
@@ -176,7 +176,7 @@ def test_writer_that_was_replaced_is_told_and_commits_nothing(tmp_path):
     stale = _store(bucket, tmp_path)
     _save(stale, 1)
     successor = _store(bucket, tmp_path)
-    with pytest.raises(Fenced, match="another process has taken over"):
+    with pytest.raises(WriterReplaced, match="another process has taken over"):
         _save(stale, 2)
     _save(successor, 3)
     assert _steps(bucket, tmp_path) == [1, 3]
@@ -201,7 +201,7 @@ def test_upload_of_a_writer_that_was_replaced_changes_no_committed_generation(tm
         told.append(_save(_store(bucket, tmp_path), 2, whose=1.0))
 
     stale = _stale_writer(bucket, tmp_path, 0, replace)
-    with pytest.raises(Fenced):
+    with pytest.raises(WriterReplaced):
         _save(stale, 2)
     again = _store(bucket, tmp_path)
     assert again.load(told[0])["whose"] == again.resume()["whose"] == 1.0
@@ -298,7 +298,7 @@ def test_generations_of_a_writer_that_came_while_another_opened_stay(tmp_path, a
             successor.close()
 
     bucket.num_requests, bucket.wait_at, bucket.meanwhile = 0, at, overtake
-    with contextlib.nullcontext() if at == 0 else pytest.raises(Fenced):
+    with contextlib.nullcontext() if at == 0 else pytest.raises(WriterReplaced):
         assert _store(bucket, tmp_path).resume()["step"] == 3
     again = _store(bucket, tmp_path)
     assert again.resume()["step"] == 3

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from trainable.config import TrainConfig, TrialConfig
-from trainable.data import Plan
-from trainable.history import read_rows
+from trainable.data import WindowPlan
 from trainable.memory import finer_accumulation, is_out_of_memory
+from trainable.metrics_file import read_rows
 from trainable.ray_adapter import TuneTrial
 from trainable.task import Data, Task
 
@@ -116,7 +116,7 @@ def test_it_goes_on_from_the_newest_checkpoint(
     seen.clear()
     results = _run(trial)
     assert [r["accumulation"] for r in results] == [2]
-    order = Plan(SAMPLES, BATCH, BATCH, seed=0).order(1).tolist()
+    order = WindowPlan(SAMPLES, BATCH, BATCH, seed=0).order(1).tolist()
     assert [sample for part in seen[1:] for sample in part] == order
     assert "from step 3 with 2" in (tmp_path / "trial.log").read_text()
 

@@ -21,8 +21,8 @@ from trainable.optim import build_optimizer
 from trainable.precision import Precision, resolve_precision
 from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, isolated_host_randomness, set_determinism, set_seed
-from trainable.state import TrainState
 from trainable.task import decay_groups
+from trainable.train_state import TrainState
 
 CPU = torch.device("cpu")
 
@@ -434,7 +434,7 @@ HEAVY = "[m for m in ('torch', 'ray', 'numpy', 'sklearn', 'mlflow') if m in sys.
     "statement",
     [
         "import trainable",
-        "import trainable.config, trainable.errors, trainable.seeding, trainable.history",
+        "import trainable.config, trainable.errors, trainable.seeding, trainable.metrics_file",
         "from trainable import TrialConfig, Row, read_rows",
     ],
 )

@@ -25,8 +25,8 @@ from torch.utils.data import TensorDataset, default_collate
 from tests.chaos.runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
+from trainable.custom_loop import Context
 from trainable.files import LocalFiles
-from trainable.own_loop import Context
 from trainable.ray_adapter import TuneTrial
 from trainable.task import Data, Task
 

@@ -17,8 +17,8 @@ from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError
 from trainable.files import LocalFiles
-from trainable.history import History, read_resumptions, read_rows
-from trainable.preflight import examine
+from trainable.inspect_task import examine
+from trainable.metrics_file import History, read_resumptions, read_rows
 
 WARMUP = {"name": "cosine", "warmup": 6}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainable.data import Plan
+from trainable.data import WindowPlan
 
 EPOCHS, SAMPLES, BATCH = 13, 43, 12  # four windows an epoch, the last of 7 samples; 52 steps
 LR, DECAY, BETA1, BETA2, EPS, WARMUP = 0.02, 0.1, 0.9, 0.999, 1e-8, 5
@@ -52,7 +52,7 @@ def _reference(weights, inputs, targets, seed, max_norm, value):
     total = EPOCHS * math.ceil(SAMPLES / BATCH)
     losses, norms, bit, step = [], [], [], 0
     for epoch in range(EPOCHS):
-        order = Plan(SAMPLES, BATCH, BATCH, seed=seed).order(epoch).numpy()
+        order = WindowPlan(SAMPLES, BATCH, BATCH, seed=seed).order(epoch).numpy()
         for start in range(0, SAMPLES, BATCH):
             index = order[start : start + BATCH]
             loss, gradient = _gradient(weights, inputs[index], targets[index])

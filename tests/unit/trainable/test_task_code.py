@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from trainable.config import LoaderConfig
-from trainable.data import LoaderSource, Plan
+from trainable.data import LoaderSource, WindowPlan
 from trainable.errors import TaskError
 from trainable.task import Data
 from trainable.task_code import task_code
@@ -55,7 +55,7 @@ def test_an_epoch_that_ends_early_is_an_error_of_the_task(error, workers, where)
     at = 30 if where == "dataset" else None
     source = LoaderSource(
         Raising(error, at=at),
-        Plan(43, 12, 12, shuffle=False),
+        WindowPlan(43, 12, 12, shuffle=False),
         split="train",
         device=torch.device("cpu"),
         loader=LoaderConfig(num_workers=workers),
@@ -85,7 +85,7 @@ def test_a_data_set_that_ends_fails_the_run(split, tmp_path, opened, configure, 
 def test_a_loader_that_ends_by_itself_is_noticed():
     source = LoaderSource(
         Raising(None, at=None),
-        Plan(43, 12, 12),
+        WindowPlan(43, 12, 12),
         split="val",
         device=torch.device("cpu"),
         loader=LoaderConfig(),

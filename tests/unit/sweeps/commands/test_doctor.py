@@ -19,15 +19,15 @@ from optuna.samplers import RandomSampler
 
 from sweeps.commands import doctor
 from sweeps.commands.doctor import Finding, clear_left_overs, examine, probe_writable, sweeps_off
-from sweeps.engine.orphans import TOKEN_VARIABLE
+from sweeps.config.revisions import write_spec
+from sweeps.config.spec import parse_spec
+from sweeps.engine.process_cleanup import TOKEN_VARIABLE
 from sweeps.engine.resources import Gpu, Machine
-from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import Ledger
-from sweeps.lock import SweepLock
-from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import parse_spec
-from tests.asking import ask
-from tests.unit.sweeps.made_sweep import MadeSweep
+from sweeps.paths import SweepPaths
+from sweeps.sweep_lock import SweepLock
+from tests.make_trials import ask
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 GIB = 1024**3
 Usage = namedtuple("Usage", ["total", "used", "free"])
@@ -152,7 +152,7 @@ def test_an_address_that_mlflow_reads_and_sweeps_do_not(
 def test_what_a_dead_driver_left_is_cleared_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeps.engine.orphans._PLACE", tmp_path / "place")
+    monkeypatch.setattr("sweeps.engine.process_cleanup._PLACE", tmp_path / "place")
     token = uuid.uuid4().hex
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits/sweep.yaml").touch()

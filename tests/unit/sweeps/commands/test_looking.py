@@ -17,11 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.ledger import database
+from sweeps.ledger import postgres
 from sweeps.results.plain_console import PlainConsole
-from sweeps.results.sweep_view import SweepView
-from sweeps.results.tables import watch
-from tests.unit.sweeps.made_sweep import MadeSweep
+from sweeps.results.render import watch
+from sweeps.results.sweep_status import SweepStatus
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 COMMANDS = [
     ["list"],
@@ -144,7 +144,7 @@ def test_watching_without_a_terminal_tells_what_changes(tmp_path: Path) -> None:
     for ending, running in ((None, True), (None, True), ("complete", False)):
         if not views or ending is not None:
             sweep.add(ending, 0.5)
-        views.append(SweepView(sweep.paths))
+        views.append(SweepStatus(sweep.paths))
         views[-1].running = running
     watch(PlainConsole(file=said), iter(views).__next__, every=0)
     heads = [one for one in said.getvalue().splitlines() if one.startswith("small: ")]
@@ -157,7 +157,7 @@ def test_watching_without_a_terminal_tells_what_changes(tmp_path: Path) -> None:
 def test_a_list_asks_silent_databases_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(database._LIMITS, "connect_timeout", 2)
+    monkeypatch.setitem(postgres._LIMITS, "connect_timeout", 2)
     open_at_the_last: list[bool] = []
 
     def answer(silent: socket.socket) -> None:

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 BAD = {
     "../other/made": "holds a path separator",

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.ledger.ledger import Ledger
-from sweeps.lock import SweepLock
 from sweeps.reconciliation.reconcile import STATUSES
-from tests.unit.sweeps.made_sweep import MadeSweep
+from sweeps.sweep_lock import SweepLock
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox_status import read_outbox
 
 

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.early_stopping.halving import Ladder, bracket_graces, bracket_of, promotable, rungs
+from sweeps.early_stopping.halving import (
+    SuccessiveHalving,
+    bracket_graces,
+    bracket_of,
+    promotable,
+    rungs,
+)
 
 EPOCHS = 9
 VALUES = st.sampled_from([0.1, 0.2, 0.3, 0.4, math.nan, math.inf])
@@ -81,7 +87,9 @@ def test_never_more_than_one_in_reduction_and_never_a_worse_one(
     )
 
 
-LADDER = Ladder(rungs=rungs(1, 2, EPOCHS), minimize=True, awaited=0, reduction=2, epochs=EPOCHS)
+LADDER = SuccessiveHalving(
+    rungs=rungs(1, 2, EPOCHS), minimize=True, awaited=0, reduction=2, epochs=EPOCHS
+)
 """Rungs at 1, 2, 4 and 8 of nine epochs."""
 
 

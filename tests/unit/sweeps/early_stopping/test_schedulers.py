@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
+from sweeps.config.spec import EarlyStoppingConfig, parse_spec
 from sweeps.early_stopping import halving
 from sweeps.early_stopping.halving import bracket_graces, bracket_of, rungs
 from sweeps.early_stopping.median import Medians
-from sweeps.early_stopping.pauses import make_pauses
+from sweeps.early_stopping.pausing_rules import make_pauses
 from sweeps.early_stopping.schedulers import make_scheduler, replay, stopped_trials
-from sweeps.spec.spec import EarlyStoppingConfig, parse_spec
 from trainable.config import BudgetConfig
 
 SPEC = parse_spec("{name: s, task: digits, metric: val/loss, mode: min, trials: 4}", "s.yaml")

@@ -19,15 +19,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sweeps.engine import address, nodes, travel
-from sweeps.engine.address import ClusterRefused, find_address, is_loopback, knock, locate
+from sweeps.config.sections import ResourcesConfig
+from sweeps.engine import cluster_address, code_upload, node_checks
 from sweeps.engine.cluster import Cluster, refusal
-from sweeps.engine.nodes import _make_look, _meeting_place, _unseen, fault_of, machine_of, survey
+from sweeps.engine.cluster_address import ClusterRefused, find_address, is_loopback, knock, locate
+from sweeps.engine.code_upload import pack
+from sweeps.engine.node_checks import (
+    _make_look,
+    _meeting_place,
+    _unseen,
+    fault_of,
+    machine_of,
+    survey,
+)
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
-from sweeps.engine.travel import pack
-from sweeps.layout import SweepPaths
+from sweeps.paths import SweepPaths
 from sweeps.results import messages
-from sweeps.spec.sections import ResourcesConfig
 
 NODE: dict[str, Any] = {
     "NodeManagerHostname": "gpu-3",
@@ -80,13 +87,13 @@ def test_the_address_of_ray_client_is_refused_with_the_right_one() -> None:
 def test_a_head_that_nobody_listens_at_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = f"127.0.0.1:{server.getsockname()[1]}"
-    monkeypatch.setattr(address, "heads_of_local_nodes", lambda: {nobody})
+    monkeypatch.setattr(cluster_address, "heads_of_local_nodes", lambda: {nobody})
     with pytest.raises(ClusterRefused, match=f"nobody answers at {nobody} .*refused"):
         locate(nobody)
 
 
 def test_this_machine_must_be_a_node(listener: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "heads_of_local_nodes", lambda: {"127.0.0.1:1"})
+    monkeypatch.setattr(cluster_address, "heads_of_local_nodes", lambda: {"127.0.0.1:1"})
     with pytest.raises(ClusterRefused, match=f"ray start --address={listener} --num-cpus=0"):
         locate(listener)
 
@@ -95,7 +102,7 @@ def test_auto_takes_the_one_cluster_that_this_machine_belongs_to(
     listener: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads: set[str] = {listener}
-    monkeypatch.setattr(address, "heads_of_local_nodes", lambda: heads)
+    monkeypatch.setattr(cluster_address, "heads_of_local_nodes", lambda: heads)
     assert locate("auto") == listener
     heads.add("10.0.0.9:6379")
     with pytest.raises(ClusterRefused, match=r"a node of several: 10\.0\.0\.9:6379, "):
@@ -138,7 +145,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _sent(luggage: travel.Luggage) -> set[str]:
+def _sent(luggage: code_upload.CodePackage) -> set[str]:
     """What Ray itself puts into its package, of the same directory with the same excludes."""
     from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 
@@ -152,7 +159,7 @@ def _sent(luggage: travel.Luggage) -> set[str]:
 def test_code_travels_without_sweeps_environments_and_large_files(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(travel, "LARGE", 200)
+    monkeypatch.setattr(code_upload, "LARGE", 200)
     luggage = pack(project, project / "runs", ["task"])
     assert luggage is not None
     assert _sent(luggage) == {"task.py", "package/deep/module.py", "data/small.csv", ".gitignore"}
@@ -184,12 +191,12 @@ def test_installed_tasks_need_no_luggage(project: Path) -> None:
 def test_too_much_luggage_is_refused_and_the_largest_named(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(travel, "LIMIT", 300)
+    monkeypatch.setattr(code_upload, "LIMIT", 300)
     with pytest.raises(ClusterRefused) as refused:
         pack(project, project / "runs", ["task"])
     assert "369 B would travel" in str(refused.value)
     assert "the largest are data/ (330 B), package/ (20 B), task.py (10 B)" in str(refused.value)
-    monkeypatch.setattr(travel, "MOST_FILES", 3)
+    monkeypatch.setattr(code_upload, "MOST_FILES", 3)
     with pytest.raises(ClusterRefused, match=r"more than 3 files .* the most are in "):
         pack(project, project / "runs", ["task"])
 
@@ -297,7 +304,7 @@ def test_a_node_says_whether_it_sees_what_was_written(tmp_path: Path) -> None:
 def test_what_a_node_wrote_and_is_not_seen_here_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "_SEEN_SECONDS", 0.2)
+    monkeypatch.setattr(node_checks, "_SEEN_SECONDS", 0.2)
     (tmp_path / "node").write_text("mark")
     assert _unseen(tmp_path / "node", "mark", tmp_path) is None
     said = str(_unseen(tmp_path / "other", "mark", tmp_path))

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeps.config.sections import ResourcesConfig
 from sweeps.engine.resources import (
     Gpu,
     Machine,
-    Plan,
     ResourceError,
+    ResourcePlan,
     StepMemory,
     _cgroup_cpus,
     _cgroup_memory,
@@ -24,7 +25,6 @@ from sweeps.engine.resources import (
     share_of_gpu,
     visible_gpus,
 )
-from sweeps.spec.sections import ResourcesConfig
 from trainable.memory import CONTEXT_BYTES, tensor_fraction
 
 GIB = 1024**3
@@ -41,23 +41,23 @@ def _ask(cpu: float = 1, gpu: float | str = "auto") -> ResourcesConfig:
 @pytest.mark.parametrize(
     ("ask", "trials", "concurrency", "machine", "expected"),
     [
-        (_ask(), 24, None, _machine(8), Plan(1, 0, 8)),
-        (_ask(cpu=3), 24, None, _machine(8), Plan(3, 0, 2)),
-        (_ask(cpu=0.5), 24, None, _machine(8), Plan(0.5, 0, 16)),
-        (_ask(), 3, None, _machine(8), Plan(1, 0, 3)),
-        (_ask(), 24, 2, _machine(8), Plan(1, 0, 2)),
-        (_ask(), 24, None, _machine(8, gpus=1), Plan(1, 0.125, 8)),
-        (_ask(), 24, 3, _machine(8, gpus=1), Plan(1, 0.3333, 3)),
-        (_ask(), 24, 3, _machine(8, gpus=2), Plan(1, 0.5, 3)),
-        (_ask(), 24, None, _machine(4, gpus=8), Plan(1, 1, 4)),
-        (_ask(), 24, None, _machine(8, gpus=1, memory=7), Plan(1, 0.3333, 3)),
-        (_ask(), 24, None, _machine(8, gpus=1, memory=1), Plan(1, 1, 1)),
-        (_ask(gpu=0), 24, None, _machine(8, gpus=1), Plan(1, 0, 8)),
-        (_ask(gpu=0.3), 24, None, _machine(8, gpus=2), Plan(1, 0.3, 6)),
-        (_ask(gpu=0.1), 24, None, _machine(16, gpus=1), Plan(1, 0.1, 10)),
-        (_ask(gpu=2), 24, None, _machine(8, gpus=5), Plan(1, 2, 2)),
-        (_ask(cpu=2), 24, None, [_machine(8), _machine(3)], Plan(2, 0, 5)),
-        (_ask(gpu=1), 24, None, [_machine(8), _machine(2, gpus=4)], Plan(1, 1, 2)),
+        (_ask(), 24, None, _machine(8), ResourcePlan(1, 0, 8)),
+        (_ask(cpu=3), 24, None, _machine(8), ResourcePlan(3, 0, 2)),
+        (_ask(cpu=0.5), 24, None, _machine(8), ResourcePlan(0.5, 0, 16)),
+        (_ask(), 3, None, _machine(8), ResourcePlan(1, 0, 3)),
+        (_ask(), 24, 2, _machine(8), ResourcePlan(1, 0, 2)),
+        (_ask(), 24, None, _machine(8, gpus=1), ResourcePlan(1, 0.125, 8)),
+        (_ask(), 24, 3, _machine(8, gpus=1), ResourcePlan(1, 0.3333, 3)),
+        (_ask(), 24, 3, _machine(8, gpus=2), ResourcePlan(1, 0.5, 3)),
+        (_ask(), 24, None, _machine(4, gpus=8), ResourcePlan(1, 1, 4)),
+        (_ask(), 24, None, _machine(8, gpus=1, memory=7), ResourcePlan(1, 0.3333, 3)),
+        (_ask(), 24, None, _machine(8, gpus=1, memory=1), ResourcePlan(1, 1, 1)),
+        (_ask(gpu=0), 24, None, _machine(8, gpus=1), ResourcePlan(1, 0, 8)),
+        (_ask(gpu=0.3), 24, None, _machine(8, gpus=2), ResourcePlan(1, 0.3, 6)),
+        (_ask(gpu=0.1), 24, None, _machine(16, gpus=1), ResourcePlan(1, 0.1, 10)),
+        (_ask(gpu=2), 24, None, _machine(8, gpus=5), ResourcePlan(1, 2, 2)),
+        (_ask(cpu=2), 24, None, [_machine(8), _machine(3)], ResourcePlan(2, 0, 5)),
+        (_ask(gpu=1), 24, None, [_machine(8), _machine(2, gpus=4)], ResourcePlan(1, 1, 2)),
     ],
 )
 def test_plans(
@@ -65,7 +65,7 @@ def test_plans(
     trials: int,
     concurrency: int | None,
     machine: Machine | list[Machine],
-    expected: Plan,
+    expected: ResourcePlan,
 ) -> None:
     assert plan(ask, trials, concurrency, machine) == expected
 
@@ -173,8 +173,8 @@ def _fitting(share: float) -> int:
 
 
 def test_a_plan_in_words() -> None:
-    assert Plan(1, 0.25, 4).describe() == "4 trials at a time, each with 1 CPU, 0.25 GPU"
-    assert Plan(2, 0, 1).describe() == "1 trial at a time, each with 2 CPUs"
+    assert ResourcePlan(1, 0.25, 4).describe() == "4 trials at a time, each with 1 CPU, 0.25 GPU"
+    assert ResourcePlan(2, 0, 1).describe() == "1 trial at a time, each with 2 CPUs"
     measured = plan(_ask(), 4, None, _machine(8, gpus=1), _step(8.5))
     assert measured.describe() == (
         "4 trials at a time, each with 1 CPU, 0.25 GPU: one step took 9 GiB of 80 GiB"

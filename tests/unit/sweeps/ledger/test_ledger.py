@@ -17,14 +17,14 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import RandomSampler
 from optuna.storages import RDBStorage
 
-from sweeps.layout import LedgerBusy, LedgerError
-from sweeps.ledger.file import LedgerFile
 from sweeps.ledger.ledger import SIGNALS, Ledger, TrialRecord
-from sweeps.ledger.place import Place
-from sweeps.ledger.storage import EditableStorage
-from sweeps.ledger.view import LedgerView, Mutation, TrialSummary
-from tests.asking import ask, proposal
+from sweeps.ledger.location import LedgerLocation
+from sweeps.ledger.reader import LedgerReader, PbtPerturbation, TrialSummary
+from sweeps.ledger.sqlite import LedgerFile
+from sweeps.ledger.storage import EditableRDBStorage
+from sweeps.paths import LedgerBusy, LedgerError
 from tests.ledgers import held_place
+from tests.make_trials import ask, proposal
 
 SPACE = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -43,7 +43,7 @@ def in_file(path: Path) -> Ledger:
 
 
 @pytest.fixture(params=["file", "database"])
-def place(path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+def place(path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerLocation]:
     """Where a ledger may lie; a database is one for all tests, with other sweeps in it."""
     if request.param == "file":
         yield LedgerFile(path)
@@ -53,7 +53,7 @@ def place(path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 @pytest.fixture
-def ledger(place: Place) -> Ledger:
+def ledger(place: LedgerLocation) -> Ledger:
     return Ledger.create(place, mode="min", sweep_id="s1")
 
 
@@ -62,7 +62,7 @@ def _ask(ledger: Ledger, seed: int = 0) -> int:
 
 
 def test_trials_are_numbered_in_order_and_keep_their_parameters(
-    ledger: Ledger, place: Place
+    ledger: Ledger, place: LedgerLocation
 ) -> None:
     first = ask(ledger, SPACE, RandomSampler(seed=1))
     second = ask(ledger, SPACE, RandomSampler(seed=2))
@@ -107,7 +107,7 @@ def test_signals_are_the_last_that_were_noted(in_file: Ledger) -> None:
 
 
 def test_what_a_population_decides_is_kept_with_what_each_member_began_with(
-    ledger: Ledger, place: Place
+    ledger: Ledger, place: LedgerLocation
 ) -> None:
     first, second = (_ask(ledger, seed) for seed in (0, 1))
     began = ledger.trial(first).params
@@ -116,9 +116,9 @@ def test_what_a_population_decides_is_kept_with_what_each_member_began_with(
         for number in (first, second):
             ledger.report(number, epoch=epoch, step=epoch, value=1.0 / epoch)
         changed = {**began, "train.optimizer.lr": 0.01 * epoch}
-        ledger.mutate(epoch, {first: Mutation(epoch, second, changed)})
+        ledger.mutate(epoch, {first: PbtPerturbation(epoch, second, changed)})
     assert Ledger.open(place).generation == 2
-    for record in (Ledger.open(place).trial(first), LedgerView(place).trials[first]):
+    for record in (Ledger.open(place).trial(first), LedgerReader(place).trials[first]):
         assert (record.suggested, record.params) == (began, changed)
         assert [(one.epoch, one.donor) for one in record.lineage] == [(1, second), (2, second)]
         assert record.best_params == record.lineage[0].params
@@ -171,7 +171,7 @@ def test_best_follows_the_mode(path: Path) -> None:
 @pytest.mark.parametrize(("mode", "infinite"), [("max", math.inf), ("min", -math.inf)])
 @pytest.mark.parametrize("ending", [None, "complete", "pruned"])
 def test_infinity_is_a_report_and_never_the_best(
-    place: Place, mode: Any, infinite: float, ending: Any
+    place: LedgerLocation, mode: Any, infinite: float, ending: Any
 ) -> None:
     ledger = Ledger.create(place, mode=mode, sweep_id="s1")
     nothing_else, number = _ask(ledger), _ask(ledger)
@@ -180,14 +180,14 @@ def test_infinity_is_a_report_and_never_the_best(
         ledger.report(number, epoch=epoch, step=10 * epoch, value=value)
     if ending is not None:
         ledger.finish(number, ending)
-    for record in (ledger.trial(number), LedgerView(place).trials[number]):
+    for record in (ledger.trial(number), LedgerReader(place).trials[number]):
         assert (record.value, record.best_epoch, record.best_step) == (0.5, 1, 10)
-    for record in (ledger.trial(nothing_else), LedgerView(place).trials[nothing_else]):
+    for record in (ledger.trial(nothing_else), LedgerReader(place).trials[nothing_else]):
         assert (record.value, record.best_step) == (None, None)
     assert ledger.trial(number).reports == {1: 0.5, 2: infinite, 3: 0.5}
 
 
-def test_attempts_are_counted_over_reopening(ledger: Ledger, place: Place) -> None:
+def test_attempts_are_counted_over_reopening(ledger: Ledger, place: LedgerLocation) -> None:
     number = _ask(ledger)
     assert ledger.start(number) == 1
     again = Ledger.open(place)
@@ -208,7 +208,7 @@ def test_what_a_trial_lacks_is_stored_beside_what_it_has(in_file: Ledger, path: 
 
 
 def test_a_parameter_may_change_its_kind_and_its_choices_from_trial_to_trial(
-    ledger: Ledger, place: Place
+    ledger: Ledger, place: LedgerLocation
 ) -> None:
     spaces = [
         {"task.x": CategoricalDistribution(("a", "b"))},
@@ -218,13 +218,13 @@ def test_a_parameter_may_change_its_kind_and_its_choices_from_trial_to_trial(
     ]
     asked = [ask(ledger, space, RandomSampler(seed=1)).params for space in spaces]
     assert [trial.params for trial in Ledger.open(place).trials()] == asked
-    assert [trial.params for trial in LedgerView(place).trials] == asked
+    assert [trial.params for trial in LedgerReader(place).trials] == asked
     stored = [trial.distributions for trial in ledger.frozen_trials()]
     assert stored == spaces
 
 
 def test_what_its_writer_remembers_of_an_open_trial_is_what_is_stored(
-    ledger: Ledger, place: Place, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, place: LedgerLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
     read = RDBStorage.get_trial
@@ -235,7 +235,7 @@ def test_what_its_writer_remembers_of_an_open_trial_is_what_is_stored(
         return read(self, trial_id)
 
     monkeypatch.setattr(RDBStorage, "get_trial", counted)
-    lost = Mutation(2, 0, {"train.optimizer.lr": 0.1})
+    lost = PbtPerturbation(2, 0, {"train.optimizer.lr": 0.1})
     steps: list[Callable[[], object]] = [
         lambda: _ask(ledger),
         lambda: _ask(ledger),
@@ -272,7 +272,7 @@ class Died(BaseException):
 
 def _die_after(monkeypatch: pytest.MonkeyPatch, write: str, count: int) -> None:
     """Let the process die right after one of the writes of a transaction."""
-    real, done = getattr(EditableStorage, write), 0
+    real, done = getattr(EditableRDBStorage, write), 0
 
     def dying(*args: Any, **kwargs: Any) -> Any:
         nonlocal done
@@ -282,7 +282,7 @@ def _die_after(monkeypatch: pytest.MonkeyPatch, write: str, count: int) -> None:
             raise Died
         return stored
 
-    monkeypatch.setattr(EditableStorage, write, dying)
+    monkeypatch.setattr(EditableRDBStorage, write, dying)
 
 
 def _report(ledger: Ledger) -> object:
@@ -308,7 +308,7 @@ def _complete(ledger: Ledger) -> object:
     ],
 )
 def test_a_death_among_the_writes_of_one_thing_leaves_none_of_them(
-    ledger: Ledger, place: Place, do: Callable[[Ledger], object], write: str, count: int
+    ledger: Ledger, place: LedgerLocation, do: Callable[[Ledger], object], write: str, count: int
 ) -> None:
     _ask(ledger)
     ledger.report(0, epoch=1, step=10, value=0.5)
@@ -335,7 +335,7 @@ def test_the_disk_is_waited_for_once(in_file: Ledger, do: Callable[[Ledger], obj
     assert sum(statement.startswith(("INSERT", "UPDATE")) for statement in said) >= 2
 
 
-def test_creating_twice_is_refused(ledger: Ledger, place: Place) -> None:
+def test_creating_twice_is_refused(ledger: Ledger, place: LedgerLocation) -> None:
     del ledger
     with pytest.raises(LedgerError, match="already holds a ledger"):
         Ledger.create(place, mode="min", sweep_id="s2")
@@ -395,7 +395,7 @@ def _read(path: Path) -> list[TrialRecord] | LedgerError:
 
 def _look(path: Path) -> list[TrialSummary] | LedgerError:
     try:
-        return LedgerView(path).trials
+        return LedgerReader(path).trials
     except LedgerError as error:
         return error
 
@@ -428,7 +428,7 @@ def test_a_locked_ledger_is_waited_for_within_a_bound(
     in_file: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = _ask(in_file)
-    monkeypatch.setattr("sweeps.ledger.file.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("sweeps.ledger.sqlite.WAIT_SECONDS", 0.1)
     patient = Ledger.open(path)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -436,7 +436,7 @@ def test_a_locked_ledger_is_waited_for_within_a_bound(
             lambda: patient.report(number, epoch=1, step=1, value=0.5),
             lambda: patient.finish(number, "complete"),
             lambda: Ledger.open(path),
-            lambda: LedgerView(path),
+            lambda: LedgerReader(path),
         ):
             with pytest.raises(LedgerBusy, match=r"another process has held .*ledger\.db for"):
                 use()

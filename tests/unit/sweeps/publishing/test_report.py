@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from optuna import Study, visualization
 
+from sweeps.config.revisions import write_spec
+from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.early_stopping.halving import bracket_of
-from sweeps.ledger.view import TrialSummary
+from sweeps.ledger.reader import TrialSummary
 from sweeps.publishing import report_figures
 from sweeps.publishing.report import write_report
-from sweeps.publishing.report_basis import basis
 from sweeps.publishing.report_figures import thinned
-from sweeps.publishing.report_page import Section, page, table
+from sweeps.publishing.report_page import PageSection, page, table
+from sweeps.publishing.report_selection import basis
 from sweeps.publishing.report_survival import rungs, survival
-from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.specs import with_overrides
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 EARLY = "early_stopping: {scheduler: asha, grace_epochs: 2, reduction: 3}"
 MEDIAN = "early_stopping: {scheduler: median, grace_epochs: 2}"
@@ -234,7 +234,7 @@ class _Requests(HTMLParser):
 
 def test_the_page_loads_nothing_from_anywhere_and_shows_text_as_text() -> None:
     evil = "<img src=http://example.com/x>"
-    text = page(evil, [evil], [Section(evil, evil, table([evil], [[evil]]))])
+    text = page(evil, [evil], [PageSection(evil, evil, table([evil], [[evil]]))])
     seen = _Requests()
     shown = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     seen.feed(shown)

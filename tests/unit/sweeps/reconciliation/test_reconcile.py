@@ -17,42 +17,42 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
 from sweeps.commands.sync import tell_who_is_interrupted
+from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.early_stopping.schedulers import make_scheduler, stopped_trials
-from sweeps.layout import TRIAL_CONFIG, LedgerError, SweepPaths
 from sweeps.ledger.ledger import Ledger, TrialRecord
-from sweeps.ledger.view import Mutation
-from sweeps.reconciliation.corrections import StrangerInTheWay, apply, tell
-from sweeps.reconciliation.facts import gather
+from sweeps.ledger.reader import PbtPerturbation
+from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
+from sweeps.reconciliation.collect_state import gather
 from sweeps.reconciliation.reconcile import (
     Correction,
-    Ended,
-    Facts,
-    Gap,
-    Interrupted,
-    LeftOpen,
-    Logged,
-    Report,
-    Reported,
-    Stranger,
-    Suggested,
-    Told,
-    TrialFacts,
-    Uncounted,
-    Unopened,
+    MissingMetrics,
+    MissingParams,
+    MissingReport,
+    MissingRun,
+    MissingTrials,
+    OrphanedRun,
+    SavedReport,
+    StaleRunStatus,
+    StaleWriter,
+    SweepState,
+    TrialState,
+    UncountedAttempt,
+    UnknownDirectory,
+    UnrecordedEnd,
     reconcile,
 )
-from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
-from tests.asking import ask
+from sweeps.reconciliation.repairs import UnknownDirectoryInTheWay, apply, tell
 from tests.curves import append_rows
-from tests.saving import commit
+from tests.fake_checkpoints import commit
+from tests.make_trials import ask
 from tests.specs import with_overrides
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
 from trainable.files import LocalFiles
-from trainable.history import CurveDamaged, Row, read_rows
 from trainable.manifest import STATE
+from trainable.metrics_file import CurveDamaged, Row, read_rows
 
 SPEC = """
 name: quad
@@ -68,7 +68,7 @@ early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
 PARAMS = {"train.optimizer.lr": 0.01}
 OPEN = TrialRecord(number=0, state="running", params=PARAMS, reports={1: 0.5}, value=0.5)
 ROWS = (Row(10, 5, {"val/loss": 0.5}), Row(12, 7, {}))
-CURVE = (Report(1, 10, 0.5), Report(2, 20, 0.4))
+CURVE = (SavedReport(1, 10, 0.5), SavedReport(2, 20, 0.4))
 
 
 @pytest.fixture
@@ -88,122 +88,122 @@ def ledger(paths: SweepPaths) -> Ledger:
     return Ledger.create(paths.ledger, mode="min", sweep_id="s")
 
 
-def _facts(*trials: TrialFacts, **more: Any) -> Facts:
-    return Facts(trials, parameters=frozenset(PARAMS), awaited=4, **more)
+def _facts(*trials: TrialState, **more: Any) -> SweepState:
+    return SweepState(trials, parameters=frozenset(PARAMS), awaited=4, **more)
 
 
 @pytest.mark.parametrize(
     ("trial", "expected"),
     [
-        pytest.param(TrialFacts(OPEN), [], id="nothing is known elsewhere"),
-        pytest.param(TrialFacts(OPEN, told="INTERRUPTED"), [], id="interrupted and known to be"),
+        pytest.param(TrialState(OPEN), [], id="nothing is known elsewhere"),
+        pytest.param(TrialState(OPEN, told="INTERRUPTED"), [], id="interrupted and known to be"),
         pytest.param(
-            TrialFacts(OPEN, CURVE), [Reported(0, CURVE[1])], id="the ledger lacks a report"
+            TrialState(OPEN, CURVE), [MissingReport(0, CURVE[1])], id="the ledger lacks a report"
         ),
         pytest.param(
-            TrialFacts(OPEN, CURVE, told="RUNNING", rows=ROWS, unlogged=True),
-            [Reported(0, CURVE[1]), Logged(0, ROWS), Interrupted(0, 7)],
+            TrialState(OPEN, CURVE, told="RUNNING", rows=ROWS, unlogged=True),
+            [MissingReport(0, CURVE[1]), MissingMetrics(0, ROWS), OrphanedRun(0, 7)],
             id="killed between store and ledger",
         ),
         pytest.param(
-            TrialFacts(OPEN, CURVE, trained=True, told="RUNNING"),
-            [Reported(0, CURVE[1]), Ended(0, "complete")],
+            TrialState(OPEN, CURVE, trained=True, told="RUNNING"),
+            [MissingReport(0, CURVE[1]), UnrecordedEnd(0, "complete")],
             id="killed between the last commit and its report",
         ),
         pytest.param(
-            TrialFacts(OPEN, CURVE[:1], trained=True, left_open=True, told="RUNNING"),
-            [LeftOpen(0), Ended(0, "complete")],
+            TrialState(OPEN, CURVE[:1], trained=True, left_open=True, told="RUNNING"),
+            [StaleWriter(0), UnrecordedEnd(0, "complete")],
             id="killed before it closed its checkpoints, and trained to its end",
         ),
         pytest.param(
-            TrialFacts(OPEN, CURVE[:1], left_open=True, told="INTERRUPTED"),
+            TrialState(OPEN, CURVE[:1], left_open=True, told="INTERRUPTED"),
             [],
             id="killed before it closed its checkpoints, which somebody will",
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, state="pruned"), told="KILLED", left_open=True),
-            [LeftOpen(0)],
+            TrialState(replace(OPEN, state="pruned"), told="KILLED", left_open=True),
+            [StaleWriter(0)],
             id="killed before it closed its checkpoints, and stopped for good",
         ),
         pytest.param(
-            TrialFacts(OPEN, CURVE[:1], trained=True, rows=ROWS, unlogged=True),
-            [Unopened(0, 5), Logged(0, ROWS), Ended(0, "complete")],
+            TrialState(OPEN, CURVE[:1], trained=True, rows=ROWS, unlogged=True),
+            [MissingRun(0, 5), MissingMetrics(0, ROWS), UnrecordedEnd(0, "complete")],
             id="trained to its end, and the outbox is lost",
         ),
         pytest.param(
-            TrialFacts(OPEN, CURVE[:1], stopped=True, told="RUNNING"),
-            [Ended(0, "pruned")],
+            TrialState(OPEN, CURVE[:1], stopped=True, told="RUNNING"),
+            [UnrecordedEnd(0, "pruned")],
             id="killed between a report and the verdict on it",
         ),
         pytest.param(
-            TrialFacts(OPEN, CURVE[:1], rows=ROWS, unlogged=True),
-            [Unopened(0, 5), Logged(0, ROWS), Interrupted(0, 7)],
+            TrialState(OPEN, CURVE[:1], rows=ROWS, unlogged=True),
+            [MissingRun(0, 5), MissingMetrics(0, ROWS), OrphanedRun(0, 7)],
             id="the outbox is lost in the middle of a trial",
         ),
         pytest.param(
-            TrialFacts(OPEN, CURVE[:1], stopped=True, went_on=True, told="RUNNING"),
-            [Interrupted(0)],
+            TrialState(OPEN, CURVE[:1], stopped=True, went_on=True, told="RUNNING"),
+            [OrphanedRun(0)],
             id="killed after the verdict, which was to go on",
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, params={}, reports={})),
-            [Suggested(0)],
+            TrialState(replace(OPEN, params={}, reports={})),
+            [MissingParams(0)],
             id="killed while parameters were stored",
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, params={}, reports={}), begun=True),
-            [Uncounted(0)],
+            TrialState(replace(OPEN, params={}, reports={}), begun=True),
+            [UncountedAttempt(0)],
             id="killed before its attempt was counted; the space was edited since",
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, state="complete"), told="FINISHED"), [], id="all is well"
+            TrialState(replace(OPEN, state="complete"), told="FINISHED"), [], id="all is well"
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, state="complete"), told="RUNNING"),
-            [Told(0, "FINISHED", ())],
+            TrialState(replace(OPEN, state="complete"), told="RUNNING"),
+            [StaleRunStatus(0, "FINISHED", ())],
             id="complete and not told",
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, state="pruned"), rows=ROWS),
-            [Unopened(0, 5), Told(0, "KILLED", ROWS)],
+            TrialState(replace(OPEN, state="pruned"), rows=ROWS),
+            [MissingRun(0, 5), StaleRunStatus(0, "KILLED", ROWS)],
             id="the outbox is lost",
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, state="failed", ended_at=datetime.fromtimestamp(9))),
-            [Unopened(0, 9000), Told(0, "FAILED", ())],
+            TrialState(replace(OPEN, state="failed", ended_at=datetime.fromtimestamp(9))),
+            [MissingRun(0, 9000), StaleRunStatus(0, "FAILED", ())],
             id="failed before it trained, and the outbox is lost",
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, state="pruned"), rows=ROWS, told="INTERRUPTED"),
-            [Told(0, "KILLED", ROWS)],
+            TrialState(replace(OPEN, state="pruned"), rows=ROWS, told="INTERRUPTED"),
+            [StaleRunStatus(0, "KILLED", ROWS)],
             id="interrupted, gone on and pruned, and all since the interruption is lost",
         ),
         pytest.param(
-            TrialFacts(replace(OPEN, state="failed"), told="RUNNING"),
-            [Told(0, "FAILED", ())],
+            TrialState(replace(OPEN, state="failed"), told="RUNNING"),
+            [StaleRunStatus(0, "FAILED", ())],
             id="failed and not told",
         ),
     ],
 )
 def test_facts_of_a_trial_ask_for_corrections(
-    trial: TrialFacts, expected: list[Correction]
+    trial: TrialState, expected: list[Correction]
 ) -> None:
     assert reconcile(_facts(trial)) == expected
     assert reconcile(_facts(trial, live=True)) == [], "a live driver puts its own trials right"
 
 
 def test_directories_without_a_trial_are_named_and_only_those_in_the_way_forbid() -> None:
-    facts = _facts(TrialFacts(OPEN, told="KILLED"), strangers=["0002", "0009", "notes"])
+    facts = _facts(TrialState(OPEN, told="KILLED"), strangers=["0002", "0009", "notes"])
     assert reconcile(facts) == [
-        Stranger("0002", in_the_way=True),
-        Stranger("0009", in_the_way=False),
-        Stranger("notes", in_the_way=False),
+        UnknownDirectory("0002", in_the_way=True),
+        UnknownDirectory("0009", in_the_way=False),
+        UnknownDirectory("notes", in_the_way=False),
     ]
 
 
 def test_a_ledger_with_gaps_is_told_before_all_else() -> None:
-    third = TrialFacts(replace(OPEN, number=3))
-    assert reconcile(_facts(TrialFacts(OPEN), third)) == [Gap((1, 2))]
+    third = TrialState(replace(OPEN, number=3))
+    assert reconcile(_facts(TrialState(OPEN), third)) == [MissingTrials((1, 2))]
 
 
 class Sweep:
@@ -303,9 +303,9 @@ def test_a_run_that_is_told_again_says_nothing_of_a_change_that_was_never_traine
     record, changed = sweep.ledger.trial(number), {"train.optimizer.lr": 0.09}
     record = replace(
         record, reports={1: 0.5}, epoch=1, step=2, suggested=record.params,
-        params=changed, lineage=(Mutation(1, 3, changed),),
+        params=changed, lineage=(PbtPerturbation(1, 3, changed),),
     )  # fmt: skip
-    tell(Unopened(number), sweep.paths, sweep.spec, record, sweep.recorder)
+    tell(MissingRun(number), sweep.paths, sweep.spec, record, sweep.recorder)
     run = sweep.recorder.runs[number]
     assert "gradsweep.lineage" not in run.tags
     assert float(run.params["space.train.optimizer.lr"]) == record.suggested["train.optimizer.lr"]
@@ -436,7 +436,10 @@ def test_a_trial_whose_run_was_lost_while_it_went_on_is_told_again_once(sweep: S
     for epoch in (1, 2, 3, 4):
         sweep.ledger.report(number, epoch=epoch, step=2 * epoch, value=0.5 - epoch / 10)
     sweep.ledger.finish(number, "complete")
-    assert sweep.corrections() == [Unopened(number, 0), Told(number, "FINISHED", tuple(rows))]
+    assert sweep.corrections() == [
+        MissingRun(number, 0),
+        StaleRunStatus(number, "FINISHED", tuple(rows)),
+    ]
     tell_who_is_interrupted(sweep.paths, sweep.spec)
     assert sweep.corrections() == []
     assert not read_outbox(sweep.paths.outbox).lacks(number, rows)
@@ -447,7 +450,7 @@ def test_a_run_that_a_dead_driver_left_running_is_killed(sweep: Sweep) -> None:
     outbox = Outbox(sweep.paths.outbox)
     outbox.append(number, "start", {"params": {}, "tags": {}, "time": 0})
     outbox.close()
-    assert sweep.corrections() == [Interrupted(number)]
+    assert sweep.corrections() == [OrphanedRun(number)]
     sweep.apply()
     run = sweep.recorder.runs[number]
     assert (run.status, run.tags["stopped_by"]) == ("KILLED", "interrupt")
@@ -485,9 +488,9 @@ def test_what_a_killed_worker_wrote_with_is_removed_when_its_trial_has_ended(
     sweep.apply()
     assert not LocalFiles.of(sweep.paths.trial(done)).has_writer()
     assert LocalFiles.of(sweep.paths.trial(going_on)).has_writer()
-    assert not [c for c in sweep.corrections() if isinstance(c, LeftOpen)]
+    assert not [c for c in sweep.corrections() if isinstance(c, StaleWriter)]
     LocalFiles.of(sweep.paths.trial(done)).open()  # killed only after the driver noted its end
-    assert [c for c in sweep.corrections() if isinstance(c, LeftOpen)] == [LeftOpen(done)]
+    assert [c for c in sweep.corrections() if isinstance(c, StaleWriter)] == [StaleWriter(done)]
 
 
 def test_incomplete_parameters_are_completed(sweep: Sweep) -> None:
@@ -495,7 +498,7 @@ def test_incomplete_parameters_are_completed(sweep: Sweep) -> None:
 
     optuna.load_study(storage=f"sqlite:///{sweep.paths.ledger}", study_name="sweep").ask()
     sweep.ledger = Ledger.open(sweep.paths.ledger)
-    assert sweep.corrections() == [Suggested(0)]
+    assert sweep.corrections() == [MissingParams(0)]
     sweep.apply()
     assert sweep.ledger.trial(0).params.keys() == PARAMS.keys()
     assert sweep.corrections() == []
@@ -512,7 +515,7 @@ def test_a_trial_that_began_before_its_attempt_was_counted_keeps_its_parameters(
     (sweep.paths.trial(0) / TRIAL_CONFIG).touch()
     assert sweep.ledger.trial(0).attempts == 0
     corrections = sweep.corrections()
-    assert corrections == [Uncounted(0)]
+    assert corrections == [UncountedAttempt(0)]
     for _ in range(2):
         apply(corrections, sweep.paths, sweep.spec, sweep.ledger, sweep.recorder)
         assert sweep.ledger.trial(0).attempts == 1
@@ -527,16 +530,18 @@ def test_a_strange_directory_is_left_alone_and_refused_where_a_trial_is_to_come(
     sweep.apply()
     assert sweep.warnings == ["trials/0007 belongs to no trial of the ledger; it is left alone"]
     sweep.train(1, [0.1])
-    with pytest.raises(StrangerInTheWay, match=r"trials/0001 belongs to no trial .* move it away"):
+    with pytest.raises(
+        UnknownDirectoryInTheWay, match=r"trials/0001 belongs to no trial .* move it away"
+    ):
         sweep.apply()
     assert (sweep.paths.trial(1) / "metrics.jsonl").exists()
 
 
 def test_a_gap_stops_everything_before_anything_is_written(sweep: Sweep) -> None:
-    facts = _facts(TrialFacts(replace(OPEN, number=1), told="RUNNING"))
+    facts = _facts(TrialState(replace(OPEN, number=1), told="RUNNING"))
     with pytest.raises(LedgerError, match=r"ledger\.db is not whole: the ledger has no trial 0"):
         apply(
-            [*reconcile(facts), Interrupted(1)], sweep.paths, sweep.spec, sweep.ledger,
+            [*reconcile(facts), OrphanedRun(1)], sweep.paths, sweep.spec, sweep.ledger,
             sweep.recorder,
         )  # fmt: skip
     assert list(sweep.recorder.runs) == [None]
@@ -553,7 +558,7 @@ def test_a_damaged_curve_is_named(sweep: Sweep) -> None:
 
 def test_facts_need_neither_torch_nor_ray() -> None:
     program = (
-        "import sys, sweeps.reconciliation.facts, sweeps.reconciliation.reconcile; "
+        "import sys, sweeps.reconciliation.collect_state, sweeps.reconciliation.reconcile; "
         "sys.exit(str({'torch', 'ray', 'mlflow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

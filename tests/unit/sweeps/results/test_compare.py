@@ -10,26 +10,26 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from rich.console import Console
 
-from sweeps.formats import format_number
-from sweeps.layout import TRIAL_CONFIG
+from sweeps.config.revisions import write_spec
+from sweeps.config.spec import trial_yaml
+from sweeps.formatting import format_number
+from sweeps.paths import TRIAL_CONFIG
 from sweeps.publishing.model_card import model_card
-from sweeps.recording.configuration import trained_with
 from sweeps.recording.tags import leaders_view
-from sweeps.results import tables
+from sweeps.recording.trial_config import trained_with
+from sweeps.results import render
 from sweeps.results.compare import Incomparable, compare
-from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import trial_yaml
 from tests.specs import with_overrides
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import SWEEP, Outbox
 from trainable.config import TrialConfig
-from trainable.history import Row
 from trainable.manifest import Generation
+from trainable.metrics_file import Row
 
 
 def _shown(found: dict[str, object]) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=200)
-    console.print(tables.comparison(found))
+    console.print(render.comparison(found))
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
@@ -222,7 +222,7 @@ def test_what_differs_from_the_best_one_stands_out(tmp_path: Path) -> None:
     for value in (0.3, 0.1, 0.2, 0.5, 0.4):
         sweep.add("complete", value)
     found = compare([sweep.view], top=5)
-    drawn = Console(width=200, color_system="standard").render_lines(tables.comparison(found))
+    drawn = Console(width=200, color_system="standard").render_lines(render.comparison(found))
     sizes = [one["params"]["train.batch_size"] for one in found["leaders"]]
     assert {"dim", "bold cyan"} == {"dim" if s == sizes[0] else "bold cyan" for s in sizes[1:]}
     for one, line in zip(found["leaders"], drawn[1:], strict=True):

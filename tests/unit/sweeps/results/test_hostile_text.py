@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from sweeps.commands import console as commands_console
-from sweeps.formats import format_value, joined
-from sweeps.ledger.view import noted
+from sweeps.config.spec import parse_spec
+from sweeps.formatting import format_value, joined
+from sweeps.ledger.reader import noted
 from sweeps.publishing.report_page import table
-from sweeps.results import tables
-from sweeps.results.grid import Grid
-from sweeps.results.live import PlainLines
+from sweeps.results import render
 from sweeps.results.plain_console import PlainConsole
-from sweeps.spec.spec import parse_spec
+from sweeps.results.progress_display import PlainLines
+from sweeps.results.tables import TextTable
 from trainable.errors import TaskError
 
 HOSTILE = "bad\ntrial 7 complete, best 0.0\r\x1b[2J\x1b]0;title\x07\x9b2J\u202e\u2066"
@@ -58,7 +58,7 @@ def test_one_event_of_a_sweep_is_one_line() -> None:
 
 def test_one_row_is_one_line() -> None:
     console = _console()
-    grid = Grid(["trial", "reason"], right=())
+    grid = TextTable(["trial", "reason"], right=())
     grid.rows.append(("3", HOSTILE))
     console.print(grid)
     [_, row] = _shown(console).splitlines()
@@ -83,7 +83,7 @@ def test_lines_of_a_traceback_do_not_begin_as_ours() -> None:
     console = _console()
     found: dict[str, Any] = defaultdict(lambda: None, params={}, lineage=[], reports={})
     found["traceback"] = "Traceback\nValueError: bad\nbest: trial 9"
-    console.print(tables.trial(found, parse_spec(SPEC, "s.yaml")))
+    console.print(render.trial(found, parse_spec(SPEC, "s.yaml")))
     assert "\n  best: trial 9\n" in _shown(console)
 
 

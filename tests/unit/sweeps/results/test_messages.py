@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sweeps.early_stopping.failures import Failure, Hopeless
-from sweeps.exits import NO_SUCCESS
-from sweeps.layout import SweepPaths
-from sweeps.ledger.view import TrialSummary
+from sweeps.config.spec import parse_spec
+from sweeps.early_stopping.failure_policy import Failure, RepeatedFailure
+from sweeps.exit_codes import NO_SUCCESS
+from sweeps.ledger.reader import TrialSummary
+from sweeps.paths import SweepPaths
 from sweeps.results import messages
-from sweeps.results.sweep_view import Outcome, no_success
-from sweeps.spec.spec import parse_spec
+from sweeps.results.sweep_status import SweepOutcome, no_success
 from trainable.errors import ConfigError
 
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
@@ -39,7 +39,7 @@ def test_a_check_says_what_it_leaves_to_the_run(more: str, said: str) -> None:
 
 
 def test_who_cannot_have_more_trials_is_not_told_to_ask_for_them(tmp_path: Path) -> None:
-    failed = Outcome(NO_SUCCESS, [], 4, pending=0, cause="none", most_trials=4)
+    failed = SweepOutcome(NO_SUCCESS, [], 4, pending=0, cause="none", most_trials=4)
     for outcome, last in (
         (failed, "run FILE --name NAME\n"),
         (replace(failed, num_left=1), "resume small --root .*\n"),
@@ -55,16 +55,17 @@ def test_what_no_resume_may_change_is_corrected_in_a_new_sweep(
     error = ConfigError("'val/los' is not reported; write val/loss", key=key)
     failure = Failure(error.kind, f"{error.kind}: {error}", "", "loop.py:358")
     ended = TrialSummary(number=0, state="failed", params={}, value=None, reason=failure.reason)
-    for cause in (no_success([ended])[1], Hopeless((0, 1, 2), failure).cause):
+    for cause in (no_success([ended])[1], RepeatedFailure((0, 1, 2), failure).cause):
         for left in (0, 3):
             said = _said(
-                Outcome(NO_SUCCESS, [], 6, 0, num_left=left, cause=cause, most_trials=12), tmp_path
+                SweepOutcome(NO_SUCCESS, [], 6, 0, num_left=left, cause=cause, most_trials=12),
+                tmp_path,
             )
             last = "correct it, then start a new sweep with:\n.* run FILE --name NAME\n$"
             assert bool(re.search(last, said)) is is_new, said
 
 
-def _said(outcome: Outcome, root: Path) -> str:
+def _said(outcome: SweepOutcome, root: Path) -> str:
     err = io.StringIO()
     messages.outcome(
         Console(file=io.StringIO()), Console(file=err), outcome, SweepPaths(root, "small")
@@ -74,7 +75,7 @@ def _said(outcome: Outcome, root: Path) -> str:
 
 def test_pictures_that_are_missing_are_no_trials_that_are(tmp_path: Path) -> None:
     out = io.StringIO()
-    ended = Outcome(0, [], 4, pending=0, undrawn=2)
+    ended = SweepOutcome(0, [], 4, pending=0, undrawn=2)
     paths = SweepPaths(tmp_path, "small")
     messages.outcome(Console(file=out), Console(file=io.StringIO()), ended, paths)
     assert re.search(r"^make the pictures of 2 more trials: .* sync small ", out.getvalue(), re.M)

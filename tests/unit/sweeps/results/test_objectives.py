@@ -16,23 +16,23 @@ import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
-from sweeps.formats import format_best
+from sweeps.config.spec import SearchConfig, parse_spec
+from sweeps.formatting import format_best
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.view import LedgerView, undominated
-from sweeps.publishing.publish import export_best
+from sweeps.ledger.reader import LedgerReader, undominated
+from sweeps.publishing.export import export_best
 from sweeps.publishing.report_figures import figures
-from sweeps.reconciliation.corrections import catch_up
-from sweeps.reconciliation.facts import gather
+from sweeps.reconciliation.collect_state import gather
 from sweeps.reconciliation.reconcile import missed, reconcile
+from sweeps.reconciliation.repairs import catch_up
 from sweeps.recording.tags import front_tags
-from sweeps.results import tables
-from sweeps.results.sweep_view import NoBest, NoChoice
-from sweeps.search.proposals import Proposer
-from sweeps.spec.spec import SearchConfig, parse_spec
-from tests.saving import commit
-from tests.unit.sweeps.made_sweep import MadeSweep
+from sweeps.results import render
+from sweeps.results.sweep_status import NoBest, NoChoice
+from sweeps.search.suggest import Suggester
+from tests.fake_checkpoints import commit
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import NullRecorder
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 METRICS = "[val/loss, train/samples_per_second]"
 SPACE = "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}, train.batch_size: {int: [8, 64]}}"
@@ -78,7 +78,7 @@ def test_looking_gives_what_the_ledger_gives_and_the_front_is_optunas(sweep: Mad
         finite = any(not math.isnan(speed) for _, speed in reports)
         endings = ["pruned", "failed", None] + ["complete"] * 6 * finite
         sweep.add(draw.choice(endings), *reports)
-    records, view = sweep.ledger.trials(), LedgerView(sweep.paths.ledger)
+    records, view = sweep.ledger.trials(), LedgerReader(sweep.paths.ledger)
     assert list(map(repr, view.records())) == list(map(repr, records))
     front = [trial.number for trial in view.front()]
     assert sorted(front) == [trial.number for trial in _study(sweep.ledger).best_trials]
@@ -105,7 +105,7 @@ def test_samplers_learn_from_several_metrics_whatever_became_of_trials(
     sweep.add(None, [0.3, 100.0])
     search = SearchConfig(sampler=sampler, startup_trials=2)
     spec = sweep.spec.model_copy(update={"search": search})
-    proposal = Proposer(spec, sweep.ledger).propose(7)
+    proposal = Suggester(spec, sweep.ledger).propose(7)
     assert proposal.params.keys() == spec.space.keys()
 
 
@@ -150,8 +150,8 @@ def test_a_sweep_without_a_complete_trial_has_no_front(sweep: MadeSweep) -> None
     found = sweep.view.status()
     assert found["best"] == []
     console = Console(file=io.StringIO(), width=200)
-    console.print(tables.sweeps([found], sweep.paths.root))
-    console.print(tables.status(found, sweep.spec, sweep.paths))
+    console.print(render.sweeps([found], sweep.paths.root))
+    console.print(render.status(found, sweep.spec, sweep.paths))
     told = console.file.getvalue()  # type: ignore[attr-defined]
     assert told.splitlines()[1].split()[-1] == "-"
     assert "best:" not in told

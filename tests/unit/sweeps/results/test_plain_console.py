@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.results.plain_console import PlainConsole
-from tests.unit.sweeps.made_sweep import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 ODD = ["[bold]x[/bold]", "[/]", "a[b]c", ":smile:", "1.5 'x' http://x", "[link=http://x]y[/link]"]
 

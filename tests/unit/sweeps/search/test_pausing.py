@@ -13,19 +13,19 @@ import pytest
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
-from sweeps.driver.callbacks import Bookkeeper
-from sweeps.early_stopping.stopping import BY_THE_SWEEP
-from sweeps.layout import SweepPaths
+from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.driver.tune_callbacks import TuneEventHandler
+from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP
 from sweeps.ledger.ledger import Ledger
-from sweeps.reconciliation.corrections import apply
-from sweeps.reconciliation.reconcile import Ended
+from sweeps.paths import SweepPaths
+from sweeps.reconciliation.reconcile import UnrecordedEnd
+from sweeps.reconciliation.repairs import apply
 from sweeps.recording.tags import BY_THE_USER
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.curves import append_rows
-from tests.saving import commit
+from tests.fake_checkpoints import commit
 from tracking.recorder import MemoryRecorder
-from trainable.history import Row
+from trainable.metrics_file import Row
 
 SPEC = """
 name: s
@@ -66,7 +66,7 @@ class Driver:
             ended=lambda number, state, *_: self.seen.append((state, number)),
             reported=lambda _: None,
         )
-        self.book = Bookkeeper(
+        self.book = TuneEventHandler(
             spec, paths, self.ledger, recorder, view,
             fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
         )  # fmt: skip
@@ -239,7 +239,7 @@ def test_a_member_that_ends_where_it_waits_was_changed_only_if_it_began(
 
     def end() -> None:
         if at_a_resume:
-            ended = [Ended(1, "pruned", BY_THE_SWEEP + "why")]
+            ended = [UnrecordedEnd(1, "pruned", BY_THE_SWEEP + "why")]
             apply(ended, paths, spec, driver.ledger, driver.recorder)
         else:
             driver.book.stop(1, BY_THE_USER, live=False)

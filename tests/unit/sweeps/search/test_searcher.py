@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
-from sweeps.driver.callbacks import Bookkeeper
+from sweeps.config.spec import EarlyStoppingConfig, SweepSpec, parse_spec
+from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.early_stopping.schedulers import make_scheduler
-from sweeps.layout import SweepPaths
 from sweeps.ledger.ledger import ACCUMULATION, Ledger
-from sweeps.lock import LockLost, SweepLock
-from sweeps.search.proposals import Proposer
+from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.spec import EarlyStoppingConfig, SweepSpec, parse_spec
-from tests.unit.sweeps.made_sweep import MadeSweep
+from sweeps.search.suggest import Suggester
+from sweeps.sweep_lock import LockLost, SweepLock
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 
 SPEC = """
@@ -164,7 +164,7 @@ def test_a_sampler_learns_from_a_paused_trial_what_it_would_from_a_stopped_one(
         sweep = spec.model_copy(update={"early_stopping": early})
         ledger = Ledger.create(tmp_path / f"{scheduler}.db", mode="min", sweep_id="s")
         for number in range(6):
-            params = ledger.add(Proposer(sweep, ledger).propose(number)).params
+            params = ledger.add(Suggester(sweep, ledger).propose(number)).params
             suggested.setdefault(scheduler, []).append(params)
             ledger.report(number, epoch=1, step=1, value=_loss(params))
             if number == 0:
@@ -250,7 +250,7 @@ def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
     made = MadeSweep(tmp_path, space=json.dumps(space), more="failures: {same_failure_limit: 1}")
     recorder, ended, shown = MemoryRecorder(), [], []
     view: Any = SimpleNamespace(ended=lambda *told: shown.append(told))
-    book = Bookkeeper(
+    book = TuneEventHandler(
         made.spec, made.paths, made.ledger, recorder, view,
         fence=lambda: None, on_step=lambda: None, on_end=ended.append,
     )  # fmt: skip

@@ -1,0 +1,264 @@
+"""The commands that only look. Each but the report answers within a second, also on a thousand
+trials, so nothing that is slow to import may be imported for them.
+
+What must not live here: anything that changes a sweep.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sweeps.commands.console import (
+    AsJson,
+    Name,
+    Root,
+    err,
+    fail,
+    input_errors,
+    out,
+    read_path,
+    read_whole,
+    show_found,
+    view_of,
+)
+from sweeps.exit_codes import LATE, NO_SUCCESS, WRONG_INPUT
+
+_AT_ONCE = 16
+
+
+def list_command(root: Root = None, as_json: AsJson = False) -> None:
+    """List the sweeps below the root."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from sweeps.config.errors import UserError
+    from sweeps.config.revisions import RevisionError
+    from sweeps.config.spec import SpecError
+    from sweeps.paths import LedgerError, SweepPaths, list_sweeps, resolve_root
+    from sweeps.results import messages, render
+    from sweeps.results.sweep_status import SweepStatus
+    from tracking.trusted_stores import StoreUntrusted
+
+    with input_errors():
+        found, where = [], resolve_root(root)
+        if where.exists() and not where.is_dir():
+            raise UserError(
+                f"--root {where}: is a file; sweeps live in directories below a root; name that "
+                "directory"
+            )
+
+        def look(paths: SweepPaths) -> dict[str, Any] | str:
+            try:
+                return SweepStatus(paths).status()
+            except (RevisionError, SpecError, LedgerError, StoreUntrusted, OSError) as error:
+                return str(error)  # the others are shown nevertheless
+
+        with ThreadPoolExecutor(_AT_ONCE) as at_once:  # a silent database takes five seconds
+            for one in at_once.map(look, list_sweeps(where)):
+                if isinstance(one, str):
+                    messages.sentence(err, one, style="yellow")
+                else:
+                    found.append(one)
+    show_found(found, as_json, lambda: render.sweeps(found, where))
+
+
+def status(
+    name: Name,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep looking until the sweep stops.")
+    ] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a sweep has come."""
+    from sweeps.results import render
+
+    if watch and as_json:
+        fail(
+            "--watch and --json exclude each other; a table is drawn again and again, JSON is "
+            "printed once; leave one of them out",
+            code=WRONG_INPUT,
+        )
+    if watch:
+        with input_errors():
+            render.watch(out, lambda: view_of(name, root))
+        return
+    with input_errors():
+        view = view_of(name, root)
+        found = view.status()
+    show_found(found, as_json, lambda: render.status(found, view.spec, view.paths))
+
+
+def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
+    """Show a sweep's trials."""
+    from sweeps.results import render
+
+    with input_errors():
+        view = view_of(name, root)
+        found = view.trials() if as_json else view.rows()
+    show_found(found, as_json, lambda: render.trials(found, view.spec))
+
+
+def show(
+    name: Name,
+    trial: Annotated[
+        int,
+        typer.Argument(
+            parser=read_whole(0),
+            metavar="TRIAL",
+            help="The trial's number.",
+            show_default=False,
+        ),
+    ],
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one trial: parameters, reports, end, reason and files."""
+    from sweeps.results import render
+
+    with input_errors():
+        view = view_of(name, root)
+        record = view.record(trial)
+        found = {
+            **view.trial(record),
+            "reports": view.ledger.reports_of(trial),
+            "lineage": [mutation._asdict() for mutation in record.lineage],
+            "accumulation": record.accumulation,
+            "traceback": record.traceback,
+            "directory": str(view.paths.trial(trial)),
+        }
+    show_found(found, as_json, lambda: render.trial(found, view.spec))
+
+
+def best(
+    name: Name,
+    trial: Annotated[
+        int | None,
+        typer.Option(
+            parser=read_whole(0),
+            metavar="K",
+            help="Choose this one, where several trials are the best.",
+            show_default=False,
+        ),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            parser=read_path,
+            metavar="DIR",
+            help="Write its weights and configuration there.",
+            show_default=False,
+        ),
+    ] = None,
+    register: Annotated[
+        str | None,
+        typer.Option(
+            "--register",
+            metavar="MODEL",
+            help="Put it into MLflow's model registry under this name, as `best`.",
+            show_default=False,
+        ),
+    ] = None,
+    pickled: Annotated[
+        bool,
+        typer.Option(
+            "--pickle",
+            help="Register a pickle of its class, not a graph; loading it runs code.",
+        ),
+    ] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the best trial, export it, or register its model."""
+    from sweeps.config.spec import check_name
+    from sweeps.path_checks import check_own_place
+    from sweeps.publishing.export import NoVersion, export_best, register_best
+    from sweeps.results import pareto, render
+    from sweeps.results.sweep_status import NoBest
+    from sweeps.store_access import reach_tracking
+
+    if pickled and register is None:
+        fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
+    with input_errors():
+        if register is not None:
+            check_name(register, model=True)
+        view = view_of(name, root)
+        if register is not None:
+            reach_tracking(view.paths, view.spec)
+        if export is not None:
+            check_own_place(export, "--export")
+        try:
+            if view.several and trial is None and export is None and register is None:
+                best = [view.trial(record) for record in view.front()]
+                show_found(best, as_json, lambda: pareto.table(best, view.spec, view.paths))
+                return
+            found = view.best(trial)
+            written = export_best(view, export, trial) if export is not None else []
+            if register is not None:
+                with err.status("registering"):
+                    number = found["number"]
+                    version = register_best(view.paths, number, register, pickled=pickled)
+                found["registered"] = {"model": register, "version": version}
+        except NoBest as error:
+            fail(str(error), code=NO_SUCCESS)
+        except NoVersion as error:
+            fail(str(error), code=LATE)
+    lost = view.lost_weights(view.record(found["number"]))
+    if lost is not None:
+        found["best_checkpoint"] = None
+    show_found(found, as_json, lambda: render.best(found, view.spec, written, lost))
+
+
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME", help="The sweeps' names.", show_default=False),
+    ],
+    top: Annotated[
+        int,
+        typer.Option(parser=read_whole(1), metavar="N", help="How many leaders of each sweep."),
+    ] = 5,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the leaders of one or several sweeps, and in what they differ."""
+    from sweeps.results import compare, render
+
+    with input_errors():
+        found = compare.compare([view_of(name, root) for name in dict.fromkeys(names)], top=top)
+    show_found(found, as_json, lambda: render.comparison(found))
+    if not as_json:
+        render.pages(out, found)
+
+
+def report(
+    name: Name,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            parser=read_path,
+            metavar="FILE",
+            help="Where to write; default: NAME-report.html here.",
+            show_default=False,
+        ),
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Write a page with all figures of a sweep, also while it runs; it opens offline."""
+    from sweeps.path_checks import check_file
+    from sweeps.publishing.export import NoReport, draw_report
+
+    with input_errors():
+        view = view_of(name, root)
+        target = output or Path(f"{name}-report.html")
+        check_file(target, "--output")
+        try:
+            with err.status("drawing"):
+                written = draw_report(view.paths, target)
+        except NoReport as problem:
+            fail(str(problem), code=WRONG_INPUT)
+    out.print(f"wrote {written}", soft_wrap=True)

@@ -1,0 +1,477 @@
+"""Checks across the parts of a spec: what no single field can know.
+
+They work on plain data, so that they also run where another part is wrong, and all problems are
+told in one pass. What must not live here: rules of one field or one section (they stand beside the
+field), unless they came later: a sweep from before opens, for these checks are not made of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from redaction.secrets import is_secret
+from sweeps.config.errors import (
+    FOLLOWS,
+    RANGE_ERRORS,
+    Issue,
+    KeyPath,
+    describe,
+    expectation,
+    field_at,
+    leaves,
+    nearest,
+    section_of,
+    unknown_key,
+)
+from sweeps.config.search_checks import search_faults, sound_constraints
+from sweeps.config.search_space import UNFIT, SearchSpace, mutable
+from sweeps.config.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
+from sweeps.config.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
+from sweeps.config.yaml_scalars import shown, write_flow
+from trainable.config import BudgetConfig, TrainConfig
+
+LONGEST_VALUE = 6000  # characters that the tracking store takes for a parameter
+_LEAST_SHARE = 0.0001
+"""Ray counts CPUs and GPUs in ten-thousandths."""
+_ONE_METRIC_SAMPLERS = {"cmaes"}
+
+Show = Callable[[KeyPath, object], str]
+
+
+def written(value: object) -> str:
+    """Return a value that stands in no file as it would be written in a spec."""
+    return write_flow(value) if isinstance(value, list | dict) else shown(value)
+
+
+def cross_faults(
+    root: type[BaseModel],
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    show: Show = lambda _path, value: written(value),
+    drawn: int = 0,
+) -> Iterator[Issue]:
+    """Check what no single field can know.
+
+    Args:
+        root: The model of a whole spec.
+        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
+        space: The distributions; None for one that is wrong in itself.
+        show: Gives a value as the user wrote it.
+        drawn: Trials that there are already.
+    """
+    yield from _objective_faults(data)
+    yield from _early_stopping_faults(data, space)
+    yield from _shared_database_faults(data)
+    yield from _inheritance_faults(data)
+    yield from _share_faults(data.get("resources"), show)
+    yield from _rate_faults(data.get("train"), show)
+    task, search = data.get("task"), data.get("search")
+    if isinstance(task, dict):
+        yield from _argument_faults(task)
+    yield from _secret_faults(task, ("task",))
+    yield from _secret_faults(data.get("space"), ("space",))
+    if isinstance(search, dict):
+        yield from _secret_faults(search.get("arguments"), ("search", "arguments"))
+    train = data.get("train")
+    sound = sound_constraints(data, space)
+    for key, distribution in space.items():
+        yield from _space_faults(
+            root, key, distribution, space, train if isinstance(train, dict) else {}, sound, show
+        )
+    yield from search_faults(data, space, show, drawn)
+
+
+def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Check that each metric has a mode, and that nothing needs one number where there are
+    several."""
+    metric, mode = data.get("metric"), data.get("mode")
+    if not isinstance(metric, str | list) or not isinstance(mode, str | list):
+        return
+    count, modes = (len(one) if isinstance(one, list) else 1 for one in (metric, mode))
+    if count != modes:
+        each = ", ".join((["min", "max"] * count)[:count])
+        yield Issue(
+            ("mode",),
+            f"{modes} for {count} {'metrics' if count > 1 else 'metric'}; each metric has a mode "
+            f"of its own; write for example {f'[{each}]' if count > 1 else 'min'}",
+        )
+    if not isinstance(metric, list):
+        return
+    for index, name in enumerate(metric):
+        if name in metric[:index]:
+            yield Issue(("metric", index), f"{written(name)} is named before; write each one once")
+    stopping, search = data.get("early_stopping"), data.get("search")
+    scheduler = stopping.get("scheduler", "asha") if isinstance(stopping, dict) else "none"
+    if scheduler != "none":
+        yield Issue(
+            ("early_stopping", "scheduler"),
+            f"{scheduler} compares trials by one number, and metric names {count}; write "
+            "scheduler: none, or a single metric",
+        )
+    for path in _stops_by_value(data.get("stop")):
+        yield Issue(
+            path,
+            f"such a stop watches one number, and metric names {count}; leave it out, or write a "
+            "single metric",
+        )
+    if isinstance(search, dict) and search.get("warm_start"):
+        yield Issue(
+            ("search", "warm_start"),
+            f"earlier trials are taken along with one number, and metric names {count}; leave it "
+            "out, or write a single metric",
+        )
+    sampler = search.get("sampler") if isinstance(search, dict) else None
+    if sampler in _ONE_METRIC_SAMPLERS:
+        yield Issue(
+            ("search", "sampler"),
+            f"{sampler} learns from one number, and metric names {count}; write tpe or gp, "
+            "or a single metric",
+        )
+
+
+def _stops_by_value(stop: object) -> Iterator[tuple[str, ...]]:
+    """Yield what of the section `stop` looks at the metric's value."""
+    if not isinstance(stop, dict):
+        return
+    if stop.get("value") is not None:
+        yield "stop", "value"
+    plateau = stop.get("plateau")
+    if isinstance(plateau, dict) and plateau.get("trials") is not None:
+        yield "stop", "plateau", "trials"
+
+
+def _early_stopping_faults(
+    data: Mapping[str, Any], space: Mapping[str, Distribution | None]
+) -> Iterator[Issue]:
+    stopping, budget = data.get("early_stopping"), data.get("budget", {})
+    if not isinstance(stopping, dict) or not isinstance(budget, dict):
+        return
+    scheduler = stopping.get("scheduler")
+    if scheduler in ("pbt", "pb2"):
+        yield from _population_faults(data, space, stopping, str(scheduler))
+        return
+    grace = stopping.get("grace_epochs", EarlyStoppingConfig().grace_epochs)
+    epochs = budget.get("epochs", BudgetConfig().epochs)
+    whole = isinstance(grace, int) and isinstance(epochs, int) and epochs >= 1
+    if whole and stopping.get("scheduler") != "none" and grace >= epochs:
+        fix = (
+            f"write a number from 1 to {epochs - 1}, or"
+            if epochs > 1
+            else "give budget.epochs 2 or more, or write"
+        )
+        yield Issue(
+            ("early_stopping", "grace_epochs"),
+            f"{grace} is not below budget.epochs ({epochs}); early stopping needs a "
+            f"rung before the last epoch; {fix} scheduler: none",
+        )
+
+
+def _population_faults(
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    stopping: Mapping[str, Any],
+    scheduler: str,
+) -> Iterator[Issue]:
+    """Check what the trials of a population must have in common, and what they must differ in."""
+    interval = stopping.get("interval_epochs", EarlyStoppingConfig().interval_epochs)
+    budget, trials = data.get("budget", {}), data.get("trials")
+    epochs = budget.get("epochs", BudgetConfig().epochs)
+    if isinstance(interval, int) and isinstance(epochs, int) and interval >= epochs >= 1:
+        yield Issue(
+            ("early_stopping", "interval_epochs"),
+            f"{interval} is not below budget.epochs ({epochs}); {scheduler} compares trials "
+            "before their last epoch; write a smaller interval, or more epochs",
+        )
+    if isinstance(trials, int) and trials < 2:
+        yield Issue(
+            ("trials",),
+            f"{trials} is no population; {scheduler} compares trials with each other; write 4 or "
+            "more",
+        )
+    for key in UNFIT:
+        if key in space:
+            yield Issue(
+                ("space", key),
+                f"{key} cannot be searched by {scheduler}: trials go on from each other's "
+                "weights, and a step of one would not be a step of the other; set it in the file "
+                "itself",
+                at_key=True,
+            )
+    sound = {key: one for key, one in space.items() if one is not None}
+    if len(sound) == len(space) and not mutable(SearchSpace(sound)):
+        yield Issue(
+            ("early_stopping", "scheduler"),
+            f"{scheduler} changes what lies below train.optimizer. and train.clip. while trials "
+            "train, and the space has none of it; search for example train.optimizer.lr, or write "
+            "scheduler: asha",
+        )
+
+
+def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Refuse ledger and tracking store in one database, where both note the version of their
+    tables in the same place."""
+    sections = data.get("tracking"), data.get("storage")
+    uris = [
+        section.get(key) if isinstance(section, dict) else None
+        for section, key in zip(sections, ("uri", "ledger"), strict=True)
+    ]
+    tracking, ledger = (re.sub(r"^postgresql\+\w+:", "postgresql:", str(uri)) for uri in uris)
+    if None not in uris and tracking == ledger:
+        yield Issue(
+            ("storage", "ledger"),
+            "tracking.uri names the same database; each needs one of its own, because both note "
+            "the version of their tables in the same place; create another one and name it here",
+        )
+
+
+def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Refuse populations whose checkpoints lie where none can be linked into another trial's."""
+    stopping, storage = data.get("early_stopping"), data.get("storage")
+    scheduler = stopping.get("scheduler") if isinstance(stopping, dict) else None
+    checkpoints = storage.get("checkpoints") if isinstance(storage, dict) else None
+    if scheduler in ("pbt", "pb2") and checkpoints is not None:
+        yield Issue(
+            ("storage", "checkpoints"),
+            f"{scheduler} lets trials go on from each other's checkpoints, which are linked, and "
+            "an object store has no links; leave it out, or write another scheduler",
+        )
+
+
+def _share_faults(resources: object, show: Show) -> Iterator[Issue]:
+    """Refuse less of a CPU or a GPU than Ray counts."""
+    for key, value in resources.items() if isinstance(resources, dict) else ():
+        path = ("resources", key)
+        if key in ("cpu", "gpu") and is_number(value) and 0 < value < _LEAST_SHARE:
+            yield Issue(
+                path,
+                f"{show(path, value)} is less than Ray counts, which is in ten-thousandths; write "
+                f"{_LEAST_SHARE:g} or more",
+            )
+
+
+def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
+    """Refuse decay rates that no optimizer takes."""
+    optimizer = train.get("optimizer") if isinstance(train, dict) else None
+    betas = optimizer.get("betas") if isinstance(optimizer, dict) else None
+    for index, rate in enumerate(betas if isinstance(betas, list | tuple) else ()):
+        path = ("train", "optimizer", "betas", index)
+        if is_number(rate) and not 0 <= rate < 1:
+            yield Issue(
+                path,
+                f"{show(path, rate)} is no decay rate; it must be at least 0 and below 1; write "
+                "for example 0.9",
+            )
+
+
+def _argument_faults(task: Mapping[str, Any]) -> Iterator[Issue]:
+    """Check a task's arguments, which no model describes: what is stored and tracked must be
+    storable."""
+    for key, argument in task.items():
+        if len(key) + len("task.") > LONGEST_KEY:
+            yield Issue(
+                ("task", key),
+                f"the key has {len(key)} characters; tracking takes "
+                f"{LONGEST_KEY - 5}; choose a shorter one",
+                True,
+            )
+        if len(text := write_flow(argument)) > LONGEST_VALUE:
+            yield Issue(
+                ("task", key),
+                f"the value has {len(text)} characters; tracking takes "
+                f"{LONGEST_VALUE}; keep data in a file and name the file",
+            )
+        for path, value in _scalars(argument, ("task", key)):
+            if isinstance(value, float) and not math.isfinite(value):
+                yield Issue(
+                    path,
+                    f"{write_flow(value)} is not finite; numbers in a spec are "
+                    "finite; write a number, or null",
+                )
+
+
+def _secret_faults(value: object, path: KeyPath) -> Iterator[Issue]:
+    """Refuse secrets where keys are the user's own."""
+    rule = "a spec is stored and tracked in clear; let the task read"
+    if isinstance(value, str) and CREDENTIALS.search(value):
+        yield Issue(path, f"the address holds credentials; {rule} them from the environment")
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
+        name = str(key).rpartition(".")[2]
+        if is_secret(name) and not isinstance(inner, bool | None):
+            yield Issue(
+                (*path, key),
+                f"{name} looks like a secret; {rule} it from the environment, or give it another "
+                "name",
+                at_key=True,
+            )
+        else:
+            yield from _secret_faults(inner, (*path, key))
+
+
+def _scalars(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _scalars(inner, (*path, key))
+    else:
+        yield path, value
+
+
+def _space_faults(
+    root: type[BaseModel],
+    key: str,
+    distribution: Distribution | None,
+    space: Mapping[str, Distribution | None],
+    train: dict[str, Any],
+    sound: SearchSpace,
+    show: Show,
+) -> Iterator[Issue]:
+    path = ("space", key)
+    if key.startswith("task."):
+        argument = key.removeprefix("task.")
+        if argument == "name" or not argument or "." in argument:
+            yield Issue(
+                path,
+                f"'{key}' cannot be searched; a space varies arguments of one task; "
+                "write task.ARGUMENT",
+                True,
+            )
+        return
+    fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
+    if key not in fields:
+        yield Issue(path, _no_such_parameter(root, key, list(fields)), at_key=True)
+        return
+    if distribution is None:
+        return
+    parts = tuple(key.split("."))[1:]
+    known = {other: values[0] for other, values in _conditions(distribution, space)}
+    train = copy.deepcopy(train)
+    for other, first in known.items():
+        if other.startswith("train."):
+            set_path(train, other.split(".")[1:], first)
+    before = {loc for loc, _ in _train_errors(train)}
+    for index, value in distribution.probes():
+        at = (*path, distribution.name) if index is None else (*path, distribution.name, index)
+        tried = copy.deepcopy(train)
+        value = distribution.configured(value)
+        if not set_path(tried, parts, value):
+            return
+        errors = _train_errors(tried)
+        # A union reports once for each of its arms; the last one is the widest.
+        if own := [error for loc, error in errors if loc[: len(parts)] == parts][-1:]:
+            error, info = own[0], fields[key]
+            by_range = error["type"] in RANGE_ERRORS | {"value_error"}
+            if not by_range and not isinstance(distribution, Choice):
+                message = _wrong_kind(distribution, key, error, info)
+                yield Issue((*path, distribution.name), message, at_key=True)
+                return
+            text = shown(value) if index is None else show(at, value)
+            yield Issue(at, describe(error, info, key, text))
+            continue
+        point = {**known, key: as_option(value)}
+        open_ones = space.keys() - point.keys()  # which decide whether a trial may have the value
+        if not sound.allows(point) or any(
+            key in one.keys and open_ones & set(one.keys) for one in sound.constraints
+        ):
+            continue
+        # A check across fields counts where it held before and no other searched field mends it.
+        for loc, error in errors:
+            message = str(error.get("ctx", {}).get("error", ""))
+            named = {".".join(map(str, ("train", *loc, w))) for w in re.findall(r"\w+", message)}
+            others = space.keys() & named - {key}
+            if loc not in before and not any(_may_exist(one, point, space) for one in others):
+                yield Issue(at, message)
+                break
+
+
+def _conditions(
+    distribution: Distribution | None, space: Mapping[str, Distribution | None]
+) -> Iterator[tuple[str, tuple[Scalar, ...]]]:
+    """Yield what a parameter exists beside, and what that exists beside."""
+    waiting, seen = list(distribution.when) if distribution else [], set()
+    while waiting:
+        other, values = waiting.pop()
+        if other not in seen and (parent := space.get(other)) is not None:
+            seen.add(other)
+            waiting += parent.when
+            yield other, values
+
+
+def _may_exist(
+    key: str, known: Mapping[str, Scalar], space: Mapping[str, Distribution | None]
+) -> bool:
+    """Say whether a parameter exists in any trial that has these values."""
+    return all(
+        other not in known or known[other] in values
+        for other, values in _conditions(space[key], space)
+    )
+
+
+def _train_errors(train: dict[str, Any]) -> list[tuple[tuple[str | int, ...], Any]]:
+    try:
+        TrainConfig.model_validate(train)
+    except ValidationError as error:
+        items = error.errors(include_url=False)
+        return [(item["loc"], item) for item in items if item["type"] != FOLLOWS]
+    return []
+
+
+def _wrong_kind(distribution: Distribution, key: str, error: Any, info: Any) -> str:
+    takes = expectation(error["type"], info, error.get("ctx", {}))
+    whole = takes.startswith("a whole number")
+    fix = "use choice: [...]"
+    if whole:
+        fix = "use int or logint"
+        if isinstance(distribution, QUniform):
+            low, high, step = map(int, distribution.arguments())
+            exact = [low, high, step] == distribution.arguments()
+            fix = f"write {{int: [{low}, {high}], step: {step}}}" if exact else fix
+    return f"{distribution.name} draws {distribution.draws}; {key} takes {takes}; {fix}"
+
+
+def _no_such_parameter(root: type[BaseModel], key: str, fields: Sequence[str]) -> str:
+    inside = [name for name in fields if name.startswith(f"{key}.")]
+    if inside:
+        some = ", ".join(inside[:8]) + (", ..." if len(inside) > 8 else "")
+        return (
+            f"'{key}' is a section; a space names single fields by their dotted path; "
+            f"write one of: {some}"
+        )
+    if not key.startswith("train.") and field_at(root, key.split(".")) is not None:
+        return (
+            f"'{key}' cannot be searched; a space varies what lies below train. and "
+            "task.; set it in the file itself"
+        )
+    ends = [name for name in fields if name.endswith(f".{key}")]
+    meant = ends[0] if len(ends) == 1 else nearest(key, fields)
+    if meant is None:
+        guess = unknown_key(root, (*_known_head(root, key), key.split(".")[-1]))
+        return f"'{key}' names no field of the spec; {guess.partition('; ')[2]}"
+    return f"'{key}' names no field of the spec; did you mean '{meant}'?"
+
+
+def _known_head(root: type[BaseModel], key: str) -> tuple[str, ...]:
+    path = tuple(key.split("."))[:-1]
+    while path and ((info := field_at(root, path)) is None or section_of(info) is None):
+        path = path[:-1]
+    return path
+
+
+def set_path(data: dict[str, Any], path: Sequence[str], value: object) -> bool:
+    """Set a value by its path; False when something other than a section is in the way."""
+    for part in path[:-1]:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            return False
+    data[path[-1]] = value
+    return True

@@ -1,0 +1,42 @@
+"""Durations as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from sweeps.config.yaml_scalars import quoted
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
+
+_LONGEST = 365 * 24 * 3600
+"""In seconds: what the system is told to wait must be a time that it can count to."""
+
+
+class WrongDuration(ValueError):
+    """What should be a duration is none."""
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Return the seconds of `30s`, `2m`, `1m30s`, `1h` or, without a unit, `90`.
+
+    Args:
+        option: What it was given for, such as `--grace`.
+
+    Raises:
+        WrongDuration: With value, rule and remedy.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not any(match.groups()):
+        raise WrongDuration(
+            f"{option} is {quoted(text)}; a duration is a count of seconds, or counts with units; "
+            "write for example 30s, 2m or 1m30s"
+        )
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    total = 3600 * hours + 60 * minutes + seconds
+    if total > _LONGEST:
+        raise WrongDuration(
+            f"{option} is {quoted(text)}; a duration is at most a year (8760h); write for "
+            "example 30s, 2m or 1m30s"
+        )
+    return total

@@ -1,0 +1,377 @@
+"""What is wrong with a spec, in the one form in which it is told: place, key, value, rule, remedy.
+
+    file:line:column: key.path: what is wrong (the value); the rule; what to write instead
+
+Here live the errors themselves, "did you mean", and the translation of pydantic's errors into
+sentences. What must not live here: reading files (`source`) and the rules of single fields (they
+stand beside the fields).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from redaction.escapes import printable
+from redaction.secrets import redact
+
+KeyPath = tuple[str | int, ...]
+
+# The words of neighbouring tools for the same thing; suggestions only, never accepted as keys.
+_ALSO_KNOWN_AS = {
+    "learning_rate": "lr",
+    "num_trials": "trials",
+    "n_trials": "trials",
+    "num_samples": "trials",
+    "wd": "weight_decay",
+    "grad_clip": "max_norm",
+    "max_grad_norm": "max_norm",
+    "warmup_steps": "warmup",
+    "warmup_ratio": "warmup",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "max_concurrent_trials": "concurrency",
+    "gpus": "gpu",
+    "cpus": "cpu",
+    "direction": "mode",
+    "reduction_factor": "reduction",
+    "grace_period": "grace_epochs",
+    "pruner": "scheduler",
+    "amp": "precision",
+    "tracking_uri": "uri",
+    "time_budget_s": "hours",
+    "target": "value",
+}
+
+_NULL_MEANS = {
+    "train.clip.max_norm": "null switches clipping off",
+    "train.clip.value": "null switches it off",
+    "stop.hours": "null sets no limit",
+    "stop.plateau.trials": "null switches it off",
+    "concurrency": "null runs as many trials at once as the resources allow",
+}
+
+
+class Issue(NamedTuple):
+    """One thing that is wrong, before it has a place: where in the data, and why."""
+
+    path: KeyPath
+    message: str
+    at_key: bool = False
+    """Point at the key rather than at its value."""
+
+
+class UserError(ValueError):
+    """A verdict whose messages are complete: value, rule, remedy.
+
+    Of a validator, or of whoever finds out later that a valid spec asks for what cannot be had;
+    `Document.placing` then says where it was asked for.
+
+    Args:
+        faults: A message, or faults with paths relative to what was validated.
+    """
+
+    def __init__(self, faults: str | Sequence[Issue]) -> None:
+        self.faults = [Issue((), faults)] if isinstance(faults, str) else list(faults)
+        super().__init__("\n".join(_line(dotted(f.path), f.message) for f in self.faults))
+
+
+class LocatedIssue:
+    """One line of a `SpecError`, without secrets.
+
+    Args:
+        where: `file:line:column`, `-s KEY=VALUE`, or what else the value came from.
+        key: The dotted path of the key; empty for the file as a whole.
+        message: What is wrong; the rule; what to write instead.
+    """
+
+    def __init__(self, where: str, key: str, message: str) -> None:
+        # One problem is one line, whatever a key or a value holds.
+        self.where = printable(redact(where))
+        self.key = printable(redact(key))
+        self.message = printable(redact(message))
+
+    def __str__(self) -> str:
+        return _line(self.where, _line(self.key, self.message))
+
+    def __repr__(self) -> str:
+        return f"Problem({str(self)!r})"
+
+
+class SpecError(ValueError):
+    """A spec is not valid; `str()` gives every problem, one to a line."""
+
+    def __init__(self, problems: Sequence[LocatedIssue]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = list(problems)
+
+
+def dotted(path: KeyPath) -> str:
+    """Return a key path as people write it: `space.train.optimizer.lr.uniform[0]`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+def key_path(key: str) -> tuple[str, ...]:
+    """Return the path of a key from its dotted form; a name below `space` or `task` may itself
+    hold dots.
+    """
+    head, _, rest = key.partition(".")
+    return (head, rest) if rest and head in ("space", "task") else tuple(key.split("."))
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """Return the name that `word` was probably meant to be, or None."""
+    names = list(names)
+    prefixed = [n for n in names if len(n) > 1 and word.lower().startswith(n.lower())]
+    if prefixed:
+        return max(prefixed, key=len)
+    by_lower = {name.lower(): name for name in reversed(names)}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[close[0]] if close else None
+
+
+def section_of(info: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a field that is a section, or None for a plain value."""
+    kind = info.annotation
+    # An interval is a model with a validator of its own: one value to the user, no section.
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and not info.metadata:
+        return kind
+    return None
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
+    """Return every plain field below a section by its dotted path."""
+    found: dict[str, FieldInfo] = {}
+    for name, info in model.model_fields.items():
+        section = section_of(info)
+        if section is None:
+            found[prefix + name] = info
+        else:
+            found |= leaves(section, f"{prefix}{name}.")
+    return found
+
+
+def field_at(model: type[BaseModel], path: Sequence[str | int]) -> FieldInfo | None:
+    """Return the field that a path leads to, or None."""
+    info: FieldInfo | None = None
+    section: type[BaseModel] | None = model
+    for part in path:
+        if section is None or part not in section.model_fields:
+            return None
+        info = section.model_fields[str(part)]
+        section = section_of(info)
+    return info
+
+
+def unknown_key(root: type[BaseModel], path: KeyPath) -> str:
+    """Return the message about a key that no field has. `training_rules` is written by the
+    platform, and meant by nobody.
+
+    Args:
+        root: The model that `path` starts in.
+        path: The path of the unknown key.
+    """
+    word = str(path[-1])
+    owner = field_at(root, path[:-1])
+    section = root if len(path) == 1 else section_of(owner) if owner else None
+    names = [name for name in section.model_fields if name != "training_rules"] if section else []
+    meant = nearest(word, [*names, *(k for k, v in _ALSO_KNOWN_AS.items() if v in names)])
+    if meant:
+        return f"unknown key '{word}'; did you mean '{_ALSO_KNOWN_AS.get(meant, meant)}'?"
+    everywhere = leaves(root)
+    term = _ALSO_KNOWN_AS.get(nearest(word, _ALSO_KNOWN_AS) or "", word)
+    homes = [p for p in everywhere if p.rpartition(".")[2] == term]
+    if len(homes) == 1:
+        return f"unknown key '{word}' here; did you mean '{homes[0]}'?"
+    return f"unknown key '{word}'; valid keys: {', '.join(names)}"
+
+
+_SECTION = "a section with keys of its own"
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "model_type": _SECTION,
+    "model_attributes_type": _SECTION,
+    "dict_type": _SECTION,
+    "tuple_type": "a list",
+    "list_type": "a list",
+}
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+_LENGTHS = {
+    "string_too_short": "must not be empty",
+    "string_too_long": "holds at most {max_length} characters",
+    "too_short": "takes {min_length} values",
+    "too_long": "takes {max_length} values",
+}
+RANGE_ERRORS = frozenset(
+    {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"}
+)
+
+FOLLOWS = "default_factory_not_called"
+"""A default that depends on another field, which is wrong: that one's error says it all."""
+
+
+def expectation(kind: str, info: FieldInfo | None, ctx: Mapping[str, Any]) -> str:
+    """Return in words what a field takes, such as `a whole number at least 1`."""
+    if kind == "literal_error":
+        return "one of: " + ", ".join(_options(ctx))
+    bounds = _bounds(info)
+    return _EXPECTED[kind] + (f" {bounds}" if bounds else "")
+
+
+def describe(error: Mapping[str, Any], info: FieldInfo | None, key: str, shown: str) -> str:
+    """Return one pydantic error on a single value as value, rule, remedy.
+
+    Args:
+        error: The error as pydantic gives it, with `type`, `msg` and `ctx`.
+        info: The field, for its bounds, default and examples.
+        key: The field's dotted path, for what null means there.
+        shown: The value as the user wrote it.
+    """
+    kind, ctx = error["type"], error.get("ctx", {})
+    write = _example(info, key)
+    if kind == "literal_error":
+        options = _options(ctx)
+        meant = nearest(shown.strip("'"), options)
+        fix = f"did you mean '{meant}'?" if meant else "write one of them"
+        return f"{shown} is not known here; valid: {', '.join(options)}; {fix}"
+    if kind in RANGE_ERRORS:
+        rule = _bounds(info) or ", ".join(
+            f"{_BOUNDS[k]} {v:g}" for k, v in ctx.items() if k in _BOUNDS
+        )
+        if kind == "finite_number":
+            rule = f"finite and {rule}" if rule else "finite"
+        return f"{shown} is out of range; it must be {rule}{write}"
+    if _EXPECTED.get(kind) is _SECTION and not (info and info.is_required()):
+        write = "; write the keys below it, or leave it out for the defaults"
+    if kind in _EXPECTED:
+        decimal = re.fullmatch(r"'([-+]?\d+),(\d+(?:[eE][-+]?\d+)?)'", shown)
+        if decimal and kind.startswith(("float", "int")):
+            write = f"; did you mean {decimal[1]}.{decimal[2]}? The decimal mark is a point"
+        return f"{shown} has the wrong type; expected {expectation(kind, info, ctx)}{write}"
+    if kind == "value_error":
+        return f"{shown} is not valid; {ctx['error']}"
+    if kind in _LENGTHS:
+        return f"{shown} has the wrong length; it {_LENGTHS[kind].format(**ctx)}{write}"
+    return f"{shown} is not valid; {error['msg'][:1].lower()}{error['msg'][1:]}{write}"
+
+
+def missing(root: type[BaseModel], path: KeyPath) -> str:
+    """Return the message about a required key that is not there."""
+    info = field_at(root, path)
+    example = info.examples[0] if info and info.examples else "digits"
+    return f"is missing; it has no default; add `{path[-1]}: {example}`"
+
+
+def translate(
+    root: type[BaseModel],
+    error: ValidationError,
+    data: Any,
+    show: Callable[[KeyPath, object], str],
+) -> list[Issue]:
+    """Return pydantic's errors as faults: paths as they stand in `data`, messages as sentences.
+
+    Args:
+        root: The model of a whole spec, in which paths are looked up.
+        error: What pydantic found.
+        data: The data that was validated.
+        show: Gives a value as the user wrote it.
+    """
+    faults: dict[KeyPath, Issue] = {}
+    for item in error.errors(include_url=False):
+        if item["type"] == FOLLOWS:
+            continue
+        path, value = _written_path(item["loc"], data)
+        info = field_at(root, path)
+        kind, reason = item["type"], item.get("ctx", {}).get("error")
+        if isinstance(reason, UserError):
+            found = [Issue(path + f.path, f.message, f.at_key) for f in reason.faults]
+        elif kind == "missing" and isinstance(item["loc"][-1], int):
+            place = item["loc"][-1] + 1
+            found = [
+                Issue(path, f"{show(path, value)} is too short; value {place} is missing; add it")
+            ]
+        elif kind == "missing":
+            inner = (*path, item["loc"][-1])
+            found = [Issue(inner, missing(root, inner))]
+        elif kind == "extra_forbidden":
+            found = [Issue(path, unknown_key(root, path), at_key=True)]
+        elif kind == "value_error" and (path == () or (info and section_of(info))):
+            found = [Issue(_named_field(root, path, str(reason)), str(reason))]
+        else:
+            found = [Issue(path, describe(item, info, dotted(path), show(path, value)))]
+        for fault in found:
+            # A union reports once for each of its arms; the last, widest one is kept: "a number".
+            faults[fault.path] = fault
+    return list(faults.values())
+
+
+def _written_path(loc: Sequence[str | int], data: Any) -> tuple[KeyPath, Any]:
+    """Return the part of pydantic's location that stands in the data, and the value there."""
+    path: KeyPath = ()
+    for part in loc:
+        if isinstance(data, list):
+            data = dict(enumerate(data))
+        if not isinstance(data, dict) or part not in data:
+            break
+        data = data[part]
+        path = (*path, part)
+    return path, data
+
+
+def _named_field(root: type[BaseModel], path: KeyPath, message: str) -> KeyPath:
+    """Return the path of the field that a section's own check begins its message with."""
+    first = message.split(maxsplit=1)[0]
+    return (*path, first) if field_at(root, (*path, first)) else path
+
+
+def _line(head: str, tail: str) -> str:
+    return f"{head}: {tail}" if head else tail
+
+
+def _options(ctx: Mapping[str, Any]) -> list[str]:
+    return re.findall(r"'([^']*)'", str(ctx["expected"])) or [str(ctx["expected"])]
+
+
+def _bounds(info: FieldInfo | None) -> str:
+    if info is None:
+        return ""
+    parts = [
+        f"{word} {getattr(rule, name):g}"
+        for rule in [*info.metadata, *_union_metadata(info.annotation)]
+        for name, word in _BOUNDS.items()
+        if isinstance(getattr(rule, name, None), int | float)
+    ]
+    return " and ".join(parts)
+
+
+def _union_metadata(annotation: Any) -> list[Any]:
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return []
+    return [m for arm in typing.get_args(annotation) for m in getattr(arm, "__metadata__", ())]
+
+
+def _example(info: FieldInfo | None, key: str) -> str:
+    if info is None:
+        return ""
+    example = info.examples[0] if info.examples else info.get_default(call_default_factory=False)
+    null = f" ({_NULL_MEANS[key]})" if key in _NULL_MEANS else ""
+    if isinstance(example, bool):
+        return f"; write {str(example).lower()}{null}"
+    if isinstance(example, int | float | str) and example != "":
+        return f"; write for example {example}{null}"
+    return f"; {_NULL_MEANS[key]}" if null else ""

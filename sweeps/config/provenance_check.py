@@ -1,0 +1,112 @@
+"""What a sweep's trials stand on: the spec's keys that give their values a meaning, the task's
+code, its data. A resume that would change it is refused.
+
+What must not live here: computing the digests (`trainable.fingerprint`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sweeps.config.revisions import changes
+from sweeps.config.spec import SweepSpec
+from trainable.fingerprint import ARGUMENTS, differences
+
+FIXED = ("name", "metric", "mode")
+"""A ledger compares values of one metric in one direction, and tracking finds it by its name."""
+_MEANING = ("task", "seed", "training_rules")
+_DIGITS = 12  # of a digest, in messages
+_SHOWN = 3  # of the samples that differ, in messages
+UNKNOWN = "unknown"
+"""In place of a fingerprint that cannot be taken."""
+
+
+class OriginChanged(ValueError):
+    """A resume would mix trials that cannot be compared."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Digests of what a sweep was run from."""
+
+    code: Mapping[str, str] = field(default_factory=dict)
+    """sha256 by source file."""
+    data: str | None = None
+    """None where the task cannot tell."""
+    samples: Mapping[str, Any] = field(default_factory=dict)
+    """A summary of the data, compared with a tolerance; none in sweeps of earlier releases."""
+
+    def tags(self) -> dict[str, str]:
+        """Return one digest of all the code, and the data's, as tags; `unknown` where none is."""
+        code = json.dumps(sorted(self.code.items())).encode()
+        return {
+            "gradsweep.code": hashlib.sha256(code).hexdigest() if self.code else UNKNOWN,
+            "gradsweep.data": UNKNOWN if self.data is None else self.data,
+        }
+
+
+def check_origin(
+    before: Origin, now: Origin, old: SweepSpec, new: SweepSpec, *, accepted: bool
+) -> None:
+    """Refuse a resume under which trials could not be compared.
+
+    Args:
+        before: What the sweep was run from.
+        now: What it would go on from.
+        old: Its spec.
+        new: The spec it would go on with.
+        accepted: The user wants the changes nevertheless.
+
+    Raises:
+        OriginChanged: With every difference.
+    """
+    differing = changes(old, new)
+    for key in FIXED:
+        if key in differing:
+            was, wanted = differing[key]
+            raise OriginChanged(
+                f"{key} is {was} in this sweep and cannot become {wanted}: all of its trials are "
+                "ranked and found by it; start a new sweep with `sweep run FILE --name NAME`"
+            )
+    found = [*_spec_differences(differing), *_code_differences(before.code, now.code)]
+    if before.data is not None and now.data != before.data:
+        found.append(f"data {_short(before.data)} -> {_short(now.data)}")
+    found += _sample_differences(before.samples, now.samples)
+    if found and not accepted:
+        raise OriginChanged(
+            f"trials of this sweep were run from something else: {'; '.join(found)}; trials "
+            "before and after could not be compared; restore it, or go on nevertheless with "
+            "--accept-changes"
+        )
+
+
+def _spec_differences(differing: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    for key, (was, wanted) in differing.items():
+        if key.partition(".")[0] in _MEANING:
+            yield f"{key} {was} -> {wanted}"
+
+
+def _code_differences(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    if not before:
+        return
+    for file in sorted({*before, *now}):
+        if before.get(file) != now.get(file):
+            yield f"{file} {_short(before.get(file))} -> {_short(now.get(file))}"
+
+
+def _sample_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    # Other arguments, of a space that was changed, may well give other data.
+    if not before or not now or before.get(ARGUMENTS) != now.get(ARGUMENTS):
+        return
+    if differing := differences(before, now):
+        more = len(differing) - _SHOWN
+        shown = [*differing[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        yield f"what the task builds differs in {', '.join(shown)}"
+
+
+def _short(digest: str | None) -> str:
+    return "none" if digest is None else digest[:_DIGITS]

@@ -1,0 +1,218 @@
+"""A sweep's own spec file: each revision a YAML document that carries its own digest.
+
+    # format 1, revision 1, 2026-11-20T16:08:46Z
+    version: 1
+    ...
+    # sha256 0f3c...
+    ---
+    # format 1, revision 2, 2026-11-20T17:20:11Z: trials: 4 -> 8
+    ...
+
+The newest revision whose digest verifies is the spec. Nothing that was written is ever written
+again: a revision is appended where a resume changes the spec. The file's appearance is what makes
+a sweep exist, and the format is that of the whole directory (`layout`). What must not live here:
+what the keys mean (`spec`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sweeps.config.logged_params import flatten
+from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.config.yaml_scalars import write_flow
+from sweeps.paths import FORMAT
+from trainable.config import Section
+from trainable.regular_files import LARGEST_TEXT, IrregularFile, read_regular
+from trainable.rules import EARLIEST
+
+_RULES_SINCE = 2
+"""The first format whose revisions say under which training rules the sweep was begun."""
+_BREAK = re.compile(rb"^---\n", re.MULTILINE)
+_FORMAT = re.compile(r"# format (\d+), revision ")
+# A flipped bit in the line break after it must not take the revision that it seals.
+_SEAL = re.compile(rb"^# sha256 ([0-9a-f]{64})(?:\n|[\s\S](?=---\n))", re.MULTILINE)
+
+
+class RevisionError(ValueError):
+    """No revision of a sweep's spec can be read, or a newer release wrote the sweep."""
+
+
+class Revision(NamedTuple):
+    """A sweep's spec as its file has it."""
+
+    spec: SweepSpec
+    number: int
+    """Counts from 1."""
+    damage: str | None
+    """A sentence about later revisions that cannot be used; None when there are none."""
+    format: int | None
+    """The directory's; None where it was written before there was a number, which is format 1."""
+    text: str
+    """The revision as it was written, on its lines of the file; its training rules added where
+    it was written before there were several."""
+
+
+def read_spec(path: Path) -> Revision:
+    """Return the newest revision of a sweep's spec that verifies.
+
+    Raises:
+        RevisionError: The file cannot be read, no revision in it verifies, or the directory is of
+            a newer format.
+        SpecError: The revision is of a version that this program does not know.
+    """
+    try:
+        documents = _BREAK.split(read_regular(path, LARGEST_TEXT))
+    except IrregularFile as error:
+        raise RevisionError(str(error)) from None
+    except OSError as error:
+        raise RevisionError(
+            f"{path} cannot be read ({error.strerror}); it says what the sweep is; correct its "
+            "permissions, or restore it from a backup"
+        ) from None
+    for number in range(len(documents), 0, -1):
+        text, rest = _unsealed(documents[number - 1])
+        if text is not None:
+            format = _format(text, path)
+            text = _with_rules(text)
+            above = sum(document.count(b"\n") + 1 for document in documents[: number - 1])
+            text = "\n" * above + text  # positions in messages are then those of the file
+            damage = None
+            if rest or number < len(documents):
+                damage = (
+                    f"{path}: what follows revision {number} cannot be used: it is damaged, cut "
+                    f"short or edited; revision {number} holds; give later changes again with "
+                    "-s KEY=VALUE"
+                )
+            return Revision(parse_spec(text, str(path), drawn=None), number, damage, format, text)
+    raise RevisionError(
+        f"{path} holds no revision of the spec that is whole: damaged, cut short or edited; "
+        "each carries its sha256, and changes are given with `sweep resume NAME -s KEY=VALUE`; "
+        "restore the file from a backup; ledger and checkpoints beside it are untouched"
+    )
+
+
+def read_revisions(path: Path) -> list[SweepSpec]:
+    """Return what a sweep's spec was and is: each revision that verifies, the newest last.
+
+    Raises:
+        SpecError: A revision is of a version that this program does not know.
+        OSError: The file cannot be read.
+    """
+    texts = [_unsealed(document)[0] for document in _BREAK.split(read_regular(path, LARGEST_TEXT))]
+    return [
+        parse_spec(_with_rules(text), str(path), drawn=None) for text in texts if text is not None
+    ]
+
+
+def write_spec(path: Path, spec: SweepSpec) -> None:
+    """Make `spec` the newest revision; a spec that already is leaves the file as it is, unless
+    the directory lacks its format, which a revision without changes then gives it.
+
+    Atomic: at any moment the file is the old one or the new one, also after a power loss.
+
+    Raises:
+        RevisionError: There is a file, and no revision in it verifies.
+        OSError: It cannot be written.
+    """
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.unlink(missing_ok=True)  # of a driver that died while it wrote
+    before, what = b"", ""
+    if path.exists():
+        newest = read_spec(path)
+        if is_unchanged(newest.spec, spec) and newest.format is not None:
+            return
+        before = read_regular(path, LARGEST_TEXT)
+        before += (b"" if before.endswith(b"\n") else b"\n") + b"---\n"
+        if changed := describe_changes(newest.spec, spec):
+            what = f": {changed}"
+    number = len(_BREAK.findall(before)) + 1
+    time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    head = f"# format {FORMAT}, revision {number}, {time}{what}"
+    text = f"{head}\n{spec.to_yaml()}".encode()
+    seal = f"# sha256 {hashlib.sha256(text).hexdigest()}\n".encode()
+    with aside.open("wb") as file:
+        file.write(before + text + seal)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def is_unchanged(before: SweepSpec, after: SweepSpec) -> bool:
+    """Return whether two specs would be written alike. To Python 1 and true are equal, and so are
+    mappings whose keys stand in another order.
+    """
+    return before.to_yaml() == after.to_yaml()
+
+
+def describe_changes(before: Section, after: Section, prefix: str = "") -> str:
+    """Return in one line what differs between two specs, or two of their sections whose keys have
+    a prefix: `trials: 4 -> 8`.
+    """
+    return ", ".join(
+        f"{prefix}{key}: {old} -> {new}" for key, (old, new) in changes(before, after).items()
+    )
+
+
+def changes(before: Section, after: Section) -> dict[str, tuple[str, str]]:
+    """Return the keys in which two specs, or the configurations of two runs, differ, each with its
+    values as they would be written.
+    """
+    old, new = _leaves(before), _leaves(after)
+    return {
+        key: (_written(old, key), _written(new, key))
+        for key in {**old, **new}
+        if _written(old, key) != _written(new, key)
+    }
+
+
+def _leaves(spec: Section) -> dict[str, Any]:
+    return dict(flatten(spec.model_dump(mode="json")))
+
+
+def _written(leaves: Mapping[str, Any], key: str) -> str:
+    return write_flow(leaves[key]) if key in leaves else "nothing"
+
+
+def _format(text: str, path: Path) -> int | None:
+    """Return the format that a revision says its sweep has; see `Revision`.
+
+    Raises:
+        RevisionError: It is newer than this release.
+    """
+    found = _FORMAT.match(text)
+    if found is None:
+        return None
+    if (number := int(found[1])) > FORMAT:
+        raise RevisionError(
+            f"{path} says that the sweep is of format {number}; this release reads formats up to "
+            f"{FORMAT} and leaves the sweep as it is; upgrade gradsweep"
+        )
+    return number
+
+
+def _with_rules(text: str) -> str:
+    """Return a revision's text with the training rules that hold where it does not say."""
+    found = _FORMAT.match(text)
+    if found is not None and int(found[1]) >= _RULES_SINCE:
+        return text
+    return f"{text}training_rules: {EARLIEST}\n"
+
+
+def _unsealed(document: bytes) -> tuple[str | None, bytes]:
+    """Return the text before a seal that verifies, or None, and what follows the seal."""
+    seal = _SEAL.search(document)
+    if seal is None or hashlib.sha256(document[: seal.start()]).hexdigest().encode() != seal[1]:
+        return None, b""
+    return document[: seal.start()].decode(), document[seal.end() :]

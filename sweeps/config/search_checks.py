@@ -1,0 +1,304 @@
+"""Checks of the space and the section `search` together: conditions, constraints, points to begin
+with, and whether a grid is one.
+
+They work on plain data, so that they also run where another part of the spec is wrong. What must
+not live here: which keys may be searched (`checks`), and the form of single values
+(`search_values`, `space_form`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from sweeps.config.constraints import Constraint, parse_constraint
+from sweeps.config.errors import Issue, KeyPath, dotted, nearest
+from sweeps.config.search_space import MOST_DRAWS, MOST_GRID_POINTS, SearchSpace
+from sweeps.config.search_validators import LEARN_NOTHING
+from sweeps.config.sections import SearchConfig
+from sweeps.config.space import WHEN, Choice, Distribution
+from sweeps.config.yaml_scalars import shown, write_flow
+from trainable.config import TaskConfig, TrainConfig
+
+Show = Callable[[KeyPath, object], str]
+
+
+def search_space(
+    space: Mapping[str, Distribution], search: SearchConfig, train: TrainConfig, task: TaskConfig
+) -> SearchSpace:
+    """Return the search space of a spec whose conditions are in order."""
+    constraints = [parse_constraint(text) for text in search.constraints]
+    wanted = {key for constraint in constraints for key in constraint.keys} - space.keys()
+    # Defaults that follow from a searched optimizer are no values of this spec.
+    follows = "train.optimizer.name" in space
+    data = {"train": train.model_dump(), "task": task.model_dump()}
+    if follows:
+        data["train"]["optimizer"] = train.optimizer.model_dump(exclude_unset=True)
+    fixed = {key: value for key in wanted if (value := _leaf(data, key)) is not None}
+    return SearchSpace(space, constraints, fixed)
+
+
+def search_faults(
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    show: Show,
+    drawn: int = 0,
+) -> Iterator[Issue]:
+    """Check what `space` and `search` say about each other.
+
+    Args:
+        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
+        space: The distributions; None for one that is wrong in itself.
+        show: Gives a value as the user wrote it.
+        drawn: Trials that there are; points of theirs are past, whatever the space is now.
+    """
+    sound = {key: one for key, one in space.items() if one is not None}
+    wrong = [fault for key in sound for fault in _condition_faults(key, space, show)]
+    yield from wrong
+    if wrong or len(sound) < len(space):
+        return
+    search = _search_of(data.get("search", {}))
+    if (whole := _whole(data, sound, search)) is None:
+        return
+    trials = data.get("trials")
+    yield from _warm_start_faults(search, data)
+    wrong = list(_constraint_faults(whole, search))
+    yield from wrong or _grid_faults(whole, search, trials)
+    yield from _point_faults(whole, search, trials, show, drawn, allowed=not wrong)
+
+
+def sound_constraints(
+    data: Mapping[str, Any], space: Mapping[str, Distribution | None]
+) -> SearchSpace:
+    """Return a space that allows what those constraints do that are in order.
+
+    Args:
+        data: As for `search_faults`.
+        space: Likewise.
+    """
+    sound = {key: one for key, one in space.items() if one is not None}
+    whole = _whole(data, sound, _search_of(data.get("search", {}))) or SearchSpace(sound)
+    kept = [one for one in whole.constraints if not any(_key_faults(one, whole))]
+    return replace(whole, constraints=kept)
+
+
+def _whole(
+    data: Mapping[str, Any], sound: Mapping[str, Distribution], search: SearchConfig
+) -> SearchSpace | None:
+    """Return the search space, or None where another part of the spec is wrong."""
+    task = data.get("task", "")
+    named = {"name": task} if isinstance(task, str) else task
+    try:
+        train = TrainConfig.model_validate(data.get("train", {}))
+        return search_space(sound, search, train, TaskConfig.model_validate(named))
+    except ValidationError:
+        return None
+
+
+def _search_of(data: object) -> SearchConfig:
+    """Return what of the section is sound in itself; the rest is reported elsewhere."""
+    data = data if isinstance(data, dict) else {}
+    try:
+        return SearchConfig.model_validate(data)
+    except ValidationError as error:
+        wrong = {item["loc"][0] for item in error.errors()}
+        return SearchConfig.model_validate({k: v for k, v in data.items() if k not in wrong})
+
+
+def _condition_faults(
+    key: str, space: Mapping[str, Distribution | None], show: Show
+) -> Iterator[Issue]:
+    distribution = space[key]
+    assert distribution is not None
+    for other, allowed in distribution.when:
+        path = ("space", key, WHEN, other)
+        if other not in space:
+            meant = nearest(other, [name for name in space if name != key])
+            fix = f"did you mean '{meant}'?" if meant else "search it, or leave the condition out"
+            message = f"'{other}' is not searched; a condition names another key of the space; "
+            yield Issue(path, message + fix, at_key=True)
+            continue
+        if (circle := _circle(key, other, space)) is not None:
+            message = f"'{key}' depends on itself ({' -> '.join(circle)}); remove one condition"
+            yield Issue(path, message, at_key=True)
+            continue
+        parent = space[other]
+        if parent is None:
+            continue
+        if not isinstance(parent, Choice):
+            yield Issue(
+                path,
+                f"'{other}' is drawn by {parent.name}; a condition names a choice, of whose "
+                "options some are asked for; make it a choice, or leave the condition out",
+                at_key=True,
+            )
+            continue
+        for index, value in enumerate(allowed):
+            if value not in parent.options:
+                single = len(allowed) == 1
+                text = show(path if single else (*path, index), value)
+                options = ", ".join(map(write_flow, parent.options))
+                yield Issue(
+                    path if single else (*path, index),
+                    f"{text} is no option of '{other}'; its options: {options}; write one of them",
+                )
+
+
+def _circle(
+    key: str, other: str, space: Mapping[str, Distribution | None]
+) -> tuple[str, ...] | None:
+    """Return the way from a key over another one back to it, or None."""
+    ways: list[tuple[str, ...]] = [(key, other)]
+    while ways:
+        way = ways.pop()
+        if way[-1] == key:
+            return way
+        distribution = space.get(way[-1])
+        further = [name for name, _ in distribution.when] if distribution else []
+        ways += [(*way, name) for name in further if name == key or name not in way]
+    return None
+
+
+def _constraint_faults(whole: SearchSpace, search: SearchConfig) -> Iterator[Issue]:
+    faulty = False
+    for index, constraint in enumerate(whole.constraints):
+        for message in _key_faults(constraint, whole):
+            faulty = True
+            yield Issue(("search", "constraints", index), message)
+    if search.constraints and not faulty and whole.drawn(0) is None:
+        yield Issue(
+            ("search", "constraints"),
+            f"none of {MOST_DRAWS:,} random points satisfies them; trials are drawn until one "
+            "does; loosen a constraint, or narrow the space to where they hold",
+        )
+
+
+def _key_faults(constraint: Constraint, whole: SearchSpace) -> Iterator[str]:
+    known = {**whole.fixed, **whole.distributions}
+    for key in constraint.keys:
+        if key not in known:
+            meant = nearest(key, known)
+            fix = f"did you mean '{meant}'?" if meant else "give it a number in the file"
+            yield (
+                f"'{key}' is neither searched nor has it a value; a constraint names keys of the "
+                f"space, or numbers below train. and task.; {fix}"
+            )
+            continue
+        distribution = whole.distributions.get(key)
+        values = distribution.options if isinstance(distribution, Choice) else ()
+        for value in values if distribution else (whole.fixed[key],):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                yield (
+                    f"{shown(value) if not isinstance(value, list | dict | tuple) else 'a list'} "
+                    f"is no number; a constraint compares numbers; '{key}' cannot stand in one"
+                )
+                break
+
+
+def _grid_faults(whole: SearchSpace, search: SearchConfig, trials: object) -> Iterator[Issue]:
+    if search.sampler != "grid":
+        return
+    endless = [key for key, one in whole.distributions.items() if one.values() is None]
+    for key in endless:
+        name = whole.distributions[key].name
+        yield Issue(
+            ("space", key, name),
+            f"{name} has no list of values, and the sampler is grid; a grid tries every value of "
+            "choice, int and quniform; write choice: [...], or another sampler",
+            at_key=True,
+        )
+    wanted = trials - len(search.try_first) if isinstance(trials, int) else 0
+    if endless:
+        return
+    size = whole.grid_size(wanted)
+    if (usable := min(size, MOST_GRID_POINTS)) < wanted:
+        first = f" beside the {len(search.try_first)} of try_first" if search.try_first else ""
+        told = (
+            ("each is tried once", "add values to the space")
+            if usable == size
+            else (f"the first {usable} can be tried", "search with another sampler")
+        )
+        yield Issue(
+            ("trials",),
+            f"{trials} trials are asked for, and the grid has {size} points{first}; {told[0]}; "
+            f"write trials: {usable + len(search.try_first)}, or {told[1]}",
+        )
+
+
+def _warm_start_faults(search: SearchConfig, data: Mapping[str, Any]) -> Iterator[Issue]:
+    path: KeyPath = ("search", "warm_start")
+    if search.warm_start and search.sampler in LEARN_NOTHING:
+        yield Issue(
+            path,
+            f"{search.sampler} does not learn from trials, so earlier ones are no use to it; "
+            "remove the key, or write sampler: tpe",
+        )
+    if data.get("name") in search.warm_start:
+        yield Issue(
+            path,
+            f"{shown(data['name'])} is this sweep itself; a warm start takes trials of earlier "
+            "ones; give this sweep another name",
+        )
+
+
+def _point_faults(
+    whole: SearchSpace,
+    search: SearchConfig,
+    trials: object,
+    show: Show,
+    drawn: int,
+    *,
+    allowed: bool,
+) -> Iterator[Issue]:
+    points = search.try_first
+    if isinstance(trials, int) and not isinstance(trials, bool) and 0 < trials < len(points):
+        yield Issue(
+            ("search", "try_first"),
+            f"there are {len(points)} points and {trials} trials; each point is a trial; write "
+            f"trials: {len(points)} or more",
+        )
+    for number, point in enumerate(points[drawn:], drawn):
+        path: KeyPath = ("search", "try_first", number)
+        wrong = [fault for key in point for fault in _value_faults(path, key, point, whole, show)]
+        yield from wrong
+        if not wrong and allowed and whole.drawn(0, point) is None:
+            some = "" if whole.unconditional().keys() <= point.keys() else ", whatever is drawn"
+            yield Issue(
+                path, f"the point violates search.constraints{some}; change it, or a constraint"
+            )
+
+
+def _value_faults(
+    path: KeyPath, key: str, point: Mapping[str, Any], whole: SearchSpace, show: Show
+) -> Iterator[Issue]:
+    at = (*path, key)
+    distribution = whole.distributions.get(key)
+    if distribution is None:
+        meant = nearest(key, whole.distributions)
+        fix = f"did you mean '{meant}'?" if meant else "search it, or set it in the file itself"
+        yield Issue(at, f"'{key}' is not searched; a point has keys of the space; {fix}", True)
+    elif not distribution.contains(point[key]):
+        yield Issue(
+            at,
+            f"{show(at, point[key])} lies outside {distribution}; a point lies inside the space; "
+            "change the value, or widen the space",
+        )
+    elif not distribution.exists(point):
+        missing = ", ".join(f"{k}: {write_flow(list(v))}" for k, v in distribution.when)
+        yield Issue(
+            at,
+            f"'{dotted((key,))}' exists only beside {missing}; a point says so itself; "
+            "give the point one of these values too",
+            True,
+        )
+
+
+def _leaf(data: Mapping[str, Any], key: str) -> Any:
+    head, _, rest = key.partition(".")
+    found: Any = data.get(head)
+    for part in rest.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,165 @@
+"""All parameters of a search together: which exist beside which, and which points are allowed.
+
+A point is a value for every parameter that exists in it. A parameter with a condition exists
+where others have certain values; a constraint forbids points. What must not live here: single
+distributions (`space`), the language of constraints (`constraints`), and who draws (`proposals`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sweeps.config.constraints import Constraint
+from sweeps.config.space import Distribution
+
+MOST_DRAWS = 10_000
+"""Random points among which one must satisfy the constraints."""
+MOST_GRID_POINTS = 1_000_000
+"""Of a grid, from its first: what lies beyond is nobody's to try."""
+Place = frozenset[tuple[str, Any]]
+"""Where a point lies in a grid."""
+UNFIT = ("train.batch_size", "train.loader.drop_last")
+"""What members of a population must have in common: a step of one would not be a step of the
+other."""
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Distributions by key, conditions among them, and constraints on what they draw.
+
+    Every condition names a `choice` of the same space, and none depends on itself.
+    """
+
+    distributions: Mapping[str, Distribution]
+    constraints: Sequence[Constraint] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Values that constraints name and nobody searches."""
+
+    def ordered(self) -> list[tuple[str, Distribution]]:
+        """Return the parameters as the spec has them, each after those that it depends on."""
+        found: dict[str, Distribution] = {}
+
+        def add(key: str) -> None:
+            for other, _ in self.distributions[key].when:
+                add(other)
+            found.setdefault(key, self.distributions[key])
+
+        for key in self.distributions:
+            add(key)
+        return list(found.items())
+
+    @property
+    def conditional(self) -> bool:
+        """Whether points differ in which parameters they have."""
+        return any(one.when for one in self.distributions.values())
+
+    def unconditional(self) -> dict[str, Distribution]:
+        """Return the parameters that every point has."""
+        return {key: one for key, one in self.distributions.items() if not one.when}
+
+    def point(self, value: Callable[[str, Distribution], Any]) -> dict[str, Any]:
+        """Return the point that `value` makes, asked for each parameter that exists in it."""
+        found: dict[str, Any] = {}
+        for key, distribution in self.ordered():
+            if distribution.exists(found):
+                found[key] = value(key, distribution)
+        return found
+
+    def allows(self, point: Mapping[str, Any]) -> bool:
+        """Say whether a point violates no constraint."""
+        values = {**self.fixed, **point}
+        return all(constraint.holds(values) for constraint in self.constraints)
+
+    def restated(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the point of this space that has these values; None when they lie outside.
+
+        Values of parameters that the space does not have are left out.
+        """
+        found: dict[str, Any] = {}
+        for key, distribution in self.ordered():
+            if distribution.exists(found):
+                if key not in values or not distribution.contains(values[key]):
+                    return None
+                found[key] = distribution.own(values[key])
+        return found if self.allows(found) else None
+
+    def drawn(
+        self, seed: int, known: Mapping[str, Any] | None = None, *, attempts: int = MOST_DRAWS
+    ) -> dict[str, Any] | None:
+        """Return the first allowed point of a random sequence; None when there is none.
+
+        Args:
+            seed: The sequence's.
+            known: Values that are given.
+            attempts: How much of the sequence is looked at.
+        """
+        generator = random.Random(seed)
+        given = known or {}
+
+        def value(key: str, distribution: Distribution) -> Any:
+            share = generator.random()
+            return distribution.own(given[key]) if key in given else distribution.at(share)
+
+        for _ in range(attempts):
+            if self.allows(point := self.point(value)):
+                return point
+        return None
+
+    def grid(self) -> Iterator[dict[str, Any]]:
+        """Yield the allowed points as nested loops do: the last parameter varies fastest.
+
+        Every distribution has finitely many values. A grid has at most a million points; what
+        lies beyond is nobody's to try.
+        """
+        points = itertools.islice(self._nested(self.ordered(), {}), MOST_GRID_POINTS)
+        return filter(self.allows, points)
+
+    def grid_size(self, most: int) -> int:
+        """Return how many points the grid has. Where parameters or points are left out of it, the
+        points are counted, up to `most` of them; else it is a product.
+        """
+        if self.conditional or self.constraints:
+            return sum(1 for _ in itertools.islice(self.grid(), most))
+        return math.prod(one.num_values() or 0 for one in self.distributions.values())
+
+    def place(self, point: Mapping[str, Any]) -> Place:
+        """Return what two points have in common when a grid has them once."""
+        return frozenset(point.items())
+
+    def digest(self) -> str:
+        """Return what two spaces have in common when they draw from the same distributions."""
+        data = {key: one.to_data() for key, one in sorted(self.distributions.items())}
+        return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
+
+    def _nested(
+        self, rest: Sequence[tuple[str, Distribution]], point: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        if not rest:
+            yield point
+            return
+        key, distribution = rest[0]
+        if not distribution.exists(point):
+            yield from self._nested(rest[1:], point)
+            return
+        for value in distribution.values() or ():
+            yield from self._nested(rest[1:], {**point, key: value})
+
+
+def mutable(space: SearchSpace) -> list[str]:
+    """Return the parameters that a member may change in the middle of its training, sorted.
+
+    It takes all others as they are from whom it inherits; also those on which others depend.
+    """
+    named = {key for one in space.distributions.values() for key, _ in one.when}
+    return sorted(
+        key
+        for key in space.distributions.keys() - named
+        if key.startswith(("train.optimizer.", "train.clip.")) and key != "train.optimizer.name"
+    )

@@ -1,0 +1,116 @@
+"""The values of the section `search` that are more than a number or a word, each on its own.
+
+What must not live here: what they mean beside the space (`search_checks`), and anything of Optuna
+(`samplers`): a spec is read by commands that only look.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sweeps.config.constraints import parse_constraint
+from sweeps.config.errors import Issue, UserError, nearest
+from sweeps.config.yaml_scalars import shown
+
+SAMPLERS = ("tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid")
+"""Samplers that have a name of their own."""
+LEARN_NOTHING = ("random", "qmc", "grid")
+"""Those to which trials so far make no difference."""
+_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def check_sampler(value: object) -> object:
+    """Return a sampler's name, or `module:Class`.
+
+    Raises:
+        Refused: It is neither.
+    """
+    if isinstance(value, str) and (value in SAMPLERS or _CLASS.fullmatch(value)):
+        return value
+    valid = f"valid: {', '.join(SAMPLERS)}, or module:Class of an Optuna sampler"
+    meant = nearest(value, SAMPLERS) if isinstance(value, str) else None
+    fix = f"did you mean '{meant}'?" if meant else "write one of them"
+    raise UserError(f"{_text(value)} is not known here; {valid}; {fix}")
+
+
+def check_points(value: object) -> object:
+    """Return a list of points, each a mapping of keys to single values.
+
+    Raises:
+        Refused: It is none.
+    """
+    rule = "`try_first` is a list of points, each a mapping of keys of the space to values"
+    example = "write [{train.optimizer.lr: 0.01}]"
+
+    def faults(index: int, point: object) -> Iterator[Issue]:
+        if not isinstance(point, dict) or not point:
+            text = "an empty mapping" if point == {} else _text(point)
+            yield Issue((index,), f"{text} is no point; {rule}; {example}")
+            return
+        for key, one in point.items():
+            if isinstance(one, list | dict):
+                message = f"{_text(one)} is no value of a parameter; {rule}; write one value"
+                yield Issue((index, key), message)
+
+    return _each(value, faults, f"{rule}; {example}")
+
+
+def check_constraints(value: object) -> object:
+    """Return a list of texts, each of which is a constraint.
+
+    Raises:
+        Refused: It is none.
+    """
+
+    def faults(index: int, text: object) -> Iterator[Issue]:
+        if not isinstance(text, str):
+            yield Issue((index,), f"{_text(text)} is no constraint; {rule}")
+            return
+        try:
+            parse_constraint(text)
+        except UserError as error:
+            yield from (Issue((index, *f.path), f.message) for f in error.faults)
+
+    rule = "`constraints` is a list of comparisons, each a text; write ['task.low < task.high']"
+    return _each(value, faults, rule)
+
+
+def sweep_names(value: object, check: Callable[[str], str]) -> object:
+    """Return one name, or several, as a list of names that `check` accepts.
+
+    Raises:
+        Refused: They are none.
+    """
+
+    def faults(index: int, name: object) -> Iterator[Issue]:
+        if not isinstance(name, str):
+            yield Issue((index,), f"{_text(name)} is no name; {rule}")
+        elif names.index(name) < index:
+            yield Issue((index,), f"{shown(name)} is named before; name each sweep once")
+        else:
+            try:
+                check(name)
+            except UserError as error:
+                yield from (Issue((index,), fault.message) for fault in error.faults)
+
+    rule = "`warm_start` names earlier sweeps below the same root; write [first, second]"
+    names: Any = [value] if isinstance(value, str) else value
+    return _each(names, faults, rule)
+
+
+def _each(
+    value: object, faults: Callable[[int, object], Iterator[Issue]], rule: str
+) -> list[object]:
+    if not isinstance(value, list):
+        raise UserError(f"{_text(value)} is no list; {rule}")
+    if found := [fault for index, item in enumerate(value) for fault in faults(index, item)]:
+        raise UserError(found)
+    return value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return "a list"
+    return "a mapping" if isinstance(value, dict) else shown(value)

@@ -1,0 +1,435 @@
+"""The sections that only a sweep has, with the rules of their fields, and the rule for names.
+
+What must not live here: how sections fit together (`checks`), and a training run's own sections
+(`trainable.config`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    field_validator,
+    model_validator,
+)
+
+from sweeps.config.durations import WrongDuration, parse_duration
+from sweeps.config.errors import Issue, UserError
+from sweeps.config.search_validators import (
+    check_constraints,
+    check_points,
+    check_sampler,
+    sweep_names,
+)
+from sweeps.config.space import Distribution
+from sweeps.config.space_parser import parse_distribution
+from sweeps.config.yaml_scalars import shown
+from tracking.address import is_database
+from trainable.config import Mode, Section
+
+LONGEST_KEY = 250  # what the tracking store takes
+_LONGEST_METRIC = LONGEST_KEY - len("best/")
+_LONGEST_NAME = 100
+# The tracking store's own, beside the sweeps' directories.
+_RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
+CREDENTIALS = re.compile(r"://[^/?#\s]*@")
+_ANY_AT = re.compile(r"://\S*@")
+_USER_ALONE = re.compile(r"://[^/?#\s:@]*@")
+_POSTGRESQL = ("postgresql://", "postgresql+psycopg2://")
+_BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+_OBJECTS = re.compile(rf"s3://{_BUCKET}(/(?!\.{{1,2}}(/|$))[\w.-]+)*/?", re.ASCII)
+_PASSWORD = re.compile(rf"{_ANY_AT.pattern}|[?&]\w*password=")
+
+
+class InvalidName(UserError):
+    """A sweep's name cannot become a directory."""
+
+
+def check_name(name: str, *, model: bool = False) -> str:
+    """Return a sweep's name when it may become a directory; the only way from names to paths.
+
+    Args:
+        model: It is a registered model's name, which MLflow makes paths and addresses of.
+
+    Raises:
+        InvalidName: With value, rule and remedy.
+    """
+    visible = shown(name)
+    rule = "a model's name is part of addresses" if model else "a name becomes a directory"
+    remedy = "use letters, digits, '-' and '_'"
+    if not name:
+        raise InvalidName(f"the name is empty; {rule}; write for example digits")
+    if len(name.encode(errors="replace")) > _LONGEST_NAME:
+        raise InvalidName(
+            f"{visible} has {len(name)} characters; {rule} and holds at most "
+            f"{_LONGEST_NAME} bytes; choose a shorter one"
+        )
+    if any(unicodedata.category(c).startswith("C") for c in name):
+        raise InvalidName(f"{visible} holds a control character; {rule}; {remedy}")
+    if "/" in name or "\\" in name:
+        if not model:
+            remedy = "use --root to choose another place"
+            rule = f"{rule} of that name below the root"
+        raise InvalidName(f"{visible} holds a path separator; {rule}; {remedy}")
+    if model and ":" in name:
+        raise InvalidName(f"{visible} holds a ':'; {rule}; {remedy}")
+    if name[0] in ".-" or ".." in name or name != name.strip():
+        raise InvalidName(
+            f"{visible} begins with '.', '-' or a blank, ends with a blank, or holds "
+            f"'..'; {rule}; {remedy}"
+        )
+    if name.lower() in _RESERVED_NAMES and not model:
+        raise InvalidName(
+            f"{visible} is where the embedded tracking store lives; {rule} beside it; "
+            "choose another name"
+        )
+    return name
+
+
+def _plain_number(value: float) -> int | float:
+    return int(value) if float(value).is_integer() else value
+
+
+Number = Annotated[float, PlainSerializer(_plain_number)]
+"""A number that is written without '.0' when it is whole."""
+
+
+def _check_gpu(value: object) -> object:
+    rule = "a GPU ask is 'auto', 0, a share below 1, or a whole number"
+    text = shown(value) if not isinstance(value, list | dict) else "a list or a mapping"
+    if value == "auto":
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{text} is not a GPU ask; {rule}; write auto, 0.5 or 1")
+    if value < 0:
+        raise UserError(f"{text} is negative; {rule}; write 0 for none")
+    if value > 1 and not float(value).is_integer():
+        raise UserError(
+            f"{text} is neither below 1 nor whole; {rule}; write 0.5 to share a GPU "
+            "between two trials, or 2 for two GPUs"
+        )
+    return value
+
+
+def _several(check: Callable[[object], str | None]) -> Callable[[object], object]:
+    """Return a validator of lists that reports each wrong item at its own place."""
+
+    def validate(value: object) -> object:
+        assert isinstance(value, list | tuple)
+        if len(value) < 2:
+            raise UserError(
+                f"the list holds {len(value)}; a list is for two metrics or more; "
+                "write a single one without brackets"
+            )
+        faults = [
+            Issue((index,), message)
+            for index, item in enumerate(value)
+            if (message := check(item)) is not None
+        ]
+        if faults:
+            raise UserError(faults)
+        return value
+
+    return validate
+
+
+def _metric_fault(item: object) -> str | None:
+    if isinstance(item, str) and 0 < len(item) <= _LONGEST_METRIC:
+        return None
+    text = shown(item) if not isinstance(item, list | dict) else "a list or a mapping"
+    return (
+        f"{text} is not the name of a metric; a name has 1 to {_LONGEST_METRIC} characters; "
+        "write for example val/loss"
+    )
+
+
+def _mode_fault(item: object) -> str | None:
+    if item in ("min", "max"):
+        return None
+    text = shown(item) if not isinstance(item, list | dict) else "a list or a mapping"
+    return f"{text} is not known here; valid: min, max; write one of them"
+
+
+def _kind(value: object) -> str:
+    return "several" if isinstance(value, list | tuple) else "one"
+
+
+Metric = Annotated[
+    Annotated[str, Field(min_length=1, max_length=_LONGEST_METRIC), Tag("one")]
+    | Annotated[
+        tuple[str, ...],
+        Field(strict=False),
+        BeforeValidator(_several(_metric_fault)),
+        Tag("several"),
+    ],
+    Discriminator(_kind),
+]
+"""One metric, or a list of two or more."""
+Modes = Annotated[
+    Annotated[Mode, Tag("one")]
+    | Annotated[
+        tuple[Mode, ...],
+        Field(strict=False),
+        BeforeValidator(_several(_mode_fault)),
+        Tag("several"),
+    ],
+    Discriminator(_kind),
+]
+"""The mode of one metric, or a list with one for each."""
+
+
+def check_names(value: object) -> object:
+    """Return the names of sweeps as a list; one may stand alone.
+
+    Raises:
+        Refused: They are none.
+    """
+    return sweep_names(value, check_name)
+
+
+class SearchConfig(Section):
+    """How the next trial's parameters are chosen."""
+
+    sampler: Annotated[str, BeforeValidator(check_sampler)] = "tpe"
+    """The algorithm that proposes parameters: one of those that have a name, or `module:Class` of
+    an Optuna sampler, which may be your own."""
+    startup_trials: int = Field(default=10, ge=0)
+    """Trials that must have ended with a result before the sampler learns from results; until then
+    it draws at random."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the sampler's constructor."""
+    try_first: Annotated[list[dict[str, Any]], BeforeValidator(check_points)] = Field(
+        default_factory=list
+    )
+    """Points to begin with, in order: key of the space -> value; what is left out is drawn."""
+    constraints: Annotated[list[str], BeforeValidator(check_constraints)] = Field(
+        default_factory=list
+    )
+    """Comparisons between parameters that every trial satisfies."""
+    warm_start: Annotated[list[str], BeforeValidator(check_names)] = Field(default_factory=list)
+    """Earlier sweeps below the same root whose trials the sampler learns from too."""
+
+
+class EarlyStoppingConfig(Section):
+    """Which trials are stopped before their budget is spent; without this section, none."""
+
+    scheduler: Literal["asha", "asha_promote", "hyperband", "median", "pbt", "pb2", "none"] = (
+        "asha"
+    )
+    """`asha` stops at each rung a trial that is not among its best 1/reduction by then.
+    `asha_promote` lets every trial pause there, and the best 1/reduction go on. `hyperband` is
+    ASHA with several first rungs, one of them the end. `median` stops a trial that is worse than
+    the median of the others. `none` lets every trial finish. `pbt` stops nobody: every
+    `interval_epochs` the worst trials go on from the weights of the best with other
+    hyperparameters; `pb2` has these chosen by a model of what helped so far."""
+    grace_epochs: int = Field(default=1, ge=1)
+    """Epochs that every trial gets; below `budget.epochs`."""
+    reduction: int = Field(default=3, ge=2)
+    """One trial in this many is continued beyond a rung; also the factor between two rungs."""
+    min_trials: int = Field(default=3, ge=1)
+    """`median`: how many others must have come as far before a trial is stopped."""
+    interval_epochs: int = Field(default=1, ge=1)
+    """`pbt`, `pb2`: epochs from one comparison to the next; below `budget.epochs`."""
+    quantile: Number = Field(default=0.25, gt=0, le=0.5)
+    """`pbt`, `pb2`: the share of trials that is replaced each time, by as many of the best."""
+    resample: Number = Field(default=0.25, ge=0, le=1)
+    """`pbt`, `pb2`: the probability that a hyperparameter is drawn anew instead of changed a
+    little."""
+
+    @property
+    def is_population(self) -> bool:
+        """Whether trials go on from each other's weights."""
+        return self.scheduler in ("pbt", "pb2")
+
+    @property
+    def hears_reports(self) -> bool:
+        """Whether a running trial may be stopped after any of its reports."""
+        return self.scheduler in ("asha", "hyperband", "median")
+
+
+class PlateauConfig(Section):
+    """When a sweep has stopped improving."""
+
+    trials: int | None = Field(default=None, ge=1, examples=[20])
+    """The sweep ends once so many trials in a row, complete or pruned, have not improved its best
+    value; null: never."""
+    min_delta: Number = Field(default=0, ge=0)
+    """An improvement is one by more than this."""
+
+    @model_validator(mode="after")
+    def _delta_needs_trials(self) -> PlateauConfig:
+        if self.trials is None and self.min_delta:
+            raise ValueError(
+                f"min_delta is {self.min_delta:g} and trials is null: without a number of trials "
+                "there is no plateau; write for example trials: 20"
+            )
+        return self
+
+
+class StopConfig(Section):
+    """What ends the whole sweep before its trials are spent; without this section, nothing.
+    Trials that are under way then are stopped."""
+
+    hours: Number | None = Field(default=None, gt=0, examples=[2])
+    """The time that trials are run in all, by all attempts at the sweep together; null: no
+    limit."""
+    value: float | None = Field(default=None, examples=[0.05])
+    """A value of `metric`: the sweep ends once a complete trial has reached it; null: none."""
+    plateau: PlateauConfig = PlateauConfig()
+
+
+class ResourcesConfig(Section):
+    """What one trial gets."""
+
+    cpu: Number = Field(default=1, gt=0)
+    """CPUs of one trial; also the number of its threads. Loader processes come on top."""
+    gpu: Annotated[Literal["auto"] | Number, BeforeValidator(_check_gpu)] = "auto"
+    """GPUs of one trial: a share below 1, a whole number, or auto: an equal share of each, with
+    room for what its steps were measured to take. 0 hides them from it."""
+
+
+def _without_credentials(uri: str) -> str:
+    """Return an address that may be stored in clear.
+
+    Raises:
+        Refused: It holds a password, or a user that is one.
+    """
+    remedy = "leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+    # A path may hold an '@'; in the address of a server it can only stand behind credentials.
+    if uri.startswith(("sqlite:", "file:")):
+        found = CREDENTIALS.search(uri)
+    elif is_database(uri):  # whose user is no secret: the password beside it is
+        found = _PASSWORD.search(_USER_ALONE.sub("://", uri, count=1))
+        remedy = "leave the password out and set PGPASSWORD or PGPASSFILE"
+    else:
+        found = _ANY_AT.search(uri)
+    if found:
+        raise UserError(
+            "the address holds credentials; a spec is stored and tracked in "
+            f"clear; {remedy} in the environment"
+        )
+    return uri
+
+
+class TrackingConfig(Section):
+    """Where people look at the results."""
+
+    uri: str | None = Field(default=None, min_length=1)
+    """The tracking server or database, without a password; null: a store in the root directory."""
+    every: int = Field(default=1, ge=1)
+    """Steps between two recorded points of a curve; the first and each epoch's last stay."""
+
+    @field_validator("uri")
+    @classmethod
+    def _no_credentials(cls, uri: str | None) -> str | None:
+        return None if uri is None else _without_credentials(uri)
+
+
+class StorageConfig(Section):
+    """Where a sweep is kept."""
+
+    ledger: str | None = Field(default=None, min_length=1)
+    """The database of the trials' ledger, `postgresql://USER@HOST/DATABASE` without a password,
+    which sweeps may share, and which lets one driver at a time run a sweep, whatever its host;
+    null: a file in the sweep's directory."""
+
+    checkpoints: str | None = Field(default=None, min_length=1)
+    """The object store of the trials' checkpoints, `s3://BUCKET/PREFIX`; where it is and who may
+    use it is said by the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
+    `AWS_SECRET_ACCESS_KEY`); null: in the sweep's directory."""
+
+    @field_validator("checkpoints")
+    @classmethod
+    def _is_object_store(cls, address: str | None) -> str | None:
+        if address is None:
+            return None
+        if _ANY_AT.search(address):
+            raise UserError(
+                "the address holds credentials; a spec is stored and tracked in clear; leave them "
+                "out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
+            )
+        if not _OBJECTS.fullmatch(address):
+            raise UserError(
+                f"{shown(address)} is no place in an object store; checkpoints lie below "
+                "s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in "
+                "the sweep's directory; write for example s3://my-bucket/sweeps, or null"
+            )
+        return address.rstrip("/")
+
+    @field_validator("ledger")
+    @classmethod
+    def _is_postgresql(cls, uri: str | None) -> str | None:
+        if uri is None:
+            return None
+        _without_credentials(uri)
+        if not uri.startswith(_POSTGRESQL):
+            raise UserError(
+                f"{shown(uri)} is no address of a PostgreSQL database; a ledger lies in one, or "
+                "in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null"
+            )
+        return uri
+
+
+_STEP_TIMEOUT = "30m"
+
+
+def _check_step_timeout(value: object) -> object:
+    """Return seconds, `off` or None."""
+    if value is None or value == "off":
+        return value
+    rule = "the longest time without progress is a duration above 0, off, or null for automatic"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        text = shown(value) if not isinstance(value, list | dict) else "a list or a mapping"
+        raise UserError(f"{text} is no duration; {rule}; write for example {_STEP_TIMEOUT}")
+    try:
+        seconds = parse_duration(
+            format(value, "f") if isinstance(value, float) else str(value), ""
+        )
+    except WrongDuration:
+        raise UserError(
+            f"{shown(value)} is no duration, or longer than a year; {rule}; write for example "
+            f"{_STEP_TIMEOUT}"
+        ) from None
+    if seconds <= 0:
+        raise UserError(f"{shown(value)} is no time; {rule}; write {_STEP_TIMEOUT}, or off")
+    return seconds
+
+
+class FailuresConfig(Section):
+    """What happens when a trial dies of something that is not its parameters' fault."""
+
+    max_retries: int = Field(default=0, ge=0, examples=[2])
+    """How often a trial is tried again that made no progress for `step_timeout`, and how often
+    more one that has lost its process three times in a row without having committed a checkpoint.
+    Other losses are never counted: it goes on from its newest one."""
+    same_failure_limit: int = Field(default=3, ge=0)
+    """The sweep stops when this many trials fail in the same way with none getting through in
+    between; 0: never. Non-finite losses and memory depend on parameters and do not count."""
+    out_of_memory: Literal["fail", "halve_batch"] = "fail"
+    """What a trial does when the memory does not suffice: fail, or take the same steps in twice as
+    many micro-batches of half the size, from its newest checkpoint."""
+    step_timeout: Annotated[
+        float | Literal["off"] | None, BeforeValidator(_check_step_timeout)
+    ] = Field(default=None, examples=["30m"])
+    """For how long a trial may make no progress, such as 30m: take no step, evaluate no batch,
+    finish no save, and in a loop of your own yield nothing. Then its worker writes the stacks of
+    its threads to trial.log and is ended, and the trial fails. null: 20 times the slowest so far
+    of what it is doing, at least 10 minutes, and 6 hours for the first of each; off: for ever.
+    Opening the run may take 10 minutes in any case. Workers on other hosts are not watched."""
+
+
+Space = dict[
+    str,
+    Annotated[
+        Distribution, BeforeValidator(parse_distribution), PlainSerializer(Distribution.to_data)
+    ],
+]

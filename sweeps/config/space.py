@@ -1,0 +1,362 @@
+"""The search space: what values a parameter may take, and with what weight.
+
+    {uniform: [low, high]}           a number, every value as likely
+    {loguniform: [low, high]}        a number, every order of magnitude as likely
+    {quniform: [low, high, step]}    low, low + step, ..., high
+    {int: [low, high]}               a whole number, both ends included
+    {int: [low, high], step: n}      low, low + n, ..., high
+    {logint: [low, high]}            a whole number, every order of magnitude as likely
+    {powers: [low, high, factor]}    low, low * factor, low * factor ** 2, ..., high
+    {choice: [a, b, ...]}            one of the listed values, which may be lists and mappings
+
+What must not live here: reading the short form (`space_form`), all parameters together
+(`search_space`), which fields a space may name (`checks`), and how values are drawn (the sampler).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
+
+from sweeps.config.yaml_scalars import write_flow
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+Scalar = None | bool | int | float | str
+
+WHEN = "when"
+"""The key beside a distribution that says under which other values the parameter exists."""
+STEP = "step"
+"""The key beside `int` that says how far apart its values are."""
+_MOST_VALUES = 100  # whole numbers inside a range that are tried when a spec is checked
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Base of all distributions; `str()` is the YAML form, and `parse_distribution` reads it
+    back."""
+
+    name: ClassVar[str]
+    form: ClassVar[str]
+    draws: ClassVar[str] = "numbers"
+
+    when: tuple[tuple[str, tuple[Scalar, ...]], ...] = field(default=(), kw_only=True)
+    """The parameter exists in trials in which each of these keys has one of these values."""
+
+    def to_optuna(self) -> BaseDistribution:
+        """Return the same distribution for an Optuna study."""
+        raise NotImplementedError
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the short form as it stands in a spec, such as `{"int": [1, 8]}`."""
+        data: dict[str, Any] = {self.name: self.arguments()}
+        if self.when:
+            data[WHEN] = {k: v[0] if len(v) == 1 else list(v) for k, v in self.when}
+        return data
+
+    def arguments(self) -> list[Any]:
+        """Return the numbers or options in the order of the short form."""
+        raise NotImplementedError
+
+    def probes(self) -> list[tuple[int | None, Any]]:
+        """Return values that every field of this distribution must accept.
+
+        Returns:
+            Pairs of the argument's index (None: a value in between) and the value as it would be
+            drawn.
+        """
+        raise NotImplementedError
+
+    def at(self, share: float) -> Any:
+        """Return the value below which this share of all draws lies; `share` is in [0, 1)."""
+        raise NotImplementedError
+
+    def values(self) -> Iterable[Any] | None:
+        """Return every value in order, or None where a grid cannot have them all."""
+        return None
+
+    def num_values(self) -> int | None:
+        """Return how many values there are, or None where a grid cannot have them all."""
+        return None
+
+    def contains(self, value: object) -> bool:
+        """Say whether the distribution could have drawn a value."""
+        raise NotImplementedError
+
+    def own(self, value: Any) -> Any:
+        """Return a value that it contains as it would have drawn it: 1 as 1.0, for example, and a
+        rounding error beside a step as that step."""
+        return value
+
+    def configured(self, value: Any) -> Any:
+        """Return a drawn value as a trial's configuration has it."""
+        return value
+
+    def nearest(self, value: float) -> Any:
+        """Return the value nearest to a number that it could have drawn; of numbers only."""
+        raise NotImplementedError
+
+    def exists(self, values: Mapping[str, Any]) -> bool:
+        """Say whether the parameter exists beside these values of other ones."""
+        return all(key in values and values[key] in allowed for key, allowed in self.when)
+
+    def __str__(self) -> str:
+        return write_flow(self.to_data())
+
+
+@dataclass(frozen=True)
+class _Range(Distribution):
+    low: float
+    high: float
+
+    form: ClassVar[str] = "[low, high]"
+
+    def arguments(self) -> list[Any]:
+        return [self.low, self.high]
+
+    def probes(self) -> list[tuple[int | None, Any]]:
+        return [(0, self.low), (1, self.high)]
+
+    def at(self, share: float) -> Any:
+        return min(self.high, self.low + share * (self.high - self.low))
+
+    def contains(self, value: object) -> bool:
+        return is_number(value) and self.low <= value <= self.high
+
+    def own(self, value: Any) -> Any:
+        return float(value)
+
+    def nearest(self, value: float) -> Any:
+        return float(min(max(value, self.low), self.high))
+
+
+@dataclass(frozen=True)
+class Uniform(_Range):
+    """A number between `low` and `high`."""
+
+    name: ClassVar[str] = "uniform"
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class LogUniform(_Range):
+    """A number between `low` and `high`, uniform in its logarithm."""
+
+    name: ClassVar[str] = "loguniform"
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high, log=True)
+
+    def at(self, share: float) -> Any:
+        return min(self.high, max(self.low, self.low * (self.high / self.low) ** share))
+
+
+@dataclass(frozen=True)
+class QUniform(_Range):
+    """One of `low`, `low + step`, ..., `high`."""
+
+    step: float
+
+    name: ClassVar[str] = "quniform"
+    form: ClassVar[str] = "[low, high, step]"
+
+    def arguments(self) -> list[Any]:
+        return [self.low, self.high, self.step]
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high, step=self.step)
+
+    def at(self, share: float) -> Any:
+        return self._on_step(int(share * self._count()))
+
+    def values(self) -> Iterable[Any] | None:
+        return map(self._on_step, range(self._count()))
+
+    def num_values(self) -> int | None:
+        return self._count()
+
+    def contains(self, value: object) -> bool:
+        if not is_number(value) or not math.isfinite(value):
+            return False
+        steps = (value - self.low) / self.step
+        near = math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # as Optuna has it
+        return near and 0 <= round(steps) < self._count()
+
+    def own(self, value: Any) -> Any:
+        found = self.nearest(value)
+        return found if self.contains(found) else float(value)  # else Optuna takes none
+
+    def nearest(self, value: float) -> Any:
+        return self._on_step(round((super().nearest(value) - self.low) / self.step))
+
+    def _count(self) -> int:
+        return round((self.high - self.low) / self.step) + 1
+
+    def _on_step(self, index: int) -> float:
+        # In decimal, as people write it: three steps of 0.1 are 0.3.
+        return float(Decimal(str(self.low)) + index * Decimal(str(self.step)))
+
+
+@dataclass(frozen=True)
+class Int(Distribution):
+    """A whole number from `low` to `high`, both included, `step` apart."""
+
+    low: int
+    high: int
+    step: int = 1
+
+    name: ClassVar[str] = "int"
+    form: ClassVar[str] = "[low, high]"
+    draws: ClassVar[str] = "whole numbers"
+
+    def arguments(self) -> list[Any]:
+        return [self.low, self.high]
+
+    def to_data(self) -> dict[str, Any]:
+        data = super().to_data()
+        return data if self.step == 1 else {self.name: data.pop(self.name), STEP: self.step} | data
+
+    def probes(self) -> list[tuple[int | None, Any]]:
+        # Neighbours, so that a rule which only some whole numbers keep is met.
+        inner = range(self.low + self.step, self.high, self.step)[:_MOST_VALUES]
+        return [(0, self.low), (1, self.high), *((None, value) for value in inner)]
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import IntDistribution
+
+        return IntDistribution(self.low, self.high, step=self.step)
+
+    def at(self, share: float) -> Any:
+        return self.low + int(share * ((self.high - self.low) // self.step + 1)) * self.step
+
+    def values(self) -> Iterable[Any] | None:
+        return range(self.low, self.high + 1, self.step)
+
+    def num_values(self) -> int | None:
+        return (self.high - self.low) // self.step + 1
+
+    def contains(self, value: object) -> bool:
+        within = is_number(value) and self.low <= value <= self.high and value == int(value)
+        return within and (int(value) - self.low) % self.step == 0  # type: ignore[call-overload]
+
+    def own(self, value: Any) -> Any:
+        return int(value)
+
+    def nearest(self, value: float) -> Any:
+        found = min(max(value, self.low), self.high)
+        return self.low + round((round(found) - self.low) / self.step) * self.step
+
+
+@dataclass(frozen=True)
+class LogInt(Int):
+    """A whole number from `low` to `high`, uniform in its logarithm."""
+
+    name: ClassVar[str] = "logint"
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import IntDistribution
+
+        return IntDistribution(self.low, self.high, log=True)
+
+    def at(self, share: float) -> Any:
+        low, high = self.low - 0.5, self.high + 0.5  # each end gets as much room as the others
+        return min(self.high, max(self.low, round(low * (high / low) ** share)))
+
+    def values(self) -> Iterable[Any] | None:
+        return None  # its weights are its meaning, and a grid has none
+
+
+@dataclass(frozen=True)
+class Choice(Distribution):
+    """One of the listed values.
+
+    An option that is a list or a mapping is drawn and recorded as its JSON text, because a study
+    takes single values only; `configured` gives it back.
+    """
+
+    options: tuple[Scalar, ...]
+    texts: frozenset[str] = field(default=frozenset(), kw_only=True)
+    """Those options that stand for a list or a mapping."""
+
+    name: ClassVar[str] = "choice"
+    form: ClassVar[str] = "[first, second, ...]"
+
+    def arguments(self) -> list[Any]:
+        return [*map(self.configured, self.options)]
+
+    def probes(self) -> list[tuple[int | None, Any]]:
+        return list(enumerate(self.options))
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.options)
+
+    def at(self, share: float) -> Any:
+        return self.options[int(share * len(self.options))]
+
+    def values(self) -> Iterable[Any] | None:
+        return self.options
+
+    def num_values(self) -> int | None:
+        return len(self.options)
+
+    def contains(self, value: object) -> bool:
+        return as_option(value) in self.options
+
+    def own(self, value: Any) -> Any:
+        return self.options[self.options.index(as_option(value))]
+
+    def configured(self, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) and value in self.texts else value
+
+
+@dataclass(frozen=True)
+class Powers(Choice):
+    """One of `low`, `low * factor`, `low * factor ** 2`, ..., `high`."""
+
+    name: ClassVar[str] = "powers"
+    form: ClassVar[str] = "[low, high, factor]"
+    draws: ClassVar[str] = "numbers"
+
+    def arguments(self) -> list[Any]:
+        low, second, *_ = values = [x for x in self.options if is_number(x)]
+        factor = Decimal(str(second)) / Decimal(str(low))
+        return [low, values[-1], int(factor) if factor == int(factor) else float(factor)]
+
+    def probes(self) -> list[tuple[int | None, Any]]:
+        first, *inner, last = self.options
+        return [(0, first), (1, last), *((None, value) for value in inner)]
+
+
+def configured(space: Mapping[str, Distribution], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return drawn values as a trial's configuration has them."""
+    return {k: space[k].configured(v) if k in space else v for k, v in params.items()}
+
+
+def as_option(value: Any) -> Any:
+    """Return what stands for a value among the options of a choice."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+
+
+KINDS: dict[str, type[Distribution]] = {
+    kind.name: kind for kind in (Uniform, LogUniform, QUniform, Int, LogInt, Powers, Choice)
+}
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Say whether a value is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

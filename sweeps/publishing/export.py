@@ -1,0 +1,197 @@
+"""Weights, registered models and reports, each made by a child process: torch, MLflow and Plotly
+would stay in this one's memory, and a driver must remain small.
+
+What must not live here: what they are made of (`trainable.export`, `register`, `report`).
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from redaction.secrets import redact
+from sweeps.checkpoint_locations import best_generation
+from sweeps.config.spec import SweepSpec, trial_yaml
+from sweeps.ledger.reader import TrialSummary
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.publishing.model_card import FILE_NAME, model_card
+from sweeps.recording.tags import attempt_tags
+from sweeps.recording.trial_config import trained_with
+from sweeps.results.sweep_status import NoBest, SweepStatus
+from trainable.errors import StorageError
+from trainable.export import AWAY
+from trainable.regular_files import LARGEST_TEXT, read_regular
+
+
+class NoReport(Exception):
+    """A sweep's report could not be written."""
+
+
+class NoVersion(Exception):
+    """A model could not be registered."""
+
+
+def export_best(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:
+    """Write the best trial's weights and resolved configuration into a new directory.
+
+    Args:
+        view: The sweep.
+        directory: Where to write.
+        trial: Which one, where several trials are the best.
+
+    Raises:
+        NoBest: No trial has completed, or it saved no weights.
+        NoChoice: Several are, and none of them was chosen.
+        FileExistsError: The directory holds files already.
+    """
+    record = view.chosen(trial)
+    if directory.exists() and any(directory.iterdir()):
+        raise FileExistsError(
+            f"{directory} is not empty; an export overwrites nothing; name a new directory"
+        )
+    where = attempt_tags(view.ledger.attempts)
+    ended = sum(one.finished for one in view.records)
+    return export_trial(view.paths, view.spec, record, directory, where, ended)
+
+
+def export_trial(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    record: TrialSummary,
+    directory: Path,
+    provenance: Mapping[str, str],
+    ended: int,
+) -> list[Path]:
+    """Write a trial's best weights (safetensors), its resolved configuration and its model card.
+
+    Args:
+        paths: The sweep.
+        spec: What it is.
+        record: The trial.
+        directory: Where to write; made when missing.
+        provenance: Where it was trained, as tags, for the card.
+        ended: Of how many trials that have ended it is the best, for the card.
+
+    Returns:
+        The files written.
+
+    Raises:
+        NoBest: The checkpoint of its best value is gone or damaged, or it never saved one.
+        OSError: Its configuration cannot be read, or nothing be written.
+        StorageError: The object store that has it cannot be reached, or the machine ended the
+            process that writes it; it may be done later.
+    """
+    generation = best_generation(paths, spec, record)
+    if isinstance(generation, str):
+        raise NoBest(generation)
+    if record.lineage:  # the file beside the trial is that of its last hyperparameters
+        resolved = trial_yaml(spec.trial_config(record.number, record.best_params)).encode()
+    else:
+        resolved = read_regular(paths.trial(record.number) / TRIAL_CONFIG, LARGEST_TEXT)
+    directory.mkdir(parents=True, exist_ok=True)
+    weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
+    # A child process: torch would stay in this one's memory, and the driver must remain small.
+    child = subprocess.run(
+        [sys.executable, "-P", "-m", "trainable.export", generation.address, str(weights)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        start_new_session=True,  # Ctrl-C is the driver's to answer
+    )
+    if child.returncode:
+        later = child.returncode == AWAY or child.returncode < 0
+        raise StorageError(_reason(child)) if later else NoBest(_reason(child))
+    config.write_bytes(resolved)
+    card = directory / FILE_NAME
+    known = trained_with(paths, spec, record)
+    held = child.stdout.splitlines()
+    text = model_card(spec, record, known, generation, provenance, ended, held)
+    card.write_text(text, encoding="utf-8")
+    return [weights, config, card]
+
+
+def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool = False) -> str:
+    """Put a sweep's best model into the model registry.
+
+    Args:
+        paths: The sweep.
+        number: The best trial.
+        model: The registered model's name; a further version when it exists.
+        pickled: As a pickle of its class, not as a graph.
+
+    Returns:
+        The version.
+
+    Raises:
+        NoVersion: It could not be done; the message says why.
+    """
+    form = "pickle" if pickled else "pt2"
+    # A child process, for the same reason as in `export_trial`.
+    child = subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "sweeps.publishing.model_registry"),
+            *(str(paths.root), paths.name, str(number), model, form),
+        ],
+        capture_output=True,
+        text=True,
+        errors="replace",  # what a task prints need not be text
+        check=False,
+    )
+    if child.returncode:
+        raise NoVersion(_reason(child))
+    return child.stdout.strip()
+
+
+def draw_report(paths: SweepPaths, target: Path) -> Path:
+    """Write a sweep's report, a page that needs nothing but a browser.
+
+    Args:
+        paths: The sweep; it may be running.
+        target: The file; its directory is made when missing.
+
+    Raises:
+        NoReport: It could not be done; the message says why.
+    """
+    # A child process, for the same reason as in `export_trial`.
+    child = subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "sweeps.publishing.report"),
+            *(str(paths.root), paths.name, str(target)),
+        ],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        process_group=0,  # Ctrl-C at the terminal is for the caller
+    )
+    return answer(child.returncode, child.stderr, target)
+
+
+def answer(code: int, said: str, target: Path) -> Path:
+    """Return where a report was written by a process that ended with this.
+
+    Raises:
+        NoReport: It was not.
+    """
+    if code:
+        raise NoReport(_last_words(code, said))
+    return target
+
+
+def _reason(child: subprocess.CompletedProcess[str]) -> str:
+    return _last_words(child.returncode, child.stderr)
+
+
+def _last_words(code: int, stderr: str) -> str:
+    """Return the last line of what a child process said, or how it was ended."""
+    said = stderr.strip().splitlines()
+    if code < 0:
+        return (
+            f"its process was ended by {signal.Signals(-code).name}, as a machine "
+            "short of memory does; free some, then try again"
+        )
+    return redact(said[-1]) if said else f"its process ended with {code}"

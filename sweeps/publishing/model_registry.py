@@ -1,0 +1,92 @@
+"""A sweep's best model, put into the model registry.
+
+    python -m sweeps.publishing.model_registry ROOT NAME NUMBER MODEL {pt2|pickle}
+
+prints the version, in a program of its own: torch and MLflow take seconds to import. What must not
+live here: how a model is built (`trainable`), or kept (`tracking`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from sweeps.checkpoint_locations import best_generation
+from sweeps.paths import SweepPaths
+from sweeps.recording.trial_config import trained_with
+from sweeps.results.sweep_status import NoBest, SweepStatus
+from sweeps.store_access import reach_tracking
+from tracking.registry import NotRegistered, register_model
+from trainable.config import TrialConfig
+from trainable.errors import TrainingError
+from trainable.export import load_model
+from trainable.task_import import prepare_process
+
+_OURS = ("sweeps", "trainable", "tracking", "redaction")
+"""Who loads a model need not have them."""
+
+
+def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) -> str:
+    """Register a trial's model, the best one's, under a name.
+
+    Args:
+        view: The sweep.
+        model: The registered model's name.
+        pickled: As a pickle of its class, not as a graph.
+
+    Returns:
+        The version.
+
+    Raises:
+        NoBest: The checkpoint of its best value is gone, or it saved none.
+        NotRegistered: The sweep's run does not exist yet, or the registry refuses.
+        TrainingError: The model cannot be built again.
+    """
+    record = view.record(number)
+    generation = best_generation(view.paths, view.spec, record)
+    if isinstance(generation, str):
+        raise NoBest(generation)
+    run_id = view.delivered.sweep_run_id
+    if run_id is None:
+        raise NotRegistered(
+            f"the run of sweep '{view.paths.name}' is not at the tracking store yet, and a model "
+            f"belongs to a run; deliver it with: {view.paths.command('sync')}"
+        )
+    config = TrialConfig.model_validate(trained_with(view.paths, view.spec, record))
+    with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints
+        built, inputs = load_model(config, generation.address, pickled=pickled)
+        return register_model(
+            reach_tracking(view.paths, view.spec)[0],
+            run_id,
+            model,
+            built,
+            inputs,
+            digest=generation.sha256,
+            tags={
+                "gradsweep.sweep_id": view.ledger.sweep_id,
+                "gradsweep.trial": str(record.number),
+                **{
+                    metric: repr(value)
+                    for metric, value in zip(view.spec.metrics, record.values, strict=True)
+                },
+            },
+            pickled=pickled,
+            without=_OURS,
+        )
+
+
+def main(arguments: list[str]) -> None:
+    """Register as the module's docstring says."""
+    root, name, number, model, form = arguments
+    prepare_process()
+    try:
+        view = SweepStatus(SweepPaths(Path(root), name))
+        version = register_best(view, int(number), model, pickled=form == "pickle")
+    except (NoBest, NotRegistered, TrainingError) as error:
+        sys.exit(str(error))
+    print(version)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,64 @@
+"""A recorder for whoever runs a sweep: it looks at the sweep's lock before each record.
+
+A driver that stood still may have been replaced meanwhile, and what it queues would come after
+what the other one has told. What must not live here: what is recorded, and the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from tracking.recorder import MetricRow, Recorder, Status
+
+
+class LockedRecorder:
+    """Records for as long as that is this driver's to do.
+
+    Args:
+        recorder: Where to.
+        fence: Called before each record; raises when another driver may run the sweep by now.
+    """
+
+    def __init__(self, recorder: Recorder, fence: Callable[[], None]) -> None:
+        self._recorder = recorder
+        self._fence = fence
+
+    def start(
+        self,
+        trial: int,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
+        """See `Recorder.start`."""
+        self._fence()
+        self._recorder.start(trial, params, tags, at_ms=at_ms)
+
+    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
+        """See `Recorder.log`."""
+        self._fence()
+        self._recorder.log(trial, rows)
+
+    def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
+        """See `Recorder.tag`."""
+        self._fence()
+        self._recorder.tag(trial, tags)
+
+    def artifact(self, trial: int | None, path: Path, name: str) -> None:
+        """See `Recorder.artifact`."""
+        self._fence()
+        self._recorder.artifact(trial, path, name)
+
+    def finish(
+        self,
+        trial: int | None,
+        status: Status,
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
+        """See `Recorder.finish`."""
+        self._fence()
+        self._recorder.finish(trial, status, tags, at_ms=at_ms)

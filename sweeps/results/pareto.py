@@ -1,0 +1,70 @@
+"""How values are shown where a sweep has several metrics, and the trials of its Pareto front.
+
+What must not live here: which trials these are (`ledger.view`), and what looks the same whatever
+the number of metrics (`tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from sweeps.config.spec import SweepSpec
+from sweeps.formatting import format_best, format_number, format_parameter, joined
+from sweeps.paths import SweepPaths
+from sweeps.results.plain_console import line
+from sweeps.results.tables import plain_table, titles
+
+if TYPE_CHECKING:
+    from sweeps.results.sweep_status import SweepOutcome
+
+
+def cells(result: Any, spec: SweepSpec) -> list[str]:
+    """One cell for each metric of a sweep; dashes before the first report."""
+    values = result if isinstance(result, list | tuple) else [result] * len(spec.metrics)
+    return [format_number(value) for value in values]
+
+
+def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[RenderableType]:
+    """The front in `sweep status`, two lines for each trial."""
+    if not front:
+        return []
+    found: list[RenderableType] = [Text(_head(len(front)))]
+    for one in front:
+        found.append(Text(f"  trial {one['number']}: {format_best(metrics, one['value'])}"))
+        found.append(Text("      " + joined(one["params"])))
+    return found
+
+
+def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
+    """The table of `sweep best` without a choice."""
+    first = ("trial", *spec.metrics, "epoch")
+    columns = (*first, *titles(list(spec.space), first))
+    found = plain_table(*columns, right=columns[1:])
+    for one in front:
+        found.add_row(
+            str(one["number"]),
+            *cells(one["value"], spec),
+            str(one["epoch"]),
+            *(format_parameter(one["params"], key) for key in spec.space),
+        )
+    choose = paths.command("best", "--trial", "K", "--export", "DIR")
+    return Group(Text(_head(len(front)), style="bold"), found, line(f"take one of them: {choose}"))
+
+
+def outcome(out: Console, result: SweepOutcome) -> None:
+    """The front at the end of a sweep."""
+    if result.best:
+        out.print(_head(len(result.best)), style="bold", soft_wrap=True)
+    for one in result.best:
+        told = f"  trial {one.number}: {format_best(result.metrics, one.values)}"
+        out.print(f"{told} ({joined(one.best_params)})", soft_wrap=True)
+
+
+def _head(count: int) -> str:
+    if count == 1:
+        return "best: one trial, which no other beats in any metric"
+    return f"best: {count} trials on the Pareto front, each better than any other in some metric"

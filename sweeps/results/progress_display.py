@@ -1,0 +1,271 @@
+"""What a running sweep looks like: a live table on a terminal, plain lines elsewhere.
+
+What must not live here: anything that a sweep needs to run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from redaction.escapes import printable
+from sweeps.config.spec import SweepSpec
+from sweeps.formatting import format_best, format_duration, format_number, joined
+from sweeps.results.observer import TrialProgress
+from sweeps.results.plain_console import redraws
+
+_STYLES = {
+    "running": "cyan",
+    "complete": "green",
+    "pruned": "dim",
+    "failed": "red",
+    "interrupted": "yellow",
+}
+
+
+def view_on(
+    console: Console,
+    spec: SweepSpec,
+    *,
+    finished: int = 0,
+    total: int | None = None,
+    best: tuple[int, float] | None = None,
+) -> ProgressTable | PlainLines:
+    """Return the table where it can be drawn again in its place, plain lines elsewhere.
+
+    Args:
+        finished: How many trials had their end before this driver started.
+        total: How many there are to be; None: as many as the spec says.
+        best: The best of these, and its value.
+    """
+    if redraws(console):
+        return ProgressTable(console, spec, finished=finished, total=total, best=best)
+    return PlainLines(console, spec, finished=finished, total=total)
+
+
+@dataclass
+class _Row:
+    params: Mapping[str, Any]
+    state: str = "running"
+    epoch: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    started: float = 0.0
+    seconds: float | None = None
+
+
+class ProgressTable:
+    """A table of the live and the leading trials, redrawn four times a second.
+
+    Args:
+        spec: The sweep.
+        finished: How many trials had their end before this driver started.
+        total: How many there are to be; None: as many as the spec says.
+        best: The best of these, and its value.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        spec: SweepSpec,
+        *,
+        finished: int = 0,
+        total: int | None = None,
+        best: tuple[int, float] | None = None,
+    ) -> None:
+        self._console = console
+        self._spec = spec
+        self._finished_before = finished
+        self._total = spec.trials if total is None else total
+        self._best_before = best
+        self._rows: dict[int, _Row] = {}
+        self._start = time.monotonic()
+        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
+
+    def __enter__(self) -> ProgressTable:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def started(self, number: int, params: Mapping[str, Any], attempt: int) -> None:
+        del attempt
+        self._rows[number] = _Row(params, started=time.monotonic())
+
+    def reported(self, progress: TrialProgress) -> None:
+        row = self._rows[progress.number]
+        row.epoch, row.metrics = progress.epoch, progress.metrics
+
+    def paused(self, number: int, value: float | None) -> None:
+        del value
+        row = self._rows[number]
+        row.state, row.seconds = "waiting", time.monotonic() - row.started
+
+    def promoted(self, number: int) -> None:
+        row = self._rows[number]
+        row.state, row.started = "running", time.monotonic() - (row.seconds or 0.0)
+        row.seconds = None
+
+    def warned(self, number: int, sentence: str) -> None:
+        _warn(self._console, number, sentence)  # above the table
+
+    def ended(
+        self, number: int, state: str, value: float | list[float] | None, reason: str | None
+    ) -> None:
+        del value, reason
+        # One that waited in an earlier driver alone has no row yet.
+        row = self._rows.setdefault(number, _Row({}, seconds=0.0))
+        seconds = time.monotonic() - row.started if row.seconds is None else row.seconds
+        row.state, row.seconds = state, seconds
+
+    def render(self) -> Group:
+        """The table, the best trial so far, and the time that is left."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("trial", "state"):
+            table.add_column(column)
+        for column in ("epoch", *self._spec.metrics, "best", "lr", "grad_norm", "time"):
+            table.add_column(column, justify="right")
+        for number in self._shown():
+            row = self._rows[number]
+            seconds = row.seconds if row.seconds is not None else time.monotonic() - row.started
+            table.add_row(
+                str(number),
+                Text(row.state, style=_STYLES.get(row.state, "")),
+                f"{row.epoch}/{self._spec.budget.epochs}",
+                *(
+                    format_number(row.metrics.get(name))
+                    for name in (
+                        *self._spec.metrics,
+                        self._best_name,
+                        "train/lr",
+                        "train/grad_norm",
+                    )
+                ),
+                format_duration(seconds),
+            )
+        return Group(table, Text(self._summary(), style="bold"))
+
+    @property
+    def _best_name(self) -> str:
+        return f"best/{self._spec.metrics[0]}"
+
+    def _value(self, number: int) -> float:
+        value = self._rows[number].metrics.get(self._best_name)
+        worst = float("inf")
+        return worst if value is None else value if self._spec.modes[0] == "min" else -value
+
+    def _best(self) -> tuple[int, float] | None:
+        """The best complete trial and its value, whichever driver ran it."""
+        found = [] if self._best_before is None else [self._best_before]
+        found += [
+            (number, row.metrics[self._best_name])
+            for number, row in list(self._rows.items())
+            if row.state == "complete" and self._best_name in row.metrics
+        ]
+        choose = min if self._spec.modes[0] == "min" else max
+        return choose(found, key=lambda one: one[1], default=None)
+
+    def _shown(self) -> list[int]:
+        """The running trials, then the leaders of the others, as many as the terminal has lines
+        for.
+        """
+        rows = list(self._rows.items())  # a copy: the drawing thread looks while trials are added
+        running = [n for n, row in rows if row.state == "running"]
+        others = sorted((n for n, row in rows if row.state != "running"), key=self._value)
+        room = max(3, self._console.size.height - 4 - len(running))
+        return running + others[:room]
+
+    def _summary(self) -> str:
+        if not self._rows:
+            return f"starting workers · {format_duration(time.monotonic() - self._start)}"
+        done = [
+            n
+            for n, row in list(self._rows.items())
+            if row.state in ("complete", "pruned", "failed")
+        ]
+        elapsed = time.monotonic() - self._start
+        parts = [f"{self._finished_before + len(done)}/{self._total} trials"]
+        if best := self._best():
+            number, value = best
+            parts.append(f"best {self._spec.metrics[0]} {format_number(value)} (trial {number})")
+        parts.append(format_duration(elapsed))
+        left = self._total - self._finished_before - len(done)
+        if done and left > 0:
+            parts.append(f"about {format_duration(elapsed / len(done) * left)} left")
+        return " · ".join(parts)
+
+
+class PlainLines:
+    """One line per event, for logs and pipes."""
+
+    def __init__(
+        self, console: Console, spec: SweepSpec, *, finished: int = 0, total: int | None = None
+    ) -> None:
+        self._console = console
+        self._spec = spec
+        self._finished = finished
+        self._total = spec.trials if total is None else total
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def started(self, number: int, params: Mapping[str, Any], attempt: int) -> None:
+        again = f" (attempt {attempt})" if attempt > 1 else ""
+        self._print(f"trial {number} started{again}: {joined(params)}")
+
+    def reported(self, progress: TrialProgress) -> None:
+        names = (*self._spec.metrics, "train/lr", "train/grad_norm")
+        shown = {name: progress.metrics[name] for name in names if name in progress.metrics}
+        self._print(
+            f"trial {progress.number} epoch {progress.epoch}/{self._spec.budget.epochs}: "
+            f"{joined(shown)}"
+        )
+
+    def paused(self, number: int, value: float | None) -> None:
+        best = (
+            f", best {self._spec.metrics[0]} {format_number(value)}" if value is not None else ""
+        )
+        self._print(f"trial {number} waits for its promotion{best}")
+
+    def promoted(self, number: int) -> None:
+        self._print(f"trial {number} promoted")
+
+    def warned(self, number: int, sentence: str) -> None:
+        _warn(self._console, number, sentence)
+
+    def ended(
+        self, number: int, state: str, value: float | list[float] | None, reason: str | None
+    ) -> None:
+        self._finished += state != "interrupted"
+        best = f", {format_best(self._spec.metrics, value)}" if value is not None else ""
+        why = f": {reason}" if reason else ""
+        self._print(f"trial {number} {state}{best}{why} ({self._finished}/{self._total} trials)")
+
+    def _print(self, line: str) -> None:
+        self._console.print(printable(line), soft_wrap=True)
+
+
+def _warn(console: Console, number: int, sentence: str) -> None:
+    line = printable(f"trial {number}: {sentence}")
+    console.print(line, style="yellow", soft_wrap=True)

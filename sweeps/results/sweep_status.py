@@ -1,0 +1,358 @@
+"""What a sweep has come to: read from the ledger, the lock, the outbox and the checkpoints,
+never guessed.
+
+Works while the sweep runs, from another process. What must not live here: printing, and anything
+that writes to a sweep.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweeps.checkpoint_locations import best_generation, is_of_best_value, trial_files, trial_store
+from sweeps.config.provenance_check import FIXED
+from sweeps.config.revisions import read_spec
+from sweeps.config.space import configured
+from sweeps.config.spec import SweepSpec
+from sweeps.early_stopping.pausing_rules import make_pauses
+from sweeps.early_stopping.stop_criteria import StopCriterionMet, fired
+from sweeps.exit_codes import NO_SUCCESS
+from sweeps.ledger.location import holder_of, place_of
+from sweeps.ledger.reader import LedgerReader, TrialSummary
+from sweeps.paths import SweepPaths, list_sweeps
+from sweeps.reconciliation.collect_state import gather
+from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
+from sweeps.sweep_lock import locked_by_a_stranger
+from tracking.outbox_status import DeliveryStatus, read_outbox
+from trainable.checkpoint import rank
+from trainable.errors import ConfigError
+
+_REQUESTS = 16
+"""What an object store is asked at the same time."""
+STATES = ("waiting", "running", "complete", "pruned", "failed")
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """How running a sweep ended."""
+
+    exit_code: int
+    best: Sequence[TrialSummary]
+    """The best trial; with several metrics the Pareto front. Empty when none succeeded."""
+    num_trials: int
+    pending: int
+    """Records that the tracking server has not taken yet."""
+    num_left: int = 0
+    """Trials that have not ended yet, or were not even begun."""
+    cause: str | None = None
+    """Why no trial succeeded, or why the sweep stopped by itself, in one line."""
+    failed: int | None = None
+    """The number of a trial that shows the cause."""
+    metrics: Sequence[str] = ()
+    """By what the best ones are."""
+    stop: StopCriterionMet | None = None
+    """What ended the sweep before all of its trials were tried."""
+    most_trials: int = 0
+    """How many trials it can be given next; no more than it has where it cannot grow."""
+    unpublished: str | None = None
+    """Why the best weights wait for the next resume."""
+    lost_weights: str | None = None
+    """Why there are no weights of the best trial to take."""
+    undrawn: int = 0
+    """Trials whose pictures the end did not wait for."""
+
+    @property
+    def needs_new_sweep(self) -> bool:
+        """Whether no trial succeeded for a key that no resume may change."""
+        cause = self.cause or ""
+        return not self.best and any(f": {ConfigError.kind}: {key}: " in cause for key in FIXED)
+
+
+class UnknownSweep(ValueError):
+    """There is no sweep of that name."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        names = [paths.name for paths in list_sweeps(root)]
+        near = difflib.get_close_matches(name, names, n=3)
+        there = (
+            f"the sweeps there are: {', '.join(names)}"
+            if names
+            else "there are no sweeps there yet"
+        )
+        hint = (
+            f"did you mean {' or '.join(repr(n) for n in near)}?"
+            if near
+            else f"{there}; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT"
+        )
+        if left := SweepPaths(root, name).left_without_spec():
+            super().__init__(
+                f"sweep '{name}' below {root} has lost its sweep.yaml, without which nobody knows "
+                f"what it is; {' and '.join(left)} are left there and stay untouched; restore "
+                "sweep.yaml from a backup, or from the artifacts of the sweep's own MLflow run"
+            )
+            return
+        super().__init__(f"there is no sweep '{name}' below {root}; {hint}")
+
+
+class UnknownTrial(ValueError):
+    """The sweep has no trial of that number."""
+
+
+class NoBest(Exception):
+    """No trial has completed, so there is no best one."""
+
+
+class NoChoice(ValueError):
+    """Several trials are the best, each in its own way, and none of them was chosen."""
+
+
+class SweepStatus:
+    """One sweep, read at one moment.
+
+    Raises:
+        UnknownSweep: It was never created below that root.
+    """
+
+    def __init__(self, paths: SweepPaths) -> None:
+        if not paths.exists():
+            raise UnknownSweep(paths.name, paths.root)
+        self.paths = paths
+        self.revision = read_spec(paths.spec)
+        self.spec: SweepSpec = self.revision.spec
+        self.damage = self.revision.damage
+        self.place = place_of(paths, self.spec)
+        self.running, self.holder = holder_of(paths, self.place)
+        self.stranger = locked_by_a_stranger(paths.lock)
+        """A sentence about who has locked the sweep and is no driver; None: nobody."""
+        self.ledger = LedgerReader(self.place)
+        self.records = self.ledger.trials
+        self.delivered: DeliveryStatus = read_outbox(paths.outbox)
+        self.stop = fired(self.spec, self.records, self.ledger.seconds)
+        """What ends the sweep before all of its trials are tried."""
+        self._pauses = make_pauses(self.spec)
+
+    @property
+    def state(self) -> str:
+        """`running`, `interrupted`, `finished` or `failed`."""
+        if self.running:
+            return "running"
+        few = len(self.records) < self.spec.trials and self.stop is None
+        if few or not all(trial.finished for trial in self.records):
+            return "interrupted"
+        return "finished" if any(t.state == "complete" for t in self.records) else "failed"
+
+    @property
+    def concluded(self) -> bool:
+        """Whether there is nothing left to do: no trial, no publication, no delivery, no
+        correction.
+        """
+        done = self.state in ("finished", "failed") and not self.delivered.pending
+        return (
+            done
+            and self.ledger.concluded == len(self.records)
+            and all(isinstance(wrong, UnknownDirectory) for wrong in self.corrections())
+        )
+
+    def corrections(self) -> list[Correction]:
+        """What ledger, store and tracking disagree about; looking changes nothing."""
+        return reconcile(gather(self.paths, self.spec, self.ledger.records(), live=self.running))
+
+    def outcome(self) -> SweepOutcome:
+        """How a concluded sweep ended."""
+        best = self.ledger.front()
+        code, failed, cause = 0, None, None
+        if not best:
+            failed, cause = no_success(self.records)
+            code = NO_SUCCESS
+        return SweepOutcome(
+            code,
+            best,
+            len(self.records),
+            pending=0,
+            cause=cause,
+            failed=failed,
+            metrics=self.spec.metrics,
+            stop=self.stop,
+            most_trials=self.spec.most_trials(2 * len(self.records)),
+            lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
+        )
+
+    def lost_weights(self, record: TrialSummary) -> str | None:
+        """Why there are no weights of a trial's best value to take; None where there are, or
+        where an object store would have to be asked.
+        """
+        if self.spec.storage.checkpoints is not None:
+            return None
+        found = best_generation(self.paths, self.spec, record)
+        return found if isinstance(found, str) else None
+
+    def trial_state(self, record: TrialSummary) -> str:
+        """A trial's state; one that nobody works on waits."""
+        if record.state != "running":
+            return record.state
+        if not self.running:
+            return "waiting"
+        # Promoted or not, the ledger says the same of it; only the former has a worker.
+        paused = (
+            self._pauses
+            and record.epoch in self._pauses.rungs
+            and not self._is_open(record.number)
+        )
+        return "waiting" if paused else "running"
+
+    def _is_open(self, number: int) -> bool:
+        """Whether a worker has a trial's checkpoints open."""
+        return trial_files(self.paths, self.spec, number).has_writer()
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials the sweep is to have; what has begun counts though a resume asked for
+        fewer.
+        """
+        return max(self.spec.trials, len(self.records))
+
+    def status(self) -> dict[str, Any]:
+        """The object that `sweep status --json` prints."""
+        counts = Counter(self.trial_state(record) for record in self.records)
+        if self.stop is None:
+            counts["waiting"] += max(0, self.spec.trials - len(self.records))
+        best = [
+            {
+                "number": one.number,
+                "value": one.result,
+                "params": configured(self.spec.space, one.best_params),
+            }
+            for one in self.ledger.front()
+        ]
+        return {
+            "name": self.paths.name,
+            "state": self.state,
+            "trials": {state: counts[state] for state in STATES},
+            "num_trials": self.num_trials,
+            "stopped_by": self.stop and {"key": self.stop.key, "why": self.stop.why},
+            "best": best if self.several else best[0] if best else None,
+            "outbox_pending": self.delivered.pending,
+            "outbox_held": self.delivered.held,
+            "outbox_refused": self.delivered.refused,
+            "mlflow_experiment_id": self.delivered.experiment_id,
+            "mlflow_run_id": self.delivered.sweep_run_id,
+        }
+
+    @property
+    def several(self) -> bool:
+        """Whether the sweep is after several metrics: then several trials may be the best."""
+        return len(self.spec.metrics) > 1
+
+    def best(self, number: int | None = None) -> dict[str, Any]:
+        """The object that `sweep best --json` prints. See `chosen`."""
+        return self.trial(self.chosen(number))
+
+    def chosen(self, number: int | None) -> TrialSummary:
+        """The best trial; of several that are, the one of that number.
+
+        Raises:
+            NoBest: No trial has completed.
+            NoChoice: There are several and no number is given, or it is not one of theirs.
+        """
+        name, best, see = self.paths.name, self.front(), self.paths.command("best")
+        numbers = ", ".join(str(record.number) for record in best)
+        among = "on the Pareto front" if self.several else "the best"
+        if number is None:
+            if len(best) == 1:
+                return best[0]
+            raise NoChoice(
+                f"{len(best)} trials of sweep '{name}' are {among}: {numbers}; none of them is "
+                f"the best in all metrics; see: {see}, and choose one with --trial K"
+            )
+        for record in best:
+            if record.number == number:
+                return record
+        raise NoChoice(
+            f"trial {number} of sweep '{name}' is not {among}; a choice is one of: {numbers}; "
+            f"see: {see}"
+        )
+
+    def front(self) -> list[TrialSummary]:
+        """The best trial, or with several metrics those of the Pareto front.
+
+        Raises:
+            NoBest: No trial has completed.
+        """
+        front = self.ledger.front()
+        if not front:
+            raise NoBest(
+                f"no trial of sweep '{self.paths.name}' has completed; "
+                f"see: {self.paths.command('trials')}"
+            )
+        return front
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What the table of `sweep trials` shows; no checkpoint is looked at for it."""
+        return [self._row(record) for record in self.records]
+
+    def trials(self) -> list[dict[str, Any]]:
+        """The list that `sweep trials --json` prints."""
+        if self.spec.storage.checkpoints is None:
+            return [self.trial(record) for record in self.records]
+        with ThreadPoolExecutor(_REQUESTS) as at_once:  # each of ten a trial takes milliseconds
+            return list(at_once.map(self.trial, self.records))
+
+    def trial(self, record: TrialSummary) -> dict[str, Any]:
+        """One trial and its checkpoints; no best one where that of its best value is gone."""
+        saved = trial_store(self.paths, self.spec, record.number).generations()
+        best = min((g for g in saved if g.value is not None), key=rank, default=None)
+        if best is not None and not is_of_best_value(best, self.spec, record):
+            best = None
+        return {
+            **self._row(record),
+            "checkpoint": saved[-1].address if saved else None,
+            "best_checkpoint": best and best.address,
+        }
+
+    def _row(self, record: TrialSummary) -> dict[str, Any]:
+        return {
+            "number": record.number,
+            "state": self.trial_state(record),
+            "params": configured(self.spec.space, record.best_params),
+            "value": record.result,
+            "step": record.step,
+            "epoch": record.epoch,
+            "attempts": record.attempts,
+            "reason": record.reason,
+            "mlflow_run_id": self.delivered.run_ids.get(record.number),
+        }
+
+    def record(self, number: int) -> TrialSummary:
+        """One trial's record.
+
+        Raises:
+            UnknownTrial: There is no such trial.
+        """
+        if not 0 <= number < len(self.records):
+            raise UnknownTrial(
+                f"sweep '{self.paths.name}' has no trial {number}; "
+                f"its trials are 0 to {len(self.records) - 1}"
+                if self.records
+                else f"sweep '{self.paths.name}' has no trials yet"
+            )
+        return self.records[number]
+
+
+def no_success(records: Sequence[TrialSummary]) -> tuple[int | None, str]:
+    """Why no trial succeeded: the last one that failed, by number, and the cause in one line."""
+    failed = [record for record in records if record.state == "failed"]
+    if not failed:
+        return None, "no trial succeeded"
+    count, last = len(failed), failed[-1]
+    who = (
+        f"no trial succeeded, {count} failed; trial {last.number}"
+        if count > 1
+        else "the trial failed"
+    )
+    return last.number, f"{who}: {last.reason}"

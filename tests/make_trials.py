@@ -1,0 +1,26 @@
+"""A trial with parameters of its own choosing, for tests that are not about the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.suggestion import Suggestion
+
+
+def ask(
+    ledger: Ledger, space: Mapping[str, BaseDistribution], sampler: BaseSampler
+) -> TrialRecord:
+    """Add a trial with parameters that a sampler draws without a look at the others."""
+    return ledger.add(proposal(space, sampler))
+
+
+def proposal(space: Mapping[str, BaseDistribution], sampler: BaseSampler) -> Suggestion:
+    """Draw parameters without a look at any trials."""
+    trial = optuna.create_study(sampler=sampler).ask(dict(space))
+    return Suggestion(trial.params, trial.distributions)

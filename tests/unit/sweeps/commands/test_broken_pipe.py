@@ -1,0 +1,75 @@
+"""What becomes of output that nobody takes, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.commandline import SWEEP
+
+SAYS = """
+import os, sys
+from sweeps.commands.broken_pipe import outlive_readers
+outlive_readers()
+for line in range(3):
+    print("line", line, flush=True)
+    print("error", line, file=sys.stderr, flush=True)
+    sys.stdin.readline()
+os.write(int(sys.argv[1]), b"came to its end")
+"""
+
+
+def test_a_process_outlives_those_who_read_what_it_says(tmp_path: Path) -> None:
+    with (tmp_path / "end").open("w+b") as end:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAYS, str(end.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[end.fileno()],
+        )
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == b"line 0\n"
+        process.stdout.close()
+        assert process.stderr.readline() == b"error 0\n"
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stderr.readline() == b"error 1\n", "only the other one's reader has gone"
+        process.stderr.close()
+        process.stdin.close()
+        assert process.wait(30) == 0
+        end.seek(0)
+        assert end.read() == b"came to its end"
+
+
+def _sweep(redirections: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirections}', "sh", SWEEP, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_standard_output_a_command_says_nothing_and_its_exit_code_all(
+    tmp_path: Path,
+) -> None:
+    for redirections in (">&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        assert _sweep(redirections, "--version").returncode == 0
+        done = _sweep(redirections, "status", "unknown", "--root", str(tmp_path))
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert "Traceback" not in done.stderr
+
+
+def test_a_full_file_is_an_error_in_a_sentence(tmp_path: Path) -> None:
+    for more in ([], ["--json"]):
+        done = _sweep("> /dev/full", "doctor", "--root", str(tmp_path), *more)
+        assert done.returncode == 2
+        assert " ".join(done.stderr.split()).endswith(
+            "what this command says could not be written (No space left on device); the file that "
+            "it goes to must have room; free some, or send it elsewhere"
+        )

@@ -1,0 +1,76 @@
+"""The starter: two files that are valid as they are, and nothing overwritten."""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sweeps.cli import app
+from sweeps.commands.init import write_starter
+from sweeps.config.errors import UserError
+from sweeps.config.spec import load_spec
+
+
+def test_the_starter_is_a_valid_spec_with_its_task(tmp_path: Path) -> None:
+    spec_path, task_path = write_starter(tmp_path / "new")
+    spec = load_spec(spec_path)
+    assert spec.task.name == "my_task:MyTask"
+    assert task_path.name == "my_task.py"
+
+    found = importlib.util.spec_from_file_location("my_task", task_path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    arguments = spec.trial_config(0, spec.example_params()).task.arguments
+    task = module.MyTask(**arguments)
+    data = task.build_data()
+    inputs, targets = data.val
+    assert task.build_model()(inputs).shape == (len(targets), 10)
+    assert len(data.train[0]) + len(targets) == 1797
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    mine = tmp_path / "my_task.py"
+    mine.write_text("mine")
+    with pytest.raises(UserError) as caught:
+        write_starter(tmp_path)
+    assert str(caught.value) == (
+        f"{mine} exists already; nothing is overwritten; choose another directory: sweep init DIR"
+    )
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "sweep.yaml").exists()
+
+
+def test_a_disk_that_takes_one_file_keeps_none(tmp_path: Path) -> None:
+    largest = len((write_starter(tmp_path / "whole")[0]).read_bytes())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot be written \(File too large\)"):
+            write_starter(tmp_path / "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "full").exists()
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError) as caught:
+        write_starter(tmp_path / "file")
+    assert str(caught.value) == (
+        f"{tmp_path / 'file'} cannot be written (File exists); "
+        "a starter is two files in a directory; choose another directory: sweep init DIR"
+    )
+
+
+def test_the_command_that_runs_it_is_one_that_a_shell_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(app, ["init", "my dir"]).output
+    assert said.splitlines()[-1] == "run it with: cd 'my dir' && sweep run sweep.yaml"

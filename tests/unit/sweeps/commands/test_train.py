@@ -1,0 +1,166 @@
+"""One run without Ray, as it is shown."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sweeps.cli import app
+from sweeps.commands.train import OtherRun, train_once
+from sweeps.config.spec import parse_spec
+from sweeps.paths import TRIAL_CONFIG
+
+SPEC = "name: one\ntask: {task}\nmetric: {metric}\nmode: max\ntrials: 1\nbudget: {{epochs: 1}}\n"
+TASKS = """
+from trainable.tasks.spiral import Spiral
+
+class Heard(Spiral):
+    def __init__(self):
+        super().__init__(samples=20)
+
+    def evaluate(self, model, batches):
+        return {**super().evaluate(model, batches), "snr": 7.5}
+
+def loop(config, context):
+    yield {"epochs_alone": 2.0, "score": 0.5}
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "shown"),
+    [
+        ("loop", "score", "score 0.5, epochs_alone 2"),
+        ("Heard", "val/snr", "val/snr 7.5, train/loss"),
+    ],
+)
+def test_the_metric_is_shown_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, metric: str, shown: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    module = f"shown_{task.lower()}"
+    (tmp_path / f"{module}.py").write_text(TASKS)
+    spec = parse_spec(SPEC.format(task=f"{module}:{task}", metric=metric), "one.yaml")
+    said = io.StringIO()
+    train_once(spec, None, Console(file=said, width=200), Console(file=io.StringIO()))
+    (line,) = (line for line in said.getvalue().splitlines() if line.startswith("epoch 1"))
+    assert line.partition(": ")[2].startswith(shown)
+
+
+SMALL = """
+name: small
+task: {name: spiral, samples: 16}
+metric: val/loss
+mode: min
+trials: 1
+budget: {epochs: 2}
+"""
+
+
+def _train(directory: Path, *overrides: str) -> tuple[list[str], list[str]]:
+    """Return what a run in a directory showed, and what it said beside."""
+    shown, said = io.StringIO(), io.StringIO()
+    spec = parse_spec(SMALL, "small.yaml", overrides)
+    train_once(spec, directory, Console(file=shown, width=200), Console(file=said, width=200))
+    return shown.getvalue().splitlines(), said.getvalue().splitlines()
+
+
+def test_a_run_goes_on_only_with_what_it_began_with(tmp_path: Path) -> None:
+    kept = tmp_path / "td"
+    began, said = _train(kept)
+    assert len(began) == 2
+    assert not any("td: " in line for line in said)
+    others = ("train.optimizer.name=sgd", "metric=val/accuracy", "mode=max", "seed=3")
+    with pytest.raises(OtherRun) as refused:
+        _train(kept, *others)
+    assert re.fullmatch(
+        re.escape(f"{kept} holds a run of another configuration: ")
+        + "metric: val/loss -> val/accuracy, mode: min -> max, train.optimizer.name: adamw -> "
+        "sgd, and [0-9]+ more; a run goes on only with what it began with; name another "
+        "directory with --dir",
+        str(refused.value),
+    )
+    with pytest.raises(OtherRun, match=r": task\.samples: 16 -> 20; a run goes on only"):
+        _train(kept, "task.samples=20")
+    shown, said = _train(kept, "checkpoint.keep=3")
+    assert shown == began[1:]
+    assert f"{kept}: this run is at its end; nothing was trained" in said
+    shown, said = _train(kept, "budget.epochs=3")
+    assert [line.partition(":")[0] for line in shown] == ["epoch 3 step 3"]
+    assert f"{kept}: goes on at step 2 of 3" in said
+
+
+def test_a_run_of_an_earlier_release_goes_on(tmp_path: Path) -> None:
+    _train(tmp_path)
+    (tmp_path / TRIAL_CONFIG).unlink()
+    assert len(_train(tmp_path, "budget.epochs=3", "train.optimizer.lr=0.01")[0]) == 1
+
+
+def test_a_run_that_saved_nothing_begins_with_something_else(tmp_path: Path) -> None:
+    _train(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert len(_train(tmp_path, "train.optimizer.lr=0.01")[0]) == 2
+
+
+def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
+    mine = tmp_path / TRIAL_CONFIG
+    mine.write_text(SMALL)
+    with pytest.raises(OtherRun) as refused:
+        _train(tmp_path)
+    assert str(refused.value) == (
+        f"{mine} is not the configuration of a run; a run keeps its own there under that name; "
+        "name another directory with --dir"
+    )
+    assert mine.read_text() == SMALL
+
+
+def _command(directory: Path, *overrides: str) -> Result:
+    (directory / "small.yaml").write_text(SMALL)
+    words = ["train", str(directory / "small.yaml"), "--dir", str(directory / "td")]
+    return CliRunner().invoke(
+        app, [*words, *(word for override in overrides for word in ("-s", override))]
+    )
+
+
+def test_what_cannot_be_gone_on_from_is_told_without_a_traceback(tmp_path: Path) -> None:
+    kept = tmp_path / "td"
+    _train(kept)
+    (kept / TRIAL_CONFIG).unlink()
+    done = _command(tmp_path, "task.width=4")
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("the checkpoint does not fit the model or the optimizer (")
+    for state in kept.rglob("state.pt"):
+        state.write_bytes(b"")
+    done = _command(tmp_path)
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 2
+    (told,) = done.stderr.splitlines()
+    assert "checkpoint" in told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["train.optimizer.lr=1e30", "train.clip.max_norm=null"], "the loss is nan at step "),
+        (["task.name=broken:broken", "metric=score"], "score is nan in report 1; "),
+    ],
+)
+def test_a_training_that_cannot_go_on_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    Path("broken.py").write_text("def broken(config, context):\n    yield {'score': float('nan')}")
+    done = _command(tmp_path, "train.optimizer.name=sgd", "budget.epochs=9", *overrides)
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 3
+    assert done.stderr.splitlines()[-1].startswith(told)

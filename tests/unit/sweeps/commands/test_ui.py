@@ -1,0 +1,145 @@
+"""What people are told of a sweep that a tracking server of their own keeps."""
+
+from __future__ import annotations
+
+import io
+import signal
+import webbrowser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sweeps.commands import ui
+from sweeps.results import render
+from sweeps.sweep_lock import SweepLock
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.outbox import Outbox
+
+SERVER = "https://mlflow.example:8443/base"
+
+
+def test_refused_records_are_told(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.append(0, "tags", {"bad": "1"})
+    assert sweep.view.status()["outbox_refused"] == 0
+    batch = outbox.claim(0)
+    assert batch is not None
+    outbox.refuse(batch, "not allowed here")
+    outbox.close()
+    found = sweep.view.status()
+    assert (found["outbox_pending"], found["outbox_refused"]) == (0, 1)
+    text = io.StringIO()
+    Console(file=text, width=200).print(render.status(found, sweep.spec, sweep.paths))
+    assert "1 records were refused by the tracking store" in text.getvalue()
+
+
+def test_artifacts_that_cannot_be_stored_are_told(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.append_artifact(0, sweep.paths.spec, "sweep.yaml")
+    assert sweep.view.status()["outbox_held"] is None
+    outbox.hold("sweep.yaml of trial 0 cannot be stored")
+    outbox.close()
+    found = sweep.view.status()
+    assert (found["outbox_pending"], found["outbox_refused"]) == (1, 0)
+    text = io.StringIO()
+    Console(file=text, width=200).print(render.status(found, sweep.spec, sweep.paths))
+    assert "1 artifact waits: sweep.yaml of trial 0 cannot be stored" in text.getvalue()
+
+
+def test_the_page_on_a_server_is_opened_and_none_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWEEP_TRUSTED_STORES", SERVER)
+    sweep = MadeSweep(tmp_path, more=f"tracking: {{uri: '{SERVER}'}}")
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    text = io.StringIO()
+
+    ui.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
+    assert opened == [SERVER], "it has recorded nothing there yet"
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.found("12")
+    outbox.close()
+    ui.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
+    page = (
+        f"{SERVER}/#/experiments/12/runs?workflowType=machine_learning"
+        "&orderByKey=metrics.%60best%2Fval%2Floss%60&orderByAsc=true"
+        "&searchFilter=tags.%60gradsweep.sweep_id%60%20%3D%20%27id-small%27"
+    )
+    assert opened == [SERVER, page]
+    ui.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=False)
+    assert opened == [SERVER, page]
+    assert text.getvalue().split() == [SERVER, page, page]
+
+
+class Served:
+    """A server that somebody looks at until Ctrl-C."""
+
+    url = "http://127.0.0.1:5000"
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def wait(self) -> None:
+        raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def link(self, page: str) -> str:
+        return f"{page}/?login=secret"
+
+    def opening(self, directory: Path, page: str) -> Path:
+        return directory / f"{page[-4:]}.html"
+
+
+def test_a_browser_is_given_the_name_of_a_file_and_not_the_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Command lines are readable by every user of the machine."""
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(ui, "start_server", lambda *_, **__: Served())
+    text = io.StringIO()
+    ui.serve(Console(file=text, width=200), tmp_path, None, port=0, open_browser=True)
+    assert opened == [(tmp_path / "5000.html").as_uri()]
+    assert text.getvalue().splitlines()[-1] == f"{Served.url}/?login=secret"
+
+
+@pytest.mark.parametrize("who", ["nobody", "driver", "no sweep"])
+def test_pictures_that_the_end_did_not_wait_for_are_named_with_what_makes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    sweep, server = MadeSweep(tmp_path), Served()
+    for ending in ("complete", "complete", "failed"):
+        sweep.add(ending, 0.5)
+    sweep.add(None)
+    (sweep.paths.trial(0) / "figures").mkdir(parents=True)
+    monkeypatch.setattr(ui, "start_server", lambda *_, **__: server)
+    text = io.StringIO()
+    lock = SweepLock(sweep.paths.lock)
+    if who == "driver":
+        lock.acquire()
+    view = None if who == "no sweep" else sweep.view
+    ui.serve(Console(file=text, width=200), tmp_path, view, port=0, open_browser=False)
+    lock.release()
+    assert server.stopped
+    told = f"make the pictures of 2 more trials: sweep sync small --root {tmp_path}\n"
+    assert text.getvalue().endswith(told) == (who == "nobody")
+    assert ("pictures" in text.getvalue()) == (who == "nobody")
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_of_a_terminal_ends_the_page_unless_it_is_not_to_be_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignored: bool
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    monkeypatch.setattr(ui, "start_server", lambda *_, **__: Served())
+    try:
+        ui.serve(Console(quiet=True), tmp_path, None, port=0, open_browser=False)
+        assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) == ignored
+    finally:
+        signal.signal(signal.SIGHUP, before)

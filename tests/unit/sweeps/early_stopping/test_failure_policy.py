@@ -1,0 +1,94 @@
+"""Which failures end a sweep, and when a lost trial is given up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sweeps.early_stopping.failure_policy import (
+    UNCOUNTED_LOSSES,
+    CrashCounter,
+    Failure,
+    RepeatedFailureDetector,
+)
+
+RAISED = Failure("error", "ValueError: out of cheese", "Traceback ...", "task.py:7")
+
+
+def _tell(policy: RepeatedFailureDetector, failures: list[Failure]) -> None:
+    for number, failure in enumerate(failures):
+        policy.failed(number, failure)
+
+
+def test_three_trials_that_fail_in_the_same_way_are_enough() -> None:
+    policy = RepeatedFailureDetector(3)
+    _tell(policy, [RAISED, replace(RAISED, reason="ValueError: out of brie")])
+    assert policy.hopeless is None
+    policy.failed(7, RAISED)
+    assert policy.hopeless is not None
+    assert policy.hopeless.numbers == (0, 1, 7)
+    assert policy.hopeless.cause == (
+        "trials 0, 1 and 7 failed in the same way: ValueError: out of cheese (task.py:7)"
+    )
+
+
+def test_a_trial_that_gets_through_says_that_not_all_is_wrong() -> None:
+    policy = RepeatedFailureDetector(2)
+    policy.failed(0, RAISED)
+    policy.passed()
+    policy.failed(2, RAISED)
+    assert policy.hopeless is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(RAISED, place="task.py:8"),
+        replace(RAISED, reason="KeyError: 'cheese'"),
+        Failure("lost", "lost: its process ended", ""),
+    ],
+)
+def test_another_type_or_place_is_another_way(other: Failure) -> None:
+    policy = RepeatedFailureDetector(2)
+    _tell(policy, [RAISED, other])
+    assert policy.hopeless is None
+
+
+@pytest.mark.parametrize("kind", ["non_finite", "oom"])
+def test_what_parameters_bring_about_does_not_count(kind: str) -> None:
+    policy = RepeatedFailureDetector(2)
+    _tell(policy, [Failure(kind, f"{kind}: ...", "", "step.py:1")] * 5)
+    assert policy.hopeless is None
+
+
+def test_a_limit_of_one_stops_at_the_first_and_none_never() -> None:
+    strict, lenient = RepeatedFailureDetector(1), RepeatedFailureDetector(0)
+    for policy in (strict, lenient):
+        _tell(policy, [RAISED] * 9)
+    assert strict.hopeless is not None
+    assert strict.hopeless.cause.startswith("trial 0 failed: ValueError")
+    assert lenient.hopeless is None
+
+
+@pytest.mark.parametrize("max_retries", [0, 3])
+def test_losses_are_counted_in_a_row_and_without_progress(max_retries: int) -> None:
+    losses = CrashCounter(max_retries)
+    losses.started(4, newest=0)
+    uncounted = [losses.lost(4, newest) for newest in (0, 0, 1, 1, 1)]
+    assert uncounted == [True] * 5, "the machine's losses depend on no number of the user's"
+    assert [losses.lost(4, 1) for _ in range(max_retries + 1)] == [True] * max_retries + [False]
+    assert losses.in_a_row(4) == UNCOUNTED_LOSSES + max_retries + 1
+
+
+def test_a_trial_that_comes_further_each_time_is_never_given_up() -> None:
+    losses = CrashCounter(max_retries=0)
+    losses.started(0, newest=5)
+    assert all(losses.lost(0, newest) for newest in range(6, 50))
+    assert [losses.lost(0, 49) for _ in range(3)] == [True, True, False]
+
+
+def test_what_was_saved_before_this_driver_is_no_progress() -> None:
+    losses = CrashCounter(max_retries=0)
+    losses.started(0, newest=5)
+    assert [losses.lost(0, 5) for _ in range(3)] == [True, True, False]

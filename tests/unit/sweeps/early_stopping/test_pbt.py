@@ -1,0 +1,265 @@
+"""Who goes on from whom in a population, with what, and that all wait for all before."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeps.config.errors import UserError
+from sweeps.config.search_space import SearchSpace, mutable
+from sweeps.config.space import Choice, Int, LogUniform, QUniform, Uniform
+from sweeps.config.spec import parse_spec
+from sweeps.early_stopping.pb2 import PopulationBasedBandits
+from sweeps.early_stopping.pbt import PopulationBasedTraining, heirs, perturbed
+from sweeps.ledger.reader import PbtPerturbation, TrialRecord
+from sweeps.search.dry_run import rehearse
+
+VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([math.nan, math.inf]))
+
+
+@given(
+    st.dictionaries(st.integers(0, 40), VALUES, max_size=20),
+    st.floats(0.01, 0.5),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_the_worst_go_on_from_the_best(
+    values: dict[int, float], quantile: float, minimize: bool, seed: int
+) -> None:
+    found = heirs(values, quantile=quantile, minimize=minimize, seed=seed)
+    sign = 1 if minimize else -1
+    finite = {n: sign * v for n, v in values.items() if math.isfinite(v)}
+    loss = {n: finite.get(n, math.inf) for n in values}
+    count = min(max(1, int(len(values) * quantile)), len(values) // 2)
+    assert len(found) <= count
+    assert not found.keys() & set(found.values()), "nobody gives and takes"
+    for heir, donor in found.items():
+        assert donor in finite
+        assert sum(one < loss[donor] for one in loss.values()) < count
+        assert sum(one > loss[heir] for one in loss.values()) < count
+        assert loss[donor] <= loss[heir]
+    if finite and len(values) > 1 and len(finite) >= count:
+        assert len(found) == count
+    shuffled = dict(random.Random(0).sample(list(values.items()), len(values)))
+    assert heirs(shuffled, quantile=quantile, minimize=minimize, seed=seed) == found
+
+
+def test_donors_differ_from_heir_to_heir_and_from_seed_to_seed() -> None:
+    values = {number: float(number) for number in range(40)}
+    drawn = [heirs(values, quantile=0.25, minimize=True, seed=seed) for seed in range(3)]
+    assert all(found.keys() == set(range(30, 40)) for found in drawn)
+    assert all(set(found.values()) <= set(range(10)) for found in drawn)
+    assert all(len(set(found.values())) > 3 for found in drawn)
+    assert drawn[0] != drawn[1]
+
+
+@given(st.data(), st.integers(1, 6), st.integers(1, 3))
+def test_nobody_leaves_a_rung_before_all_have_come_to_it(
+    data: st.DataObject, members: int, slots: int
+) -> None:
+    population = PopulationBasedTraining(rungs=(2, 4), minimize=True, awaited=members)
+    reports: dict[int, dict[int, float]] = {}
+    live: dict[int, int] = {}
+    unfinished: set[int] = set()
+    for _ in range(200):
+        number = population.next_promotion(reports, unfinished, live.keys())
+        if len(live) < slots and number is not None:
+            rung = max(reports[number])
+            assert all(max(r, default=0) >= rung for n, r in reports.items() if n in unfinished)
+            assert len(reports) == members
+            live[number] = population.until(rung) or 6
+        elif len(live) < slots and len(reports) < members:
+            number = len(reports)
+            reports[number] = {}
+            unfinished.add(number)
+            live[number] = 2
+        elif not live:
+            break
+        else:  # one of those that are worked on comes further, or dies for good
+            number = data.draw(st.sampled_from(sorted(live)))
+            if data.draw(st.integers(0, 9)) == 0:
+                unfinished.remove(number)
+                del live[number]
+                continue
+            epoch = max(reports[number], default=0) + 1
+            reports[number][epoch] = 0.0
+            if epoch == live[number]:
+                del live[number]
+                if epoch == 6:
+                    unfinished.remove(number)
+    assert not unfinished, "all came to their end"
+    assert population.left_behind(reports, unfinished) == frozenset()
+
+
+SPACE = SearchSpace(
+    {
+        "train.optimizer.name": Choice(("sgd", "adamw")),
+        "train.optimizer.lr": LogUniform(1e-4, 1e-1),
+        "train.optimizer.weight_decay": Uniform(0.0, 0.1),
+        "train.optimizer.momentum": QUniform(
+            0.5, 0.9, 0.1, when=(("train.optimizer.name", ("sgd",)),)
+        ),
+        "train.clip.max_norm": Choice((0.1, 1.0, 10.0, None)),
+        "train.schedule.warmup": Uniform(0.0, 0.3),
+        "task.width": Int(8, 64),
+    }
+)
+
+
+def test_what_may_change_while_a_trial_trains() -> None:
+    assert mutable(SPACE) == [
+        "train.clip.max_norm",
+        "train.optimizer.lr",
+        "train.optimizer.momentum",
+        "train.optimizer.weight_decay",
+    ]
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1), st.integers(0, 10_000))
+def test_changed_parameters_lie_in_the_space_and_near_or_anew(
+    point: int, resample: float, seed: int
+) -> None:
+    before = SPACE.drawn(point)
+    assert before is not None
+    after = perturbed(before, SPACE, resample=resample, seed=seed)
+    assert SPACE.restated(after) == after
+    changed = {key for key in before if after[key] != before[key]}
+    assert changed <= set(mutable(SPACE))
+    assert after == perturbed(before, SPACE, resample=resample, seed=seed)
+
+
+def test_without_resampling_a_number_changes_by_a_fifth_and_a_choice_by_one() -> None:
+    before: dict[str, Any] = {
+        "train.optimizer.name": "sgd",
+        "train.optimizer.lr": 0.01,
+        "train.optimizer.weight_decay": 0.09,
+        "train.optimizer.momentum": 0.7,
+        "train.clip.max_norm": 1.0,
+        "train.schedule.warmup": 0.1,
+        "task.width": 32,
+    }
+    found = [perturbed(before, SPACE, resample=0, seed=seed) for seed in range(50)]
+    assert {round(one["train.optimizer.lr"], 6) for one in found} == {0.008, 0.012}
+    assert {round(one["train.optimizer.weight_decay"], 6) for one in found} == {0.072, 0.1}
+    assert {one["train.optimizer.momentum"] for one in found} == {0.6, 0.8}
+    assert {one["train.clip.max_norm"] for one in found} == {0.1, 10.0}
+    anew = {perturbed(before, SPACE, resample=1, seed=s)["train.optimizer.lr"] for s in range(50)}
+    assert len(anew) == 50
+
+
+def test_a_change_that_the_constraints_forbid_is_not_made() -> None:
+    text = """
+name: s
+task: digits
+metric: val/loss
+mode: min
+trials: 4
+budget: {epochs: 4}
+space:
+  train.optimizer.lr: {uniform: [0.1, 1.0]}
+  train.clip.max_norm: {uniform: [0.1, 1.0]}
+search: {constraints: [train.optimizer.lr <= train.clip.max_norm]}
+early_stopping: {scheduler: pbt}
+"""
+    space = parse_spec(text, "s.yaml").search_space()
+    before = {"train.optimizer.lr": 0.5, "train.clip.max_norm": 0.5}
+    found = [perturbed(before, space, resample=0, seed=seed) for seed in range(30)]
+    assert all(space.allows(one) for one in found)
+    assert sum(one != before for one in found) > 20
+
+
+@pytest.mark.parametrize("was", [None, "off", True])
+def test_what_was_a_choice_before_the_space_was_edited_is_drawn_anew(was: Any) -> None:
+    key = "train.clip.max_norm"
+    space = SearchSpace({key: Uniform(0.1, 10.0)})
+    for seed in range(20):
+        changed = perturbed({key: was}, space, resample=0, seed=seed)
+        assert space.restated(changed) == changed
+    members = {
+        number: TrialRecord(
+            number=number, state="running", params={key: value}, suggested={key: value},
+            value=None, reports={1: 1.0, 2: 0.5},
+        )
+        for number, value in enumerate([was, 1.0, 2.0])
+    }  # fmt: skip
+    assert len(PopulationBasedBandits(space, members, 2, minimize=True)._gains) == 2
+
+
+RATES = SearchSpace({"train.optimizer.lr": LogUniform(1e-4, 1e-1)})
+
+
+def _members(count: int, *, epochs: int, sign: float = -1.0) -> dict[int, TrialRecord]:
+    """Members that gain the more, the nearer their rate is to 0.01; halfway through the space."""
+    found = {}
+    for number in range(count):
+        rate = RATES.distributions["train.optimizer.lr"].at(number / count)
+        gain = math.exp(-(math.log10(rate / 0.01) ** 2) * 4)
+        reports = {epoch: sign * gain * epoch for epoch in range(1, epochs + 1)}
+        params = {"train.optimizer.lr": rate}
+        found[number] = TrialRecord(
+            number=number, state="running", params=params, suggested=params, value=None,
+            reports=reports,
+        )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("minimize", [True, False])
+def test_the_bandit_goes_where_members_gained_most(minimize: bool) -> None:
+    members = _members(8, epochs=3, sign=-1.0 if minimize else 1.0)
+    bandit = PopulationBasedBandits(RATES, members, 3, minimize=minimize)
+    chosen = [bandit.choose({"train.optimizer.lr": 1e-4}, seed=s) for s in range(4)]
+    rates = [one["train.optimizer.lr"] for one in chosen]
+    assert all(0.003 < rate < 0.03 for rate in rates[:1]), rates
+    assert len(set(rates)) == 4
+    repeated = PopulationBasedBandits(RATES, members, 3, minimize=minimize)
+    assert repeated.choose({"train.optimizer.lr": 1e-4}, seed=0) == chosen[0]
+
+
+def test_the_bandit_leaves_parameters_as_they_are_until_there_is_something_to_learn() -> None:
+    bandit = PopulationBasedBandits(RATES, _members(8, epochs=1), 1, minimize=True)
+    assert bandit.choose({"train.optimizer.lr": 0.5}, seed=0) == {"train.optimizer.lr": 0.5}
+
+
+@pytest.mark.parametrize("loss", [1e30, 1e160, 1.7e308])
+def test_the_bandit_chooses_beside_one_that_diverged_beyond_measure(loss: float) -> None:
+    members = _members(8, epochs=2)
+    members[0].reports[2] = loss
+    bandit = PopulationBasedBandits(RATES, members, 2, minimize=True)
+    chosen = [bandit.choose({"train.optimizer.lr": 1e-4}, seed=s) for s in range(3)]
+    assert all(RATES.restated(one) == one for one in chosen)
+    assert all(map(math.isfinite, bandit._gains))
+
+
+def test_what_was_inherited_is_no_gain() -> None:
+    """One that jumped to another's weights gained what it made of them."""
+    members = _members(2, epochs=2)
+    good, bad = ({"train.optimizer.lr": members[n].params["train.optimizer.lr"]} for n in (1, 0))
+    heir = TrialRecord(
+        number=2, state="running", params=good, suggested=bad, value=None,
+        lineage=(PbtPerturbation(1, 1, good),), reports={1: 5.0, 2: members[1].reports[2]},
+    )  # fmt: skip
+    bandit = PopulationBasedBandits(RATES, {**members, 2: heir}, 2, minimize=True)
+    assert bandit._gains[2] == pytest.approx(bandit._gains[1])
+    assert bandit._points[2] == bandit._points[1]
+    unknown = PopulationBasedBandits(RATES, {0: members[0], 2: heir}, 2, minimize=True)
+    assert len(unknown._gains) == 1, "nobody can say what it gained"
+
+
+def test_a_model_whose_package_is_missing_says_what_to_install_before_there_is_a_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    population = "early_stopping: {scheduler: pb2}\nbudget: {epochs: 4}\n"
+    space = "space: {train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}\n"
+    head = "name: s\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 4\n"
+    for scheduler in ("pbt", "pb2"):
+        spec = parse_spec(head + space + population.replace("pb2", scheduler), "s.yaml")
+        rehearse(spec)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"^early_stopping\.scheduler: pb2 needs .*; write pbt"):
+        rehearse(spec)

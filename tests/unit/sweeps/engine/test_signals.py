@@ -1,0 +1,85 @@
+"""Signals, sent to this process for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sweeps.engine.signals import ExitRequested, Interruption, leaving
+
+
+class Heard:
+    """What an interruption called."""
+
+    def __init__(self, grace: float = 30.0, look: Callable[[], None] = lambda: None) -> None:
+        self.first, self.last = threading.Event(), threading.Event()
+        self.interruption = Interruption(self.first.set, self.last.set, grace=grace, look=look)
+
+
+def test_the_first_drains_and_the_second_leaves() -> None:
+    heard = Heard()
+    with heard.interruption as interruption:
+        assert not interruption.requested
+        assert interruption.left == float("inf")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.first.wait(5)
+        assert interruption.requested
+        assert interruption.exit_code == 143
+        assert 20 < interruption.trials_left < interruption.left <= 30
+        assert not heard.last.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard.last.wait(5)
+        assert interruption.exit_code == 143
+
+
+def test_who_was_asked_from_elsewhere_still_has_a_first_signal() -> None:
+    wish = threading.Event()
+
+    def look() -> None:
+        if wish.is_set():
+            heard.interruption.drain()
+
+    heard = Heard(look=look)
+    with heard.interruption as interruption:
+        wish.set()
+        assert heard.first.wait(5)
+        assert interruption.exit_code == 130
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not heard.last.wait(0.5)
+
+
+def test_the_end_of_the_grace_period_leaves() -> None:
+    heard = Heard(grace=0.1)
+    with heard.interruption:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard.last.wait(5)
+
+
+def test_a_library_that_takes_the_signals_does_not_deafen_it() -> None:
+    taken: list[Any] = []
+    heard = Heard()
+    with heard.interruption:
+        signal.signal(signal.SIGTERM, lambda number, frame: taken.append((number, frame)))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.first.wait(5)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.last.wait(5)
+        assert len(taken) == 2
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with Heard().interruption, leaving():
+        pass
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_with_nothing_to_drain_the_first_signal_leaves() -> None:
+    with pytest.raises(ExitRequested) as left, leaving():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert left.value.exit_code == 143

@@ -1,0 +1,169 @@
+"""What the child that loads a task is asked, and in what environment."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.engine.resources import ResourcePlan, StepMemory
+from sweeps.engine.task_check import TaskInspector, largest_config, longest_warmup
+from tests.integration.commandline import wait_until
+from tests.specs import with_overrides
+
+SPEC = """
+name: packed
+task: {name: spiral, samples: 20}
+metric: val/loss
+mode: min
+trials: 4
+space:
+"""
+
+
+def _spec(*space: str, more: str = "") -> SweepSpec:
+    lines = "".join(f"  {line}\n" for line in space) or "  task.width: {int: [4, 8]}\n"
+    return parse_spec(SPEC + lines + more, "packed.yaml")
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("train.batch_size: {choice: [32, 128, 64]}", "batch_size", 128),
+        ("train.batch_size: {logint: [8, 256]}", "batch_size", 256),
+        ("train.accumulation: {choice: [4, 1, 2]}", "accumulation", 1),
+        ("train.precision: {choice: [bf16, fp32, fp16]}", "precision", "fp32"),
+        (
+            "train.activation_checkpointing: {choice: [true, false]}",
+            "activation_checkpointing",
+            False,
+        ),
+        ("train.optimizer.name: {choice: [sgd, adamw, lion]}", "optimizer.name", "adamw"),
+    ],
+)
+def test_the_largest_trial_has_the_value_that_takes_most(
+    line: str, key: str, value: object
+) -> None:
+    found: object = largest_config(_spec(line)).train
+    for part in key.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_the_largest_trial_has_the_tasks_largest_numbers_and_its_first_words() -> None:
+    spec = _spec(
+        "task.hidden: {choice: [16, 64, 32]}",
+        "task.kind: {choice: [small, large]}",
+        "task.dropout: {uniform: [0.0, 0.5]}",
+    )
+    assert largest_config(spec).task.arguments == {
+        "samples": 20,
+        "hidden": 64,
+        "kind": "small",
+        "dropout": 0.5,
+    }
+
+
+def test_the_largest_trial_has_no_parameter_that_exists_only_beside_another_choice() -> None:
+    spec = _spec(
+        "task.kind: {choice: [small, large]}",
+        "task.heads: {int: [2, 8], when: {task.kind: large}}",
+    )
+    assert largest_config(spec).task.arguments == {"samples": 20, "kind": "small"}
+
+
+def test_values_that_do_not_fit_together_make_room_for_the_usual_example() -> None:
+    spec = _spec("train.batch_size: {choice: [6, 9]}", "train.accumulation: {choice: [3, 2]}")
+    assert spec.trial_config(0, spec.example_params()) == largest_config(spec)
+
+
+def test_the_longest_warmup_is_tried_with_the_usual_example() -> None:
+    spec = _spec(
+        "train.schedule.warmup: {choice: [0, 9, 3]}",
+        "train.batch_size: {int: [8, 32]}",
+        "task.hidden: {choice: [16, 64, 32]}",
+    )
+    longest = longest_warmup(spec)
+    assert (longest.train.schedule.warmup, longest.train.batch_size) == (9, 8)
+    assert longest.task.arguments["hidden"] == 16
+    forbidden = with_overrides(spec, ["search.constraints=['train.schedule.warmup < 5']"])
+    assert longest_warmup(forbidden).train.schedule.warmup == 0
+
+
+LOUD = """
+import os
+from trainable.tasks.spiral import Spiral
+print("imported")
+os.write(1, b"{}\\n")
+"""
+
+
+def test_what_a_step_takes_is_asked_where_a_shared_gpus_part_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the task's module prints, and by whichever way."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # which is then the child's answer
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loud.py").write_text(LOUD)
+    spec = with_overrides(_spec(), ["task.name=loud:Spiral"])
+    facts = TaskInspector(spec, ResourcePlan(1, 0.25, 4)).facts()
+    assert facts.num_train == 60
+    assert facts.step_memory == StepMemory(failed="found no CUDA device that torch can use")
+
+
+BUSY = """
+import multiprocessing, subprocess, threading, time
+from pathlib import Path
+from trainable.tasks.spiral import Spiral
+forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+forked.start()
+Path("pids").write_text(f"{forked.pid} {subprocess.Popen(['sleep', '60']).pid}")
+threading.Thread(target=time.sleep, args=(60,)).start()
+"""
+
+
+def test_what_a_task_leaves_running_is_ended_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "busy.py").write_text(BUSY)
+    spec = with_overrides(_spec(), ["task.name=busy:Spiral"])
+    inspection = TaskInspector(spec, ResourcePlan(1, 0, 4))
+    started = time.monotonic()
+    assert inspection.facts().num_train == 60
+    assert time.monotonic() - started < 50
+    inspection.give_up()  # as when a signal comes after the answer
+    left = (tmp_path / "pids").read_text().split()
+    assert len(left) == 2
+    wait_until(lambda: not any(_runs(int(pid)) for pid in left), seconds=10)
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_what_a_task_prints_need_not_be_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = "import os", "os.write(2, b'\\xff')", "from trainable.tasks.spiral import Spiral"
+    (tmp_path / "loud.py").write_text("\n".join(lines))
+    spec = with_overrides(_spec(), ["task.name=loud:Spiral"])
+    assert TaskInspector(spec, ResourcePlan(1, 0, 4)).facts().num_train == 60
+
+
+@pytest.mark.parametrize(
+    ("more", "gpu"),
+    [("", 1), ("", 0), ("resources: {gpu: 0.25}", 0.25)],
+    ids=["not shared", "no GPU", "a share of the user's"],
+)
+def test_nothing_is_measured_where_it_would_decide_nothing(more: str, gpu: float) -> None:
+    inspection = TaskInspector(_spec(more=more), ResourcePlan(1, gpu, 4))
+    inspection.give_up()
+    assert len(inspection._configs.splitlines()) == 2

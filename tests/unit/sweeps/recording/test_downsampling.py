@@ -1,0 +1,166 @@
+"""Which rows of a curve tracking is given, and what runs say of themselves."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeps.config.spec import SweepSpec
+from sweeps.ledger.ledger import TrialRecord
+from sweeps.recording.downsampling import recorded
+from sweeps.recording.tags import attempt_tags, curve_tags, end_tags, health_tags
+from trainable.metrics_file import Row
+
+EPOCH = 15
+
+
+def curve(steps: int, *, layers_every: int = 0) -> list[Row]:
+    """Rows as a run writes them, with a boundary at the end of every 15 steps."""
+    rows = []
+    for step in range(1, steps + 1):
+        metrics = {"train/loss": 1 / step, "train/lr": 0.1}
+        if layers_every and step % layers_every == 0:
+            metrics["grad_norm/0"] = float(step)
+        if step % EPOCH == 0:
+            metrics |= {"val/loss": 2 / step, "epoch": step / EPOCH}
+        rows.append(Row(step, 1000 + step, metrics))
+    return rows
+
+
+def test_every_step_is_recorded_unless_asked_otherwise() -> None:
+    assert list(recorded(curve(40), 1)) == curve(40)
+
+
+def test_first_step_every_nth_and_each_epochs_end_stay_whole() -> None:
+    rows = curve(40)
+    assert list(recorded(rows, 7)) == [rows[s - 1] for s in (1, 7, 14, 15, 21, 28, 30, 35)]
+
+
+def test_last_row_of_a_curve_that_ended_stays() -> None:
+    assert [row.step for row in recorded(curve(40), 20)] == [1, 15, 20, 30, 40]
+    assert [row.step for row in recorded(curve(37), 20)] == [1, 15, 20, 30]
+    assert [row.step for row in recorded(curve(37), 20, ended=True)] == [1, 15, 20, 30, 37]
+    assert list(recorded([], 20, ended=True)) == []
+
+
+def test_norms_of_layers_have_an_interval_of_their_own() -> None:
+    rows = list(recorded(curve(12, layers_every=4), 5))
+    assert [(row.step, sorted(row.metrics)) for row in rows] == [
+        (1, ["train/loss", "train/lr"]),
+        (4, ["grad_norm/0"]),
+        (5, ["train/loss", "train/lr"]),
+        (8, ["grad_norm/0"]),
+        (10, ["train/loss", "train/lr"]),
+        (12, ["grad_norm/0"]),
+    ]
+
+
+def test_two_rows_of_one_step_are_one() -> None:
+    step, boundary = Row(4, 1, {"train/loss": 0.5}), Row(4, 2, {"epoch": 1.0})
+    assert list(recorded([step, boundary], 3)) == [Row(4, 2, {"train/loss": 0.5, "epoch": 1.0})]
+
+
+@given(every=st.integers(1, 30), cuts=st.lists(st.integers(0, 60), max_size=5))
+def test_what_is_kept_does_not_depend_on_how_the_curve_arrives(
+    every: int, cuts: list[int]
+) -> None:
+    rows = curve(60, layers_every=4)
+    places = [0, *sorted(cuts), 60]
+    parts = [rows[a:b] for a, b in itertools.pairwise(places)]
+    assert [row for part in parts for row in recorded(part, every)] == list(recorded(rows, every))
+
+
+def test_a_sweep_says_what_its_curves_leave_out() -> None:
+    assert curve_tags([1]) == curve_tags([1, 1]) == {}
+    thinned = (
+        "the first step, every 10 steps, and each epoch's end; every step is in metrics.jsonl"
+    )
+    assert curve_tags([10]) == curve_tags([10, 10]) == {"curves": thinned}
+
+
+def test_a_sweep_says_since_when_its_curves_leave_out_something_else() -> None:
+    def thinned(every: int) -> str:
+        return f"the first step, every {every} steps, and each epoch's end"
+
+    for history, told in (
+        ([4, 1], f"every step since that was changed, {thinned(4)} before"),
+        ([1, 4], f"{thinned(4)} since that was changed, every step before"),
+        (
+            [1, 1, 4, 4, 8],
+            f"{thinned(8)} since that was changed, {thinned(4)} before, every step before that",
+        ),
+        (
+            [1, 4, 1, 8],
+            f"{thinned(8)} since that was changed, every step before, {thinned(4)} before that, "
+            "every step before that",
+        ),
+    ):
+        assert curve_tags(history) == {"curves": f"{told}; every step is in metrics.jsonl"}
+
+
+def test_the_first_command_and_fingerprints_stay_and_later_ones_are_numbered() -> None:
+    run = {"gradsweep.command": "sweep run a.yaml", "gradsweep.code": "c0", "host": "a"}
+    resumed = {"gradsweep.command": "sweep resume a", "gradsweep.code": "c0", "host": "a"}
+    changed = resumed | {"gradsweep.code": "c1"}
+    assert attempt_tags([]) == {}
+    assert attempt_tags([run, resumed, changed]) == run | {
+        "gradsweep.command.2": "sweep resume a",
+        "gradsweep.command.3": "sweep resume a",
+        "gradsweep.code.3": "c1",
+    }
+
+
+def _record(number: int, state: str = "complete", **known: object) -> TrialRecord:
+    return TrialRecord(number=number, state=state, params={}, reports={}, value=None, **known)  # type: ignore[arg-type]
+
+
+def test_a_sweep_says_which_trials_deserve_a_look() -> None:
+    assert health_tags([_record(0), _record(1)]) == {}
+    records = [_record(0, signals=("it grew", "it fell")), _record(1), _record(2, signals=("x",))]
+    assert health_tags(records) == {
+        "health": "2 of 3 trials; trial 0: it grew, it fell; trial 2: x"
+    }
+
+
+@pytest.mark.parametrize(
+    ("record", "tags"),
+    [
+        (_record(0), {"stopped_by": ""}),
+        (
+            _record(0, best_step=30, best_epoch=2),
+            {"stopped_by": "", "best_step": "30", "best_epoch": "2"},
+        ),
+        (_record(0, "pruned"), {"stopped_by": "asha"}),
+        (_record(0, "pruned", reason="stopped by the user"), {"stopped_by": "user"}),
+        (
+            _record(0, "failed", reason="oom: no"),
+            {"stopped_by": "", "reason": "oom: no", "failure.kind": "oom"},
+        ),
+        (
+            _record(
+                0, "failed", reason="KeyError: 1", traceback="Traceback\n" * 600 + "KeyError: 1"
+            ),
+            {
+                "stopped_by": "",
+                "reason": "KeyError: 1",
+                "failure.kind": "error",
+                "failure.traceback": "…" + ("Traceback\n" * 600)[-4988:] + "KeyError: 1",
+            },
+        ),
+    ],
+)
+def test_a_trial_says_why_it_ended(record: TrialRecord, tags: dict[str, str]) -> None:
+    spec = SweepSpec.model_validate(
+        {
+            "name": "x",
+            "task": "digits",
+            "metric": "val/loss",
+            "mode": "min",
+            "trials": 1,
+            "early_stopping": {"scheduler": "asha"},
+        }
+    )
+    assert end_tags(record, spec) == tags

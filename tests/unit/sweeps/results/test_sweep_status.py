@@ -1,0 +1,175 @@
+"""What a sweep has come to, read from a directory that no driver is working on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sweeps.config.revisions import write_spec
+from sweeps.formatting import (
+    format_bytes,
+    format_duration,
+    format_number,
+    format_parameter,
+    joined,
+)
+from sweeps.paths import SweepPaths, list_sweeps
+from sweeps.publishing.export import export_best
+from sweeps.results.sweep_status import NoBest, SweepStatus, UnknownSweep, UnknownTrial
+from sweeps.sweep_lock import SweepLock
+from tests.specs import with_overrides
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.outbox import Outbox
+from trainable.files import LocalFiles
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> MadeSweep:
+    return MadeSweep(tmp_path)
+
+
+def test_an_unfinished_trial_waits_when_nobody_runs_the_sweep(sweep: MadeSweep) -> None:
+    sweep.add("complete", 0.5)
+    sweep.add(None, 0.7)
+    status = sweep.view.status()
+    assert status["state"] == "interrupted"
+    assert status["trials"] == {
+        "waiting": 2,  # the unfinished one, and the one that was never asked for
+        "running": 0,
+        "complete": 1,
+        "pruned": 0,
+        "failed": 0,
+    }
+
+
+def test_the_same_trial_runs_while_a_driver_holds_the_lock(sweep: MadeSweep) -> None:
+    sweep.add(None, 0.7)
+    lock = SweepLock(sweep.paths.lock)
+    lock.acquire()
+    status = sweep.view.status()
+    lock.release()
+    assert status["state"] == "running"
+    assert (status["trials"]["running"], status["trials"]["waiting"]) == (1, 2)
+
+
+def test_a_paused_trial_waits_until_a_worker_opens_it(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, more="early_stopping: {scheduler: asha_promote, grace_epochs: 1}")
+    for reports in ((0.7,), (0.6,), (0.5, 0.4)):
+        sweep.add(None, *reports)
+    files = LocalFiles.of(sweep.paths.trial(1))
+    files.open()
+    lock = SweepLock(sweep.paths.lock)
+    lock.acquire()
+    try:
+        states = [trial["state"] for trial in sweep.view.trials()]
+        assert states == ["waiting", "running", "running"], "promoted; between two rungs"
+        assert sweep.view.status()["trials"]["waiting"] == 1
+    finally:
+        lock.release()
+
+
+@pytest.mark.parametrize(
+    ("endings", "state"),
+    [
+        (["complete", "pruned", "failed"], "finished"),
+        (["failed", "failed", "pruned"], "failed"),
+        (["complete", "complete"], "interrupted"),
+    ],
+)
+def test_state_of_a_sweep_that_no_driver_holds(
+    sweep: MadeSweep, endings: list[str], state: str
+) -> None:
+    for ending in endings:
+        sweep.add(ending, 0.5)
+    assert sweep.view.state == state
+
+
+def test_best_is_the_best_complete_trial(sweep: MadeSweep) -> None:
+    sweep.add("complete", 0.5, 0.4, 0.6)
+    sweep.add("pruned", 0.1)
+    sweep.add("complete", 0.45)
+    best = sweep.view.best()
+    assert (best["number"], best["value"], best["epoch"], best["step"]) == (0, 0.4, 3, 30)
+
+
+def test_no_best_before_a_trial_completes(sweep: MadeSweep, tmp_path: Path) -> None:
+    sweep.add("failed")
+    with pytest.raises(NoBest, match=r"no trial of sweep 'small' has completed"):
+        sweep.view.best()
+    with pytest.raises(NoBest):
+        export_best(sweep.view, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_concluded_only_once_everything_was_published(sweep: MadeSweep) -> None:
+    for _ in range(3):
+        sweep.add("complete", 0.5)
+    assert not sweep.view.concluded
+    sweep.ledger.conclude()
+    assert not sweep.view.concluded, "tracking was never told how the trials ended"
+    outbox = Outbox(sweep.paths.outbox)
+    for number in range(3):
+        outbox.append(number, "finish", {"status": "FINISHED", "tags": {}, "time": 0})
+    assert not sweep.view.concluded, "nothing is delivered"
+    for number in range(3):
+        batch = outbox.claim(number)
+        assert batch is not None
+        outbox.delivered(batch)
+    outbox.close()
+    assert sweep.view.concluded
+
+
+def test_a_sweep_has_the_trials_that_have_begun_however_few_are_asked_for(
+    sweep: MadeSweep,
+) -> None:
+    for _ in range(3):
+        sweep.add("complete", 0.5)
+    write_spec(sweep.paths.spec, with_overrides(sweep.spec, ["trials=2"]))
+    status = sweep.view.status()
+    assert (status["num_trials"], status["trials"]["complete"]) == (3, 3)
+
+
+def test_unknown_sweep_names_the_nearest(sweep: MadeSweep, tmp_path: Path) -> None:
+    del sweep
+    with pytest.raises(UnknownSweep) as unknown:
+        SweepStatus(SweepPaths(tmp_path, "smal"))
+    assert str(unknown.value) == (
+        f"there is no sweep 'smal' below {tmp_path}; did you mean 'small'?"
+    )
+
+
+def test_unknown_trial_names_those_there_are(sweep: MadeSweep) -> None:
+    with pytest.raises(UnknownTrial, match=r"has no trials yet"):
+        sweep.view.record(0)
+    sweep.add("complete", 0.5)
+    with pytest.raises(UnknownTrial, match=r"no trial 7; its trials are 0 to 0"):
+        sweep.view.record(7)
+
+
+def test_a_directory_without_a_spec_is_no_sweep(tmp_path: Path) -> None:
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "ledger.db").touch()
+    assert list_sweeps(tmp_path) == []
+    assert list_sweeps(tmp_path / "missing") == []
+
+
+def test_numbers_for_people() -> None:
+    assert [format_number(v) for v in (None, 3, 0.123456, 1e-5, True, "x", float("nan"))] == [
+        "-",
+        "3",
+        "0.1235",
+        "1e-05",
+        "True",
+        "x",
+        "nan",
+    ]
+    assert [format_duration(s) for s in (6.6, 125, 3785)] == ["7s", "2m05s", "1h03m"]
+    assert [format_bytes(n) for n in (512, 49488, 3 * 2**30)] == ["512 B", "48.33 KiB", "3 GiB"]
+
+
+def test_parameters_are_shown_as_a_spec_has_them() -> None:
+    """What is searched as `null`, such as no clipping, is told from what a trial does not have."""
+    params = {"max_norm": None, "nesterov": True, "lr": 0.123456, "name": "adamw"}
+    assert joined(params) == "max_norm null, nesterov true, lr 0.1235, name adamw"
+    assert [format_parameter(params, key) for key in ("max_norm", "depth")] == ["null", "-"]

@@ -1,0 +1,143 @@
+"""What a sampler is shown of trials that were trained for different lengths."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from sweeps.config.spec import EarlyStoppingConfig, parse_spec
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.suggestion import Suggestion
+from sweeps.search.multi_fidelity import at_one_rung, compared_at
+from sweeps.search.suggest import Suggester
+
+COMPLETE, PRUNED, FAIL, RUNNING = (
+    TrialState.COMPLETE,
+    TrialState.PRUNED,
+    TrialState.FAIL,
+    TrialState.RUNNING,
+)
+RUNGS = (1, 3, 9)
+
+
+def _trial(state: TrialState, *reports: float) -> FrozenTrial:
+    """A trial that reported after each of its epochs."""
+    value = min(reports) if state == COMPLETE else None
+    told = dict(enumerate(reports, start=1))
+    return create_trial(state=state, value=value, intermediate_values=told)
+
+
+def _shown(trials: list[FrozenTrial], enough: int, *, minimize: bool = True) -> list[Any]:
+    """Of each trial, what it counts as complete with, or else its state."""
+    shown = at_one_rung(trials, RUNGS, startup=enough, enough=enough, minimize=minimize)
+    return [one.value if one.state == COMPLETE else one.state for one in shown]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [("none", ()), ("asha", RUNGS), ("asha_promote", RUNGS), ("hyperband", RUNGS)],
+)
+def test_trials_compare_at_rungs_and_at_the_end(scheduler: Any, expected: tuple[int, ...]) -> None:
+    config = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=3)
+    assert compared_at(config, 9) == expected
+
+
+def test_all_count_with_their_best_by_the_highest_rung_that_enough_have_reached() -> None:
+    trials = [
+        _trial(COMPLETE, 0.9, 0.8, 0.85, *[0.1] * 6),
+        _trial(PRUNED, 0.5, 0.6, 0.7),
+        _trial(PRUNED, 0.3),
+        _trial(FAIL, 0.2, 0.2, 0.2),
+        _trial(RUNNING, 0.4, 0.35, 0.36, 0.05),
+        _trial(RUNNING, 0.1),
+    ]
+    assert _shown(trials, 3) == [0.8, 0.5, PRUNED, FAIL, 0.35, RUNNING]
+    assert _shown(trials, 2) == _shown(trials, 3), "one alone has come to the end"
+    assert _shown(trials, 1) == [0.1, PRUNED, PRUNED, FAIL, RUNNING, RUNNING]
+    assert _shown(trials, 3, minimize=False) == [0.9, 0.7, PRUNED, FAIL, 0.4, RUNNING]
+    assert [one.state for one in trials] == [COMPLETE, PRUNED, PRUNED, FAIL, RUNNING, RUNNING]
+
+
+def test_before_enough_have_ended_all_are_what_they_are() -> None:
+    running = [_trial(RUNNING, 0.4, 0.3, 0.2), _trial(RUNNING, 0.5, 0.4, 0.3)]
+    trials = [*running, _trial(PRUNED, 0.6), _trial(FAIL)]
+    assert _shown(trials, 2) == [RUNNING, RUNNING, PRUNED, FAIL]
+    assert _shown([*trials, _trial(PRUNED, 0.7)], 2) == [0.2, 0.3, PRUNED, FAIL, PRUNED]
+
+
+def test_a_higher_rung_needs_fewer_than_the_startup() -> None:
+    """Who is ahead after one epoch need not be it after three."""
+    ended = [_trial(PRUNED, 0.1), _trial(PRUNED, 0.2), _trial(PRUNED, 0.5, 0.4, 0.3)]
+    trials = [*ended, _trial(PRUNED, 0.6, 0.3, 0.2)]
+    shown = at_one_rung(trials, RUNGS, startup=4, enough=2, minimize=True)
+    assert [one.value for one in shown] == [None, None, 0.3, 0.2]
+    shown = at_one_rung(trials, RUNGS, startup=5, enough=2, minimize=True)
+    assert [one.state for one in shown] == [PRUNED] * 4, "four trials are no startup of five"
+
+
+@pytest.mark.parametrize(("sampler", "best"), [("tpe", 0.2), ("gp", 0.8)])
+def test_a_rung_is_taken_that_as_many_have_reached_as_its_model_needs(
+    tmp_path: Path, sampler: str, best: float
+) -> None:
+    """Four come to the third epoch, and show there that the others only began well: TPE takes so
+    few; GP would draw by chance before it has its eight.
+    """
+    spec = parse_spec(SPEC.replace("search: {", f"search: {{sampler: {sampler}, "), "s.yaml")
+    ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
+    space = {key: one.to_optuna() for key, one in spec.space.items()}
+    for number in range(24):
+        went_on = number in (0, 6, 12, 18)
+        x = 0.2 + number / 1000 if went_on else 0.8 + number / 1000
+        ledger.add(Suggestion({"task.x": x}, space))
+        ledger.report(number, epoch=1, step=1, value=0.5 if went_on else 0.4)
+        if went_on:
+            ledger.report(number, epoch=3, step=3, value=0.1 + abs(x - 0.2))
+        ledger.finish(number, "pruned")
+    proposer = Suggester(spec, ledger)
+    drawn = [proposer.propose(number).params["task.x"] for number in range(24, 44)]
+    assert sum(abs(x - best) < 0.2 for x in drawn) > 15, drawn
+
+
+def test_who_ended_by_itself_has_come_as_far_as_there_is_to_come() -> None:
+    early = _trial(COMPLETE, 0.5, 0.4)
+    assert _shown([early, _trial(COMPLETE, *[0.3] * 9)], 2) == [0.4, 0.3]
+
+
+def test_one_without_a_number_by_then_is_what_it_is() -> None:
+    assert _shown([_trial(PRUNED, math.nan), _trial(PRUNED, 0.5)], 2) == [PRUNED, 0.5]
+
+
+SPEC = """
+name: s
+task: digits
+metric: val/loss
+mode: min
+trials: 60
+budget: {epochs: 9}
+space: {task.x: {uniform: [0, 1]}}
+search: {startup_trials: 8}
+early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}
+"""
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_who_was_better_is_imitated_and_not_who_came_early(tmp_path: Path, sampler: str) -> None:
+    """ASHA lets the first trials go on, whatever they are; those after them are compared."""
+    spec = parse_spec(SPEC.replace("search: {", f"search: {{sampler: {sampler}, "), "s.yaml")
+    ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
+    space = {key: one.to_optuna() for key, one in spec.space.items()}
+    for number in range(30):
+        early = number < 3
+        x = 0.8 if early else number / 30 if number % 3 else 0.2 + number / 1000
+        ledger.add(Suggestion({"task.x": x}, space))
+        value = (x - 0.2) ** 2
+        for epoch in range(1, 10 if early else 2):
+            ledger.report(number, epoch=epoch, step=epoch, value=value / epoch**0.1)
+        ledger.finish(number, "complete" if early else "pruned")
+    proposer = Suggester(spec, ledger)
+    drawn = [proposer.propose(number).params["task.x"] for number in range(30, 50)]
+    assert sum(abs(x - 0.2) < 0.2 for x in drawn) > 15, drawn

@@ -1,0 +1,84 @@
+"""A sweep's directory, made without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from optuna.samplers import RandomSampler
+
+from sweeps.config.revisions import write_spec
+from sweeps.config.spec import parse_spec
+from sweeps.ledger.ledger import Ending, Ledger
+from sweeps.paths import SweepPaths
+from sweeps.results.sweep_status import SweepStatus
+from tests.make_trials import ask
+from trainable.files import LocalFiles
+from trainable.metrics_file import History, Row
+
+SPEC = """
+name: {name}
+task: digits
+metric: {metric}
+mode: {mode}
+trials: 3
+budget: {{epochs: 10}}
+space: {space}
+{more}
+"""
+RATE = "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}"
+
+
+class MadeSweep:
+    """A sweep with a ledger to which trials are added by hand."""
+
+    def __init__(
+        self,
+        root: Path,
+        name: str = "small",
+        *,
+        space: str = RATE,
+        metric: str = "val/loss",
+        mode: str = "min",
+        more: str = "",
+    ) -> None:
+        self.paths = SweepPaths(root, name)
+        text = SPEC.format(name=name, space=space, metric=metric, mode=mode, more=more)
+        self.spec = parse_spec(text, f"{name}.yaml")
+        self.paths.directory.mkdir(parents=True)
+        self.ledger = Ledger.create(self.paths.ledger, mode=self.spec.mode, sweep_id=f"id-{name}")
+        write_spec(self.paths.spec, self.spec)
+
+    def add(
+        self,
+        ending: Ending | None,
+        *values: float | Sequence[float],
+        reason: str | None = None,
+    ) -> int:
+        """Add a trial that reported `values` and so ended, or did not; returns its number.
+
+        With several metrics, each report is a sequence.
+        """
+        space = {key: value.to_optuna() for key, value in self.spec.space.items()}
+        sampler = RandomSampler(seed=len(self.ledger.trials()))
+        number = ask(self.ledger, space, sampler).number
+        for epoch, reported in enumerate(values, start=1):
+            value, *others = reported if isinstance(reported, Sequence) else [reported]
+            self.ledger.report(number, epoch=epoch, step=epoch * 10, value=value, others=others)
+        if ending is not None:
+            self.ledger.finish(number, ending, reason=reason)
+        return number
+
+    def log(self, number: int, *rows: Row) -> None:
+        """Write a trial's rows."""
+        directory = self.paths.trial(number)
+        directory.mkdir(parents=True, exist_ok=True)
+        files = LocalFiles.of(directory)
+        files.open()
+        history = History(directory, files, step=0)
+        history.append(rows)
+        history.close()
+
+    @property
+    def view(self) -> SweepStatus:
+        return SweepStatus(self.paths)

@@ -1,0 +1,67 @@
+"""Where trials' checkpoints lie, by the spec alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sweeps.checkpoint_locations import address_of, probe_store, trial_files
+from sweeps.commands.sync import deliver
+from sweeps.config.spec import parse_spec
+from sweeps.ledger.location import StorageMoved, check_kept, place_of
+from sweeps.paths import SweepPaths
+from sweeps.results.sweep_status import SweepStatus
+from tests.integration.commandline import TINY
+from tests.specs import with_overrides
+from tests.unit.sweeps.sweep_factory import MadeSweep
+
+PATHS = SweepPaths(Path("/runs"), "small")
+LOCAL = parse_spec(TINY, "s.yaml")
+STORED = with_overrides(LOCAL, ["storage.checkpoints=s3://bucket/team/sweeps/"])
+
+
+def test_checkpoints_lie_in_the_trials_directory_unless_the_spec_says_otherwise():
+    assert address_of(PATHS, LOCAL, 7) is None
+    assert trial_files(PATHS, LOCAL, 7).address("") == "/runs/small/trials/0007/checkpoints"
+    probe_store(PATHS, LOCAL, new=True)  # asks nobody
+
+
+def test_names_below_the_prefix_are_those_below_the_root(monkeypatch):
+    monkeypatch.setenv("SWEEP_TRUSTED_STORES", "s3://bucket")
+    below = "s3://bucket/team/sweeps/small/trials/0007/checkpoints"
+    assert address_of(PATHS, STORED, 7) == below
+    files = trial_files(PATHS, STORED, 7)
+    assert files.address("step-00000120") == f"{below}/step-00000120"
+    assert files.at(below).address("x") == f"{below}/x"
+
+
+@pytest.mark.parametrize(("before", "after"), [(LOCAL, STORED), (STORED, LOCAL)])
+def test_checkpoints_of_a_sweep_stay_where_they_are(before, after):
+    check_kept(PATHS, before, before)
+    was, wanted = (one.storage.checkpoints or "null" for one in (before, after))
+    said = f"^storage.checkpoints is {was} and cannot become {wanted}: a sweep's trials stay"
+    with pytest.raises(StorageMoved, match=said):
+        check_kept(PATHS, before, after)
+
+
+def test_a_sweep_goes_on_in_the_directory_of_its_name(tmp_path):
+    sweep = MadeSweep(tmp_path)
+    shutil.copytree(sweep.paths.directory, tmp_path / "copy")
+    view = SweepStatus(SweepPaths(tmp_path, "copy"))
+    for refused in (
+        lambda: check_kept(view.paths, view.spec, view.spec),
+        lambda: deliver(view),
+    ):
+        with pytest.raises(StorageMoved, match=r"copy holds the sweep 'small'.*; rename .* mv "):
+            refused()
+    assert not view.paths.lock.exists()
+
+
+def test_a_renamed_sweep_is_found_in_its_database():
+    spec = with_overrides(LOCAL, ["storage.ledger=postgresql://db.example/sweeps"])
+    place = place_of(SweepPaths(Path("/runs"), "renamed"), spec)
+    assert place.study == LOCAL.name
+    with pytest.raises(StorageMoved, match=rf"^/runs/renamed holds the sweep '{LOCAL.name}'"):
+        check_kept(SweepPaths(Path("/runs"), "renamed"), spec, spec)

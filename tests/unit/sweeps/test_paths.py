@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from sweeps.config.errors import UserError
+from sweeps.paths import (
+    ROOT_VARIABLE,
+    SweepPaths,
+    list_sweeps,
+    resolve_root,
+    tracking_place,
+    tracking_uri,
+)
+from tracking.address import file_of
+
+
+@pytest.mark.parametrize(
+    ("uri", "place"),
+    [
+        (None, ("sqlite:////r/mlflow.db", Path("/r/mlartifacts"))),
+        ("sqlite:///elsewhere.db", ("sqlite:///elsewhere.db", Path("/r/mlartifacts"))),
+        ("postgresql+psycopg2://h/db", ("postgresql+psycopg2://h/db", Path("/r/mlartifacts"))),
+        ("http://127.0.0.1:5000", ("http://127.0.0.1:5000", None)),
+        ("databricks", ("databricks", None)),
+    ],
+)
+def test_only_a_server_keeps_artifacts_itself(
+    uri: str | None, place: tuple[str, Path | None]
+) -> None:
+    assert tracking_place(uri, Path("/r")) == place
+
+
+@pytest.mark.parametrize("name", ["runs", "what?", "50%25", "%%41%?%4", "ü%C3%BC", "a{b} #1"])
+def test_the_store_is_the_file_that_its_address_names(name: str) -> None:
+    file = Path("/r") / name / "mlflow.db"
+    address = tracking_uri(file.parent)
+    assert file_of(address) == file
+    assert make_url(address).database == str(file)
+
+
+@pytest.mark.parametrize("name", ["50%", "a{b} #1", "100%_ü: x"])
+def test_an_address_holds_no_escape_that_it_can_do_without(name: str) -> None:
+    file = Path("/r") / name / "mlflow.db"
+    assert tracking_uri(file.parent) == f"sqlite:///{file}"
+
+
+@pytest.mark.parametrize("given", ["option", "variable"])
+def test_a_home_that_nobody_has_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROOT_VARIABLE, "~no-such-user/runs")
+    with pytest.raises(UserError, match=r"^--root ~no-such-user/runs: nobody .* write a path"):
+        resolve_root(None if given == "variable" else Path("~no-such-user/runs"))
+    assert SweepPaths(Path("/r"), "a").command("status") == "sweep status a --root /r"
+
+
+def test_a_root_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"runs\udcff.*no UTF-8.*write a path"):
+        resolve_root(tmp_path / os.fsdecode(b"runs\xff"))
+
+
+def test_a_root_above_a_link_is_where_the_system_finds_it(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("elsewhere/deep")
+    assert resolve_root(tmp_path / "link" / ".." / "runs") == tmp_path / "elsewhere" / "runs"
+    assert resolve_root(tmp_path / "link" / "runs") == tmp_path / "link" / "runs"
+
+
+def test_a_command_is_one_that_a_shell_takes(tmp_path: Path) -> None:
+    root = tmp_path / "my runs"
+    told = SweepPaths(root, "x; touch y").command("resume", "-s", "trials=4")
+    words = ["sweep", "resume", "x; touch y", "-s", "trials=4", "--root", str(root)]
+    assert shlex.split(told) == words
+
+
+def test_the_root_is_left_out_where_it_is_the_one_that_the_command_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    here, elsewhere = SweepPaths(tmp_path / "runs", "a"), SweepPaths(tmp_path / "other", "a")
+    monkeypatch.delenv(ROOT_VARIABLE, raising=False)
+    assert here.command("status") == "sweep status a"
+    assert elsewhere.command("status") == f"sweep status a --root {tmp_path}/other"
+    monkeypatch.setenv(ROOT_VARIABLE, "other")
+    assert here.command("status") == f"sweep status a --root {tmp_path}/runs"
+    assert elsewhere.command("status") == "sweep status a"
+
+
+def test_a_directory_whose_name_no_sweep_has_is_none(tmp_path: Path) -> None:
+    for name in (".trash", "a", "mlartifacts", "odd\x07name"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sweep.yaml").touch()
+    assert [paths.name for paths in list_sweeps(tmp_path)] == ["a"]

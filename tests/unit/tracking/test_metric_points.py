@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+import re
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracking.limits import MAX_KEY, clean_key, clean_text, clip_start, clip_text, split_pairs
+from tracking.metric_points import HighWaterMarks, PackedRow, Point, Request, pack, parts, unpack
+
+rows = st.lists(
+    st.builds(
+        PackedRow,
+        st.integers(0, 30),
+        st.integers(0, 10**13),
+        st.dictionaries(st.sampled_from(["a", "b", "c/d"]), st.floats(), min_size=1),
+    ),
+    max_size=20,
+)
+
+
+def pairs(admitted: list[PackedRow]) -> list[tuple[str, int]]:
+    return [(key, row.step) for row in admitted for key in row.metrics]
+
+
+@given(rows, rows)
+def test_no_key_and_step_is_admitted_twice(
+    first: list[PackedRow], second: list[PackedRow]
+) -> None:
+    marks = HighWaterMarks()
+    admitted = pairs(marks.admit(first)) + pairs(marks.admit(second)) + pairs(marks.admit(first))
+    assert len(admitted) == len(set(admitted))
+
+
+@given(rows)
+def test_a_replay_is_dropped_whole(logged: list[PackedRow]) -> None:
+    marks = HighWaterMarks()
+    marks.admit(logged)
+    assert marks.admit(logged) == []
+
+
+def test_infinite_values_are_counted_and_nan_is_kept() -> None:
+    marks = HighWaterMarks()
+    [first, second, third] = marks.admit(
+        [
+            PackedRow(1, 10, {"loss": math.inf, "lr": 0.1}),
+            PackedRow(2, 20, {"loss": math.nan}),
+            PackedRow(3, 30, {"loss": -math.inf}),
+        ]
+    )
+    assert first.metrics == {"num_infinite/loss": 1.0, "lr": 0.1}
+    assert math.isnan(second.metrics["loss"])
+    assert third.metrics == {"num_infinite/loss": 2.0}
+    assert marks.admit([PackedRow(3, 30, {"loss": 1.0})]) == []
+
+
+def test_marks_rise_and_never_fall() -> None:
+    marks = HighWaterMarks({"a": 5, "b": 1})
+    marks.raise_to(HighWaterMarks({"a": 3, "b": 4, "c": 2}, {"num_infinite/a": 2}))
+    assert marks == HighWaterMarks({"a": 5, "b": 4, "c": 2}, {"num_infinite/a": 2})
+
+
+@given(st.lists(st.integers(1, 1500), max_size=8))
+def test_parts_hold_everything_in_order_and_at_most_a_thousand_points(sizes: list[int]) -> None:
+    packed = [
+        PackedRow(step, 0, {f"k{i}": float(i) for i in range(n)}) for step, n in enumerate(sizes)
+    ]
+    divided = list(parts(packed))
+    assert [pair for part, _ in divided for pair in pairs(part)] == pairs(packed)
+    assert all(0 < num_points == len(pairs(part)) <= 100 for part, num_points in divided)
+    assert len(divided) == math.ceil(sum(sizes) / 100)
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_cleaned_keys_are_accepted_and_stay_different(one: str, other: str) -> None:
+    cleaned = clean_key(one)
+    assert 0 < len(cleaned) <= MAX_KEY
+    assert re.fullmatch(r"[/\w.\- :]+", cleaned)
+    assert (cleaned == clean_key(other)) == (one == other)
+    assert clean_key(cleaned) == cleaned
+
+
+def test_ordinary_keys_stay_as_they_are() -> None:
+    for key in ("val/loss", "train.optimizer.lr", "grad_norm/layers.0.weight", "best/val/loss"):
+        assert clean_key(key) == key
+
+
+def test_long_text_is_cut_with_an_ellipsis() -> None:
+    assert clip_text("abc", 3) == "abc"
+    assert clip_text("abcd", 3) == "ab…"
+    assert clip_start("abc", 3) == "abc"
+    assert clip_start("abcd", 3) == "…cd"
+
+
+def test_text_that_a_store_does_not_take_is_escaped() -> None:
+    assert clean_text("ä\n€ 😀") == "ä\n€ 😀"
+    assert clean_text("andr\udce9, a\0b") == r"andr\udce9, a\x00b"
+
+
+def test_pairs_are_split_by_number_and_by_bytes_as_sent() -> None:
+    assert [len(part) for part in split_pairs({str(i): "" for i in range(250)})] == [100, 100, 50]
+    wide = {str(i): "é" * 6000 for i in range(100)}
+    divided = list(split_pairs(wide))
+    assert {key: value for part in divided for key, value in part.items()} == wide
+    assert len(divided) == 5
+
+
+@given(
+    st.lists(
+        st.builds(
+            PackedRow,
+            st.integers(0, 2**62),
+            st.integers(0, 2**62),
+            st.dictionaries(st.sampled_from(["a", "b/\u00e9", "c\n"]), st.floats(), min_size=1),
+        )
+    )
+)
+def test_packed_rows_are_the_same_points_again_bit_for_bit(rows: list[PackedRow]) -> None:
+    expected = [
+        Point(k, v, row.step, row.timestamp_ms) for row in rows for k, v in row.metrics.items()
+    ]
+
+    def bits(points: list[Point]) -> list[tuple[object, ...]]:
+        return [(*point._replace(value=0.0), struct.pack("d", point.value)) for point in points]
+
+    assert bits(unpack(pack(rows))) == bits(expected)
+
+
+def _sizes(request: Request) -> list[tuple[int, ...]]:
+    return [tuple(map(len, part)) for part in request.split()]
+
+
+def test_what_a_run_is_told_fits_into_few_requests() -> None:
+    points = [Point("a", 1.0, step, 0) for step in range(900)]
+    few = {str(i): "" for i in range(50)}
+    assert list(Request(few, points, few).split()) == [Request(few, points, few)]
+    assert _sizes(Request(few, points, {**few, "x": ""})) == [
+        (50, 0, 0),
+        (0, 900, 0),
+        (0, 0, 51),
+    ]
+    wide = {str(i): "x" * 6000 for i in range(100)}
+    assert _sizes(Request(wide, [], few)) == [(100, 0, 0), (0, 0, 50)], (
+        "600 KB leave no room for others"
+    )
+    many = [Point("a", 1.0, step, 0) for step in range(1001)]
+    assert _sizes(Request({}, many, {})) == [(0, 1000, 0), (0, 1, 0)]
+
+
+def test_nothing_to_tell_is_no_request() -> None:
+    assert list(Request({}, [], {}).split()) == []

@@ -1,0 +1,609 @@
+"""A loop of one's own runs like a task: reports, rows, checkpoints, resumption, and its errors."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from trainable.build import open_trainer
+from trainable.checkpoint import CheckpointStore
+from trainable.config import TrialConfig
+from trainable.custom_loop import CustomLoop
+from trainable.diagnostics import MEASURED
+from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
+from trainable.export import export_weights
+from trainable.inspect_task import examine
+from trainable.metrics_file import read_rows
+from trainable.train_state import check_state
+
+LOOPS = """
+import os, random
+import numpy, torch
+from torch import nn
+
+def plain(config, context):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.train.optimizer.lr)
+    if context.restored:
+        model.load_state_dict(context.restored["model"])
+        optimizer.load_state_dict(context.restored["optimizer"])
+    for epoch in context.remaining_epochs():
+        if epoch == config.task.arguments.get("die_in", -1) and not context.restored:
+            os._exit(1)
+        inputs = torch.randn(8, 3) + random.random() + numpy.random.rand()
+        loss = (model(inputs) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield {"val/loss": loss.item()}, {
+            "model": model.state_dict(), "optimizer": optimizer.state_dict()
+        }
+
+def stateless(config, context):
+    for epoch in context.remaining_epochs():
+        yield {"val/loss": 1.0 / (epoch + 1)}
+
+class NotATask:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path, monkeypatch):
+    (tmp_path / "ownloops.py").write_text(LOOPS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def _config(name="ownloops:plain", *, epochs=6, every="1 epoch", mode="min", **arguments):
+    return TrialConfig.model_validate(
+        {
+            "task": {"name": name, **arguments},
+            "metric": "val/loss",
+            "mode": mode,
+            "seed": 3,
+            "budget": {"epochs": epochs},
+            "checkpoint": {"every": every},
+            "train": {"optimizer": {"lr": 0.05}},
+        }
+    )
+
+
+@pytest.fixture
+def left_open():
+    """Runs that crash are closed when the test ends, long after the resumed ones."""
+    with contextlib.ExitStack() as stack:
+        yield stack.enter_context
+
+
+def _open(function, directory, config=None, **options):
+    config = config or _config()
+    return CustomLoop(function, config, directory, device=torch.device("cpu"), **options)
+
+
+def _values(*values, state=None):
+    """A loop that yields these values of the metric, one after the other."""
+
+    def loop(config, context):  # noqa: ARG001  a loop's signature
+        for value in values[context.epoch :]:
+            yield ({"val/loss": value}, state) if state is not None else {"val/loss": value}
+
+    return loop
+
+
+def _curve(directory):
+    return [(row.step, _reproducible(row.metrics)) for row in read_rows(directory)]
+
+
+def _reproducible(metrics):
+    return {name: value for name, value in metrics.items() if name not in MEASURED}
+
+
+def test_each_yield_is_a_report_a_row_and_a_generation(tmp_path):
+    with open_trainer(_config(epochs=3), tmp_path / "run", device="cpu") as loop:
+        reports = list(loop.events())
+    assert [(r.step, r.epoch, r.finished) for r in reports] == [
+        (1, 1, False),
+        (2, 2, False),
+        (3, 3, True),
+    ]
+    assert [[row.step for row in r.rows] for r in reports] == [[1], [2], [3]]
+    assert [row for r in reports for row in r.rows] == read_rows(tmp_path / "run")
+    losses = [r.metrics["val/loss"] for r in reports]
+    assert [r.metrics["best/val/loss"] for r in reports] == list(itertools.accumulate(losses, min))
+    assert [r.metrics["epoch"] for r in reports] == [1.0, 2.0, 3.0]
+    saved = CheckpointStore(tmp_path / "run").generations()
+    assert reports[-1].checkpoint == saved[-1].pointer  # earlier ones may name the one before
+    assert saved[-1].step == 3
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 2), ("max", 1)])
+def test_best_generation_is_kept(tmp_path, mode, best):
+    loop = _values(3.0, 1.0, 2.0, 2.5, 2.6, state={"x": 1})
+    with _open(loop, tmp_path, _config(mode=mode, epochs=5)) as trainer:
+        list(trainer.events())
+    assert CheckpointStore(tmp_path).best().step == best
+    assert len(CheckpointStore(tmp_path).generations()) == 3
+
+
+class Crash(BaseException):
+    """Stands for a kill: nothing is saved, nothing is closed properly."""
+
+
+def _crash_after(reports):
+    counter = itertools.count(1)
+
+    def interrupted():
+        if next(counter) == reports:
+            raise Crash
+        return False
+
+    return interrupted
+
+
+@pytest.mark.parametrize("every", ["1 epoch", "2 epochs"])
+@pytest.mark.parametrize("crash", [1, 2, 3, 5, 6])
+def test_crash_and_resume_equals_an_uninterrupted_run(tmp_path, left_open, crash, every):
+    config = _config(every=every)
+    with open_trainer(config, tmp_path / "whole", device="cpu") as whole:
+        last = list(whole.events())[-1]
+    crashed = left_open(
+        open_trainer(config, tmp_path / "cut", device="cpu", interrupted=_crash_after(crash))
+    )
+    with pytest.raises(Crash):
+        list(crashed.events())
+    crashed.store.wait()
+    torch.manual_seed(99)
+    with open_trainer(config, tmp_path / "cut", device="cpu") as resumed:
+        assert resumed.resumed_at < crash
+        resumed_last = list(resumed.events())[-1]
+    assert _reproducible(resumed_last.metrics) == _reproducible(last.metrics)
+    assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
+    states = [
+        CheckpointStore(tmp_path / name).load(CheckpointStore(tmp_path / name).newest())
+        for name in ("whole", "cut")
+    ]
+    for one, other in zip(*(state["loop"]["model"].values() for state in states), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_process_that_dies_leaves_one_continuous_curve(tmp_path):
+    config = _config(die_in=3)
+    script = (
+        "import sys; from pathlib import Path; from trainable import TrialConfig, open_trainer\n"
+        "config = TrialConfig.model_validate_json(sys.argv[1])\n"
+        "list(open_trainer(config, Path(sys.argv[2]), device='cpu').events())"
+    )
+    command = [sys.executable, "-c", script, config.model_dump_json(), str(tmp_path / "cut")]
+    environment = {"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"}
+    assert subprocess.run(command, check=False, env=environment).returncode == 1
+    with open_trainer(config, tmp_path / "cut", device="cpu") as resumed:
+        assert resumed.resumed_at in (2, 3)  # the third was perhaps still being written
+        reports = list(resumed.events())
+    assert [r.epoch for r in reports] == list(range(resumed.resumed_at + 1, 7))
+    assert [step for step, _ in _curve(tmp_path / "cut")] == [1, 2, 3, 4, 5, 6]
+    with open_trainer(_config(), tmp_path / "whole", device="cpu") as whole:
+        list(whole.events())
+    assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
+
+
+def test_loop_without_state_starts_again(tmp_path, left_open):
+    config = _config("ownloops:stateless", epochs=4)
+    crashed = left_open(open_trainer(config, tmp_path, device="cpu", interrupted=_crash_after(3)))
+    with pytest.raises(Crash):
+        list(crashed.events())
+    assert len(_curve(tmp_path)) == 3
+    (tmp_path / "metrics.jsonl").write_bytes(bytes(64) + b"\n")  # power was lost meanwhile
+    with open_trainer(config, tmp_path, device="cpu") as again:
+        assert _curve(tmp_path) == []
+        assert again.resumed_at == 0
+        reports = list(again.events())
+    assert [r.checkpoint for r in reports] == [None] * 4
+    assert [step for step, _ in _curve(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_interrupted_loop_saves_where_it_stands(tmp_path):
+    asked = itertools.count(1)
+    config = _config(every="100 epochs", mode="max")
+    loop = _values(3.0, 2.0, 1.0, 0.5, 0.4, 0.3, state={"x": 1})
+    with _open(loop, tmp_path, config, interrupted=lambda: next(asked) >= 3) as trainer:
+        reports = list(trainer.events())
+    assert [r.epoch for r in reports] == [1, 2, 3]
+    assert reports[-1].checkpoint.step == 3
+    assert not reports[-1].finished
+    with _open(loop, tmp_path, config) as resumed:
+        assert [r.epoch for r in resumed.events()] == [4, 5, 6]
+
+
+def _pairs(*pairs):
+    def loop(config, context):  # noqa: ARG001  a loop's signature
+        for loss, speed in pairs[context.epoch :]:
+            yield {"val/loss": loss, "val/speed": speed}, {"x": 1}
+
+    return loop
+
+
+def test_of_several_metrics_the_first_decides_and_the_others_are_those_of_its_best_report(
+    tmp_path,
+):
+    several = {"metric": ("val/loss", "val/speed"), "mode": ("min", "max")}
+    config = _config(epochs=3).model_copy(update=several)
+    with _open(_pairs((3.0, 10.0), (1.0, 20.0), (2.0, 90.0)), tmp_path / "a", config) as run:
+        *_, last = run.events()
+    assert (last.metrics["best/val/loss"], last.metrics["best/val/speed"]) == (1.0, 20.0)
+    broken = _open(_pairs((3.0, 10.0), (1.0, math.nan)), tmp_path / "b", config)
+    with broken, pytest.raises(NonFiniteMetric, match="val/speed is nan in report 2"):
+        list(broken.events())
+    assert read_rows(tmp_path / "b")[-1].metrics["best/val/loss"] == 3.0
+    missing = _open(_values(1.0), tmp_path / "c", config)
+    with missing, pytest.raises(ConfigError, match="metric: 'val/speed'"):
+        list(missing.events())
+
+
+def test_finished_run_reports_its_end_once_more(tmp_path):
+    with open_trainer(_config(), tmp_path, device="cpu") as loop:
+        last = list(loop.events())[-1]
+    with open_trainer(_config(), tmp_path, device="cpu") as loop:
+        (again,) = loop.events()
+    assert again.finished
+    assert (again.step, again.metrics, again.checkpoint) == (6, last.metrics, last.checkpoint)
+    assert again.rows == []
+
+
+def test_loop_that_ends_early_finishes_the_run(tmp_path):
+    with _open(_values(3.0, 2.0, state={"x": 1}), tmp_path) as trainer:
+        reports = list(trainer.events())
+    assert [(r.epoch, r.finished, len(r.rows)) for r in reports] == [
+        (1, False, 1),
+        (2, False, 1),
+        (2, True, 0),
+    ]
+    with _open(_values(3.0, 2.0, state={"x": 1}), tmp_path) as trainer:
+        (again,) = trainer.events()
+    assert again.finished
+    assert again.metrics == reports[-1].metrics
+
+
+def test_loop_that_would_go_on_is_closed_at_the_budget(tmp_path):
+    closed = []
+
+    def endless(config, context):  # noqa: ARG001
+        try:
+            for count in itertools.count(1):
+                yield {"val/loss": 1.0 / count}
+        finally:
+            closed.append(True)
+
+    with _open(endless, tmp_path, _config(epochs=3)) as trainer:
+        assert [r.epoch for r in trainer.events()] == [1, 2, 3]
+        assert not closed
+    assert closed
+
+
+def test_run_starts_from_another_runs_generation(tmp_path):
+    config = _config(epochs=2)
+    with open_trainer(config, tmp_path / "donor", device="cpu") as donor:
+        next(donor.events())
+    path = donor.store.newest().path
+    with open_trainer(config, tmp_path / "heir", device="cpu", restore=path) as heir:
+        assert [r.epoch for r in heir.events()] == [2]
+
+
+def test_context_tells_what_a_loop_needs(tmp_path):
+    seen = []
+
+    def loop(config, context):
+        seen.append((config, context))
+        yield {
+            "val/loss": torch.tensor(0.5),
+            "count": numpy.int64(3),
+            "met": torch.tensor(True),
+        }
+
+    config = _config(epochs=1, width=8)
+    with _open(loop, tmp_path, config) as trainer:
+        (report,) = trainer.events()
+    ((given, context),) = seen
+    assert given.task.width == 8
+    assert given.train.optimizer.lr == 0.05
+    assert (context.directory, context.seed, context.epochs) == (tmp_path, 3, 1)
+    assert context.restored is None
+    expected = {"val/loss": 0.5, "count": 3.0, "met": 1.0, "best/val/loss": 0.5, "epoch": 1.0}
+    assert _reproducible(report.metrics) == expected
+    assert {type(value) for value in report.metrics.values()} == {float}
+    assert report.metrics["memory/process_mb"] > 50
+    json.dumps(report.metrics)
+
+
+def _returns(value):
+    def loop(config, context):  # noqa: ARG001
+        return value
+
+    return loop
+
+
+def _yields(value):
+    def loop(config, context):  # noqa: ARG001
+        yield value
+
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("loop", "error", "message"),
+    [
+        (_returns(3), TaskError, "must be a generator function"),
+        (_values(), TaskError, "ended without a report"),
+        (_yields({}), TaskError, "yielded no metrics; it must yield a dict of metrics"),
+        (_values("high"), TaskError, "'val/loss' as 'high'; a metric is one number"),
+        (_values(torch.ones(2)), TaskError, "a metric is one number"),
+        (_values(torch.tensor(1 + 1j)), TaskError, "a metric is one number"),
+        (_values(numpy.complex64(1 + 1j)), TaskError, "a metric is one number"),
+        (_values(numpy.ones(2)), TaskError, "a metric is one number"),
+        (_values(10**400), TaskError, "a metric is one number"),
+        (_values(float("nan")), NonFiniteMetric, "val/loss is nan in report 1"),
+        (_values(1.0, state=[1]), TaskError, "a state of type list"),
+        (
+            _values(1.0, state={"model": nn.Linear(1, 1)}),
+            CheckpointError,
+            r"state\['model'\] is an object .*Linear.*save its state_dict\(\)",
+        ),
+        (
+            _values(1.0, state={"a": [{"b": numpy.ones(2)}]}),
+            CheckpointError,
+            r"state\['a'\]\[0\]\['b'\] is .*ndarray.*torch.as_tensor\(\)",
+        ),
+    ],
+)
+def test_what_breaks_the_contract_is_named(tmp_path, loop, error, message):
+    with (
+        pytest.raises(error, match=message),
+        _open(loop, tmp_path) as trainer,
+    ):
+        list(trainer.events())
+
+
+@pytest.mark.parametrize("yielded", [7, {}, ({}, {}), ({"val/loss": 1.0}, {}, {}), {1: 2.0}])
+def test_what_is_no_report_is_refused(tmp_path, yielded):
+    def loop(config, context):  # noqa: ARG001
+        yield yielded
+
+    with pytest.raises(TaskError, match="ownloops:plain yielded"), _open(loop, tmp_path) as t:
+        list(t.events())
+
+
+def test_a_bare_yield_is_no_end(tmp_path):
+    def loop(config, context):  # noqa: ARG001
+        yield {"val/loss": 1.0}
+        yield
+        yield {"val/loss": 0.5}
+
+    expected = "ownloops:plain yielded None; it must yield"
+    with pytest.raises(TaskError, match=expected), _open(loop, tmp_path) as trainer:
+        list(trainer.events())
+
+
+def test_metric_that_is_not_yielded_is_named(tmp_path):
+    def loop(config, context):  # noqa: ARG001
+        yield {"val/los": 1.0, "train/loss": 2.0}
+
+    expected = r"did you mean 'val/los'.*train/loss, val/los"
+    with pytest.raises(ConfigError, match=expected), _open(loop, tmp_path) as trainer:
+        list(trainer.events())
+
+
+def test_56_a_loop_that_pauses_and_saves_nothing_is_told_so(tmp_path):
+    config = _config("ownloops:stateless")
+    opened = open_trainer(config, tmp_path / "paused", device="cpu", until=2)
+    with pytest.raises(ConfigError) as refused, opened as trainer:
+        list(trainer.events())
+    assert str(refused.value) == (
+        "early_stopping.scheduler: trials pause after epoch 2 to be continued later, and "
+        "ownloops:stateless yielded no state to continue from; a loop that pauses yields a pair "
+        "of metrics and state; yield one, or write asha, median or none"
+    )
+    with open_trainer(config, tmp_path / "to the end", device="cpu") as trainer:
+        assert [report.epoch for report in trainer.events()][-1] == 6
+
+
+def test_rows_before_a_non_finite_metric_are_kept_and_the_best_stays(tmp_path):
+    loop = _values(2.0, 1.0, float("inf"), state={"x": 1})
+    with pytest.raises(NonFiniteMetric), _open(loop, tmp_path) as trainer:
+        list(trainer.events())
+    assert [step for step, _ in _curve(tmp_path)] == [1, 2, 3]
+    assert CheckpointStore(tmp_path).newest().step == 2
+
+
+def test_checkpoint_of_a_task_is_refused(tmp_path, opened, configure, toy):
+    list(opened(configure(epochs=1), tmp_path, toy()).events())
+    with pytest.raises(CheckpointError, match="is not one of a loop of one's own"):
+        _open(_values(1.0), tmp_path)
+
+
+def test_every_state_that_passes_the_check_comes_back(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+        "plain": [1, 2.5, "text", b"bytes", None, True, (1, 2), torch.float32, {3: 4}],
+        "size": torch.ones(2, 3).shape,
+        "parameter": nn.Parameter(torch.ones(1)),
+        "device": torch.device("cpu"),
+    }
+    with _open(_values(1.0, 0.5, state=state), tmp_path, _config(epochs=1)) as trainer:
+        list(trainer.events())
+    store = CheckpointStore(tmp_path)
+    back = store.load(store.newest())["loop"]
+    assert back["plain"] == state["plain"]
+    assert back["size"] == state["size"]
+    assert torch.equal(back["model"]["1.running_mean"], model[1].running_mean)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), lambda: 1, numpy.float64(1), range(3)])
+def test_objects_that_would_need_code_are_refused(value):
+    with pytest.raises(CheckpointError, match="so that it can be read back"):
+        check_state({"x": value})
+
+
+def test_weights_are_exported_from_the_key_model(tmp_path):
+    from safetensors.torch import load_file
+
+    with open_trainer(_config(epochs=1), tmp_path / "run", device="cpu") as loop:
+        (report,) = loop.events()
+    export_weights(CheckpointStore(tmp_path / "run").best().path, tmp_path / "w.safetensors")
+    saved = CheckpointStore(tmp_path / "run").load(report.checkpoint)["loop"]["model"]
+    assert torch.equal(load_file(tmp_path / "w.safetensors")["weight"], saved["weight"])
+    (tmp_path / "other").touch()  # who may read it is the umask's to say, as for any file
+    assert (tmp_path / "w.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_export_without_a_model_says_what_to_yield(tmp_path):
+    with _open(_values(1.0, state={"w": torch.ones(1)}), tmp_path, _config(epochs=1)) as t:
+        list(t.events())
+    with pytest.raises(CheckpointError, match=r"has the keys \['w'\].*'model'"):
+        export_weights(CheckpointStore(tmp_path).best().path, tmp_path / "w.safetensors")
+
+
+def test_preflight_does_not_start_the_loop():
+    found = examine(_config(die_in=0))
+    assert found["own_loop"] is True
+    assert list(found["code"]) == ["ownloops.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ownloops:plan", "has no 'plan'"),
+        ("ownloops:NotATask", r"generator function run\(config, context\)"),
+        ("ownloopz:plain", "could not be imported"),
+    ],
+)
+def test_names_that_lead_nowhere_are_explained(tmp_path, name, message):
+    with pytest.raises(ConfigError, match=message):
+        open_trainer(_config(name), tmp_path / "run", device="cpu")
+
+
+def _lazy(config, context):
+    """Reads the rate alone, and `late` after its first report."""
+    for epoch in context.remaining_epochs():
+        if epoch:
+            getattr(config.task, "late", None)
+            getattr(config.task, "width", None)
+        yield {"val/loss": config.train.optimizer.lr / (epoch + 1)}, {"epoch": epoch}
+
+
+def _first(directory, *searched, **arguments):
+    config = _config(epochs=3, **arguments)
+    with _open(_lazy, directory, config, searched=searched) as loop:
+        return next(loop.events())
+
+
+def test_a_searched_key_that_the_loop_does_not_read_fails_its_first_report(tmp_path):
+    with pytest.raises(ConfigError, match=r"train\.schedule\.warmup was searched.*`when`"):
+        _first(tmp_path / "a", "train.optimizer.lr", "train.schedule.warmup")
+    assert read_rows(tmp_path / "a") == []
+    with pytest.raises(ConfigError, match=r"read config\.task\.late before the first yield"):
+        _first(tmp_path / "b", "task.late", late=3)
+
+
+def test_a_searched_key_that_is_read_or_put_into_effect_for_any_loop_is_fine(tmp_path):
+    first = _first(tmp_path / "run", "train.optimizer.lr", "train.deterministic")
+    assert first.metrics["val/loss"] == 0.05
+    assert first.signals == []
+
+
+def test_an_argument_that_is_not_read_is_a_signal_until_it_is(tmp_path):
+    config = _config(epochs=4, late=3, widht=5)
+    with _open(_lazy, tmp_path / "run", config) as loop:
+        events = loop.events()
+        first, second = next(events), next(events)
+    assert any("task.late is given" in sentence for sentence in first.signals)
+    assert not any("task.late" in sentence for sentence in second.signals)
+    typo = next(sentence for sentence in second.signals if "task.widht is given" in sentence)
+    assert "did you mean 'task.width'?" in typo
+    with _open(_lazy, tmp_path / "run", config) as loop:
+        third = next(loop.events())
+    assert any("task.widht is given" in sentence for sentence in third.signals)
+
+
+def test_a_run_that_goes_on_need_not_read_again_what_it_read_before(tmp_path):
+    def loop(config, context):
+        start = 0.0 if context.restored else config.task.start
+        for epoch in context.remaining_epochs():
+            yield {"val/loss": start + epoch}, {"epoch": epoch}
+
+    config = _config(epochs=3, start=1.0)
+    for _ in range(2):
+        with _open(loop, tmp_path / "run", config, searched=("task.start",)) as run:
+            assert next(run.events()).signals == []
+
+
+def _sparse(config, context):  # noqa: ARG001  a loop's signature
+    """Has the metric in each third report."""
+    for epoch in context.remaining_epochs():
+        found = {"train/loss": 1.0 / (epoch + 1)}
+        if epoch % 3 == 2:
+            found["val/loss"] = abs(5.0 - epoch)
+        yield found, {"epoch": epoch}
+
+
+def test_a_report_without_the_metric_decides_nothing_and_its_row_comes_with_the_next(tmp_path):
+    with _open(_sparse, tmp_path / "run", _config(epochs=8)) as loop:
+        reports = list(loop.events())
+    assert [(r.epoch, r.finished, r.metrics["val/loss"]) for r in reports] == [
+        (3, False, 3.0),
+        (6, False, 0.0),
+        (8, True, 0.0),
+    ]
+    assert [[row.step for row in r.rows] for r in reports] == [[1, 2, 3], [4, 5, 6], [7, 8]]
+    rows = read_rows(tmp_path / "run")
+    assert [row.step for row in rows if "val/loss" in row.metrics] == [3, 6]
+    assert rows[-1].metrics["best/val/loss"] == 0.0
+    assert loop.store.best().epoch == 6
+
+
+def test_a_run_cut_between_reports_with_the_metric_goes_on_as_if_it_had_not_been(tmp_path):
+    asked = iter([False] * 4 + [True])
+    with _open(
+        _sparse, tmp_path / "run", _config(epochs=8), interrupted=lambda: next(asked)
+    ) as loop:
+        assert [r.epoch for r in loop.events()] == [3]
+    with _open(_sparse, tmp_path / "run", _config(epochs=8)) as loop:
+        reports = list(loop.events())
+    assert [r.epoch for r in reports] == [6, 8]
+    assert [[row.step for row in r.rows] for r in reports] == [[4, 5, 6], [7, 8]]
+
+
+def test_a_run_that_pauses_at_a_report_without_the_metric_says_what_it_was_last(tmp_path):
+    with _open(_sparse, tmp_path / "run", _config(epochs=8), until=4) as loop:
+        assert [(r.epoch, r.metrics["val/loss"]) for r in loop.events()] == [(3, 3.0), (4, 3.0)]
+
+
+def test_a_metric_in_no_report_fails_at_the_end(tmp_path):
+    with (
+        _open(_sparse, tmp_path / "run", _config(epochs=2)) as loop,
+        pytest.raises(ConfigError, match=r"'val/loss' is not reported.*train/loss"),
+    ):
+        list(loop.events())
+
+    def short(config, context):  # noqa: ARG001  a loop's signature
+        yield {"train/loss": 1.0}
+
+    with (
+        _open(short, tmp_path / "short", _config(epochs=2)) as loop,
+        pytest.raises(ConfigError, match=r"'val/loss' is not reported.*train/loss"),
+    ):
+        list(loop.events())

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import contextlib
+import gc
+
+from trainable.lazy_imports import without_collection
+
+
+class _Made:
+    pass
+
+
+def test_what_was_imported_is_looked_through_neither_meanwhile_nor_later() -> None:
+    try:
+        with contextlib.suppress(ImportError), without_collection():
+            assert not gc.isenabled()
+            imported = _Made()
+            raise ImportError
+        after = _Made()
+        assert gc.isenabled()
+        assert [one for one in gc.get_objects() if isinstance(one, _Made)] == [after]
+        del imported
+    finally:
+        gc.unfreeze()

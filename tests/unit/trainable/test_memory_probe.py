@@ -1,0 +1,104 @@
+"""Steps taken to see what a trial needs; what they take is measured in `tests/gpu`."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainable.config import TrialConfig
+from trainable.errors import NonFiniteLoss
+from trainable.memory import CONTEXT_BYTES, tensor_fraction
+from trainable.memory_probe import measure_step, rehearse
+from trainable.task import Data, Task
+
+CPU = torch.device("cpu")
+seen: list[tuple[bool, int]] = []
+"""Of each batch: whether it was trained on, and its samples."""
+
+
+class Samples(torch.utils.data.Dataset[Any]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        assert multiprocessing.parent_process() is None, "fetched by a loader process"
+        return torch.ones(3), index % 2
+
+
+class Watched(Task):
+    """Notes every batch; its data set has as many samples as asked for."""
+
+    def __init__(self, *, samples: int, poison: bool = False) -> None:
+        self.samples, self.poison = samples, poison
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(3, 2)
+
+    def build_data(self) -> Data:
+        return Data(train=Samples(self.samples), val=Samples(7))
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        seen.append((model.training, len(batch[0])))
+        total, weight = super().loss(model, batch)
+        return total * (torch.nan if self.poison else 1), weight
+
+
+def _config(**task: Any) -> TrialConfig:
+    return TrialConfig.model_validate(
+        {
+            "task": {"name": f"{__name__}:Watched", **task},
+            "metric": "val/loss",
+            "mode": "min",
+            "train": {
+                "batch_size": 4,
+                "accumulation": 2,
+                "compile": True,  # would take seconds, and fail where there is no compiler
+                "loader": {"num_workers": 2},
+            },
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    seen.clear()
+
+
+@pytest.mark.parametrize("samples", [20, 4])
+def test_two_whole_steps_and_one_batch_of_the_evaluation(samples: int) -> None:
+    """The optimizer's state exists in the second step only; also where an epoch has one step."""
+    rehearse(_config(samples=samples), CPU)
+    assert seen == [(True, 2)] * 4 + [(False, 2)]
+
+
+def test_an_error_in_it_is_told_by_whoever_measures() -> None:
+    with pytest.raises(NonFiniteLoss):
+        rehearse(_config(samples=4, poison=True), CPU)
+
+
+def test_nothing_is_measured_without_a_cuda_device() -> None:
+    assert measure_step(_config(samples=4), CPU) == {
+        "failed": "found no CUDA device that torch can use"
+    }
+    assert seen == []
+
+
+@pytest.mark.parametrize("total", [2**31, 2**36])
+@pytest.mark.parametrize("share", [0.01, 0.125, 0.5])
+def test_tensors_leave_room_for_the_context_of_their_process(share: float, total: int) -> None:
+    fraction = tensor_fraction(share, total)
+    assert share / 2 <= fraction < share
+    assert fraction == share / 2 or fraction * total == pytest.approx(
+        share * total - CONTEXT_BYTES
+    )
+
+
+def test_nothing_is_capped_where_a_trial_has_the_gpu_to_itself() -> None:
+    assert tensor_fraction(1.0, 2**36) == 1.0

@@ -1,0 +1,175 @@
+"""A run that goes on from another one's weights: what it takes, what stays its own, and what
+becomes of it when it is interrupted or the files are damaged.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.chaos.runs import differences
+from trainable.checkpoint import CheckpointStore, Generation
+from trainable.config import TrialConfig
+from trainable.metrics_file import read_rows
+from trainable.warm_start import bequeath, inherited
+
+Train = Callable[..., dict[str, Any]]
+DONOR, HEIR = {"lr": 0.05, "weight_decay": 0.3}, {"lr": 0.001, "weight_decay": 0.0}
+
+
+@pytest.fixture
+def train(opened: Any, configure: Callable[..., TrialConfig], toy: Any) -> Train:
+    """Train a run up to an epoch, and return its newest state."""
+
+    def go_on(directory: Path, until: int, *, seed: int, **optimizer: float) -> dict[str, Any]:
+        config = configure(epochs=4, seed=seed, optimizer={"name": "adamw", **optimizer})
+        trainer = opened(config, directory, toy(), until=until)
+        list(trainer.events())
+        trainer.close()
+        return newest(directory)
+
+    return go_on
+
+
+def newest(directory: Path) -> dict[str, Any]:
+    store = CheckpointStore(directory)
+    return store.load(store.generations()[-1])
+
+
+def saved(directory: Path) -> Generation:
+    return CheckpointStore(directory).generations()[-1]
+
+
+@pytest.fixture
+def heir(tmp_path: Path, train: Train) -> Path:
+    """The directory of a run that inherits from `donor` beside it, both after two epochs."""
+    train(tmp_path / "donor", 2, seed=1, **DONOR)
+    train(tmp_path / "heir", 2, seed=2, **HEIR)
+    bequeath(saved(tmp_path / "donor"), tmp_path / "heir")
+    return tmp_path / "heir"
+
+
+def test_a_checkpoint_is_inherited_by_name_and_none_of_its_bytes_is_copied(heir: Path) -> None:
+    ours, theirs = inherited(heir), saved(heir.parent / "donor")
+    assert ours is not None
+    for file in theirs.path.iterdir():
+        assert (ours.path / file.name).samefile(file)
+
+
+def test_it_takes_what_the_other_learned_and_keeps_its_place_and_its_options(
+    heir: Path, opened: Any, configure: Any, toy: Any
+) -> None:
+    donor, own = newest(heir.parent / "donor"), newest(heir)
+    config = configure(epochs=4, seed=2, optimizer={"name": "adamw", **HEIR})
+    trainer = opened(config, heir, toy(), until=3)
+    state = trainer.state.state_dict()
+    assert differences(state["model"], donor["model"]) == []
+    assert differences(state["optimizer"]["state"], donor["optimizer"]["state"]) == []
+    assert differences(state["model"], own["model"]) != []
+    assert state["progress"] == own["progress"]
+    assert differences(state["random"], own["random"]) == []
+    assert {g["weight_decay"] for g in donor["optimizer"]["param_groups"]} == {0.3, 0.0}
+    assert {g["weight_decay"] for g in trainer.groups} == {0.0}
+    assert {g["initial_lr"] for g in trainer.groups} == {0.001}
+    assert all(0 < g["lr"] <= 0.001 for g in trainer.groups), "the schedule's, of its own"
+
+
+def test_no_byte_is_copied_and_the_other_run_may_remove_its_own(heir: Path, train: Train) -> None:
+    found = inherited(heir)
+    assert found is not None
+    original = saved(heir.parent / "donor").path
+    assert os.stat(found.path / "state.pt").st_ino == os.stat(original / "state.pt").st_ino
+    train(heir.parent / "donor", 4, seed=1, **DONOR)
+    assert not original.exists() or len(CheckpointStore(heir.parent / "donor").generations()) > 2
+    state = train(heir, 3, seed=2, **HEIR)
+    assert state["progress"]["epoch"] == 3
+
+
+def test_an_interruption_changes_nothing(heir: Path, train: Train, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(heir, again)
+    once = train(heir, 4, seed=2, **HEIR)
+    for until in (3, 4):  # the second time it has a state of its own beyond what it inherited
+        twice = train(again, until, seed=2, **HEIR)
+    assert differences(once["model"], twice["model"]) == []
+    assert differences(once["optimizer"], twice["optimizer"]) == []
+    for directory in (heir, again):
+        assert [row.step for row in read_rows(directory)] == list(range(1, 17))
+
+
+def test_its_best_value_stays_its_own(heir: Path, train: Train) -> None:
+    donor, own = newest(heir.parent / "donor")["progress"], newest(heir)["progress"]
+    assert donor["best"] < own["best"], "the case shows nothing"
+    after = train(heir, 3, seed=2, **HEIR)["progress"]
+    values = [row.metrics["val/loss"] for row in read_rows(heir) if "val/loss" in row.metrics]
+    assert after["best"] == min(values)
+
+
+def test_what_is_inherited_later_replaces_it(heir: Path, train: Train) -> None:
+    train(heir, 3, seed=2, **HEIR)
+    train(heir.parent / "other", 3, seed=3, **DONOR)
+    bequeath(saved(heir.parent / "other"), heir)
+    found = inherited(heir)
+    assert found is not None
+    assert found.sha256 == saved(heir.parent / "other").sha256
+    assert len(list((heir / "inherited").iterdir())) == 1
+
+
+def test_damaged_it_is_said_and_not_used(
+    heir: Path, opened: Any, configure: Any, toy: Any
+) -> None:
+    own = newest(heir)
+    found = inherited(heir)
+    assert found is not None
+    content = bytearray((found.path / "state.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (found.path / "state.pt").unlink()  # the other run's file stays as it is
+    (found.path / "state.pt").write_bytes(content)
+    config = configure(epochs=4, seed=2, optimizer={"name": "adamw", **HEIR})
+    trainer = opened(config, heir, toy(), until=3)
+    assert differences(trainer.state.state_dict()["model"], own["model"]) == []
+    (told,) = trainer.store.set_aside
+    assert told.startswith("what was inherited is not used: the checkpoint cannot be used")
+
+
+def test_with_all_newer_states_of_its_own_damaged_it_goes_on_where_it_inherited(
+    tmp_path: Path, train: Train, opened: Any, configure: Any, toy: Any
+) -> None:
+    donor = train(tmp_path / "donor", 2, seed=1, **DONOR)
+    best = train(tmp_path / "heir", 1, seed=2, **HEIR)["progress"]["best"]
+    train(tmp_path / "heir", 2, seed=2, **HEIR)
+    bequeath(saved(tmp_path / "donor"), tmp_path / "heir")
+    state = saved(tmp_path / "heir").path / "state.pt"
+    state.write_bytes(state.read_bytes()[:-1])
+    config = configure(epochs=4, seed=2, optimizer={"name": "adamw", **HEIR})
+    trainer = opened(config, tmp_path / "heir", toy(), until=3)
+    progress = trainer.state.progress
+    assert (progress.epoch, progress.step) == (2, donor["progress"]["step"])
+    assert progress.best == best
+
+
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.EXDEV])
+def test_a_storage_without_links_gets_a_copy(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    train(tmp_path / "donor", 1, seed=1, **DONOR)
+
+    def link(*_: object) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(os, "link", link)
+    bequeath(saved(tmp_path / "donor"), tmp_path / "heir")
+    found = inherited(tmp_path / "heir")
+    assert found is not None
+    state = CheckpointStore(tmp_path / "heir").load(found)
+    assert torch.equal(
+        next(iter(state["model"].values())),
+        next(iter(newest(tmp_path / "donor")["model"].values())),
+    )
