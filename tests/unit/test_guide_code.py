@@ -5,10 +5,11 @@ What must not live here: that code blocks run at all, which the runner of all do
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def _rows(config: TrialConfig, directory: Path, stops: list[int]) -> list[dict[str, float]]:
     """Train with an interruption at each of `stops`; return the curve without measured values."""
     for stop in [*stops, None]:
-        asked = itertools.count(1)
+        questions = chain(repeat(False, stop - 1), [True]) if stop else repeat(False)
         with open_trainer(
-            config,
-            directory,
-            device="cpu",
-            interrupted=lambda asked=asked, stop=stop: next(asked) == stop,
+            config, directory, device="cpu", interrupted=partial(next, questions)
         ) as trainer:
             list(trainer.events())
+        assert stop is None or list(questions) == [], "it was to be interrupted, and was not"
     return [
         {key: value for key, value in row.metrics.items() if key not in MEASURED}
         for row in read_rows(directory)
