@@ -24,7 +24,8 @@ directory=$(setting SECRETS ./secrets)
 prefix=$(setting CLUSTER_PREFIX 10.213.97)
 days=$(setting TLS_DAYS 90)
 
-if ! [[ $prefix =~ ^[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}$ ]]; then
+number='(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-5])'
+if ! [[ $prefix =~ ^$number\.$number\.$number$ ]]; then
   echo "CLUSTER_PREFIX $prefix: must be the first three numbers of an IPv4 address; for example 10.213.97" >&2
   exit 2
 fi
