@@ -47,7 +47,7 @@ check: $(READY)  ## Lint, types, import contracts, spelling, and the documents a
 	$(MAKE) docs
 
 docs: $(READY)  ## Build the documents as a site in site/; a broken link or a public name without a docstring fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(READY)  ## Format the code
 	$(BIN)/ruff format .
