@@ -9,10 +9,12 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from sweeps.config.spec import parse_spec
+from sweeps.ledger.reader import ACCUMULATION
 from tracking.provenance import provenance
 from trainable import open_trainer, read_rows
 
@@ -65,36 +67,46 @@ def _names_of_tags() -> set[str]:
     }
 
 
+class Recorded(NamedTuple):
+    """What one short training run recorded."""
+
+    metrics: set[str]
+    tags: set[str]
+
+
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names of all metrics of one short training run."""
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The names of what one short training run records."""
     directory = tmp_path_factory.mktemp("metrics") / "run"
     config = parse_spec(SPEC, "metrics.yaml").trial_config(0, {})
     with open_trainer(config, directory, device="cpu") as trainer:
         list(trainer.events())
-    return {name for row in read_rows(directory) for name in row.metrics}
+        tags = {f"gradsweep.{name}" for name in trainer.resolved}
+    return Recorded({name for row in read_rows(directory) for name in row.metrics}, tags)
 
 
-def test_each_recorded_metric_is_on_the_page(recorded: set[str]) -> None:
-    assert {name for name in recorded if not _listed(name, _rows(METRICS))} == set()
+def test_each_recorded_metric_is_on_the_page(recorded: Recorded) -> None:
+    assert {name for name in recorded.metrics if not _listed(name, _rows(METRICS))} == set()
 
 
-def test_each_metric_on_the_page_is_recorded(recorded: set[str]) -> None:
+def test_each_metric_on_the_page_is_recorded(recorded: Recorded) -> None:
     rows = _rows(METRICS) - ELSEWHERE
     assert len(rows) >= 10
-    assert {row for row in rows if not any(map(_pattern(row).fullmatch, recorded))} == set()
+    assert {
+        row for row in rows if not any(map(_pattern(row).fullmatch, recorded.metrics))
+    } == set()
 
 
-def test_each_tag_in_the_code_is_on_the_page() -> None:
-    found = {*_names_of_tags(), *provenance()}
+def test_each_tag_in_the_code_is_on_the_page(recorded: Recorded) -> None:
+    found = {*_names_of_tags(), *provenance(), *recorded.tags}
     ours = {name for name in found if not name.startswith("mlflow.")}
     assert len(ours) >= 20
     assert {name for name in ours if not _listed(name, _rows(TAGS))} == set()
 
 
-def test_each_tag_on_the_page_is_in_the_code() -> None:
-    composed = {"gradsweep.accumulation", "gradsweep.version.<package>"}
-    known = {*_names_of_tags(), *provenance()}
+def test_each_tag_on_the_page_is_in_the_code(recorded: Recorded) -> None:
+    composed = {f"gradsweep.{ACCUMULATION}", "gradsweep.version.<package>"}
+    known = {*_names_of_tags(), *provenance(), *recorded.tags}
     files = [*(ROOT / "sweeps").rglob("*.py"), *(ROOT / "tracking").rglob("*.py")]
     known |= {text for file in files for text in _constants(file)}
     assert _rows(TAGS) - known == composed
