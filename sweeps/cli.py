@@ -127,7 +127,7 @@ def check(
     out.print(f"{file} is valid", style="green")
     out.print(f"  {ways.describe()}")
     messages.task_facts(out, facts)
-    messages.left_to_the_run(out, spec)
+    messages.not_checked(out, spec)
 
 
 @app.command()
@@ -157,8 +157,8 @@ def run(
     from sweeps.commands.run import attempt
     from sweeps.config.durations import parse_duration
     from sweeps.engine.cluster_address import find_address
-    from sweeps.ledger.location import place_of
-    from sweeps.ledger.warm_start import take_along
+    from sweeps.ledger.location import ledger_location
+    from sweeps.ledger.warm_start import collect_warm_start
     from sweeps.path_checks import check_place
     from sweeps.paths import SweepExists, SweepPaths, resolve_root
     from sweeps.search.dry_run import rehearse
@@ -171,8 +171,8 @@ def run(
             raise SweepLockedError(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
-        place_of(paths, spec).refuse_new()
-        rehearse(spec, take_along(paths.root, spec))
+        ledger_location(paths, spec).check_available()
+        rehearse(spec, collect_warm_start(paths.root, spec))
         seconds = parse_duration(grace, "--grace")
         code = attempt(
             paths,
@@ -230,7 +230,7 @@ def resume(
             outcome = view.outcome()
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
-        with document.placing():
+        with document.attach_locations():
             rehearse(spec, WarmStart.from_data(view.ledger.warm_start()))
             seconds = parse_duration(grace, "--grace")
             code = attempt(
@@ -472,5 +472,5 @@ def _loaded(
         spec, document = load_placed(file, settings or [], name=name, tracking_uri=tracking_uri)
         if to_run:
             remember_named(spec, document, file)
-        with document.placing():
+        with document.attach_locations():
             yield spec

@@ -185,7 +185,7 @@ class SweepLock:
             with self._asking:
                 self._beside.check()
 
-    def stand_still(self) -> None:
+    def block_writers(self) -> None:
         """Have everybody wait who is about to write, because this process ends right now: it would
         end in the middle of that.
         """
@@ -205,11 +205,11 @@ class SweepLock:
 
     def release(self) -> None:
         """Give the lock up and leave no holder behind."""
-        self.abandon()
+        self.release_local()
         if self._beside is not None:
             self._beside.release()
 
-    def abandon(self) -> None:
+    def release_local(self) -> None:
         """Give the directory's lock up; the one beside it goes with this process, which ends right
         now and may be in the middle of a question to it.
         """

@@ -42,7 +42,7 @@ class Batch:
     """An earlier attempt had an unknown end: some points may already be at the server."""
 
 
-def together(rows: Iterable[Stored]) -> list[Stored]:
+def coalesce(rows: Iterable[Stored]) -> list[Stored]:
     """Return how many of a trial's oldest records make a batch."""
     taken: list[Stored] = []
     num_points, of_metrics = 0, None

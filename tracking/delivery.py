@@ -170,7 +170,7 @@ class Delivery:
             found = self._found.get(trial)
             if found is None or found.run_id != run_id:
                 logger.warning("run %s of %s is gone from the server", run_id, _describe(trial))
-                self._outbox.forget(trial)
+                self._outbox.reset_run(trial)
         self._outbox.found(experiment_id)
         self._experiment_id = experiment_id
 
@@ -205,7 +205,7 @@ class Delivery:
                     if stop():
                         return
                     single = (trial, False) in self._refusals
-                    if (batch := self._outbox.claim(trial, single=single)) is not None:
+                    if (batch := self._outbox.next_batch(trial, single=single)) is not None:
                         self._attempt(batch)
             artifact = self._outbox.claim_artifact(self._uploaded) if uploads else None
             if artifact is not None:
@@ -271,7 +271,7 @@ class Delivery:
                 f"{name} of {_describe(trial)} cannot be stored at {redact(where)} "
                 f"({in_brief(error)}); {remedy}"
             )
-            raise NotStored(self._outbox.hold(reason)) from error
+            raise NotStored(self._outbox.mark_blocked(reason)) from error
 
     def _tell(self, batch: Batch) -> None:
         """Write all that a batch has for a run, in one request where it fits."""
@@ -349,17 +349,17 @@ class Delivery:
         if found is None:
             own = self._identity(trial)
             start_ms = int(time.time() * 1000) if start_ms is None else start_ms
-            self._outbox.creating()
+            self._outbox.create_started()
             run_id = self._server.create_run(
                 self._experiment_id, start_ms, {**(tags or {}), **own}
             )
-            self._outbox.adopt(trial, run_id, held=None)
+            self._outbox.set_run_id(trial, run_id, held=None)
         else:
             run_id = found.run_id
             if found.deleted:
                 self._server.restore_run(run_id)
             if self._outbox.run_id(trial) != run_id:
-                self._outbox.adopt(trial, run_id, held=self._read_marks(run_id))
+                self._outbox.set_run_id(trial, run_id, held=self._read_marks(run_id))
         self._open[trial] = run_id
         return run_id
 

@@ -71,7 +71,7 @@ class DeliveryProgress(NamedTuple):
     heard: float
 
     @property
-    def silence(self) -> float:
+    def seconds_unresponsive(self) -> float:
         """For how many seconds the server has done nothing that it was asked; 0 while it does."""
         return time.monotonic() - self.heard if self.is_down else 0.0
 
@@ -106,7 +106,7 @@ class DeliveryLoop:
 
     # Called from other threads
 
-    def hurry(self, wanted: bool) -> None:
+    def flush_now(self, wanted: bool) -> None:
         """Somebody waits for the outbox to be empty, or no longer does."""
         if wanted or self._closing.is_set():
             self._hurried.set()
@@ -140,14 +140,14 @@ class DeliveryLoop:
         delay, waiting = _FIRST_DELAY_SECONDS, 0
         # An artifact that cannot be stored waits by itself.
         artifact_delay, not_stored = _FIRST_DELAY_SECONDS, float("-inf")
-        unanswered, since = 0, 0.0
+        num_unacked_creates, since = 0, 0.0
         delivery: Delivery | None = None
         while time.monotonic() < self._deadline:
             try:
                 waiting = outbox.pending
                 if self._closing.is_set() and not waiting:
                     break
-                if not outbox.own():  # another process delivers, or has not quite ended
+                if not outbox.try_lock():  # another process delivers, or has not quite ended
                     self._pause(_FIRST_DELAY_SECONDS)
                     continue
                 if delivery is None:
@@ -161,11 +161,11 @@ class DeliveryLoop:
                 wait = _FIRST_DELAY_SECONDS if self._hurried.is_set() else artifact_delay
                 uploads = time.monotonic() >= not_stored + wait
                 delivery.drain(self._is_late, uploads=uploads)
-                if unanswered and time.monotonic() >= since + _LATE_SECONDS:
+                if num_unacked_creates and time.monotonic() >= since + _LATE_SECONDS:
                     delivery.search_again()
-                    outbox.settled()
+                    outbox.creates_settled()
                 ready = outbox.run_id(SWEEP) is not None
-                still = outbox.unanswered
+                still = outbox.num_unacked_creates
             except NotStored as error:
                 logger.log(logging.DEBUG if self._is_held else logging.WARNING, "%s", error)
                 self._is_held, not_stored = True, time.monotonic()
@@ -193,15 +193,15 @@ class DeliveryLoop:
                 self._is_held, artifact_delay = False, _FIRST_DELAY_SECONDS
             delay = _FIRST_DELAY_SECONDS
             self._note(is_down=False, ready=ready)
-            if still != unanswered:
-                unanswered, since = still, time.monotonic()
+            if still != num_unacked_creates:
+                num_unacked_creates, since = still, time.monotonic()
             # Let more come together, unless somebody waits: a request costs more than a point.
             if self._hurried.wait(_LINGER_SECONDS):
                 time.sleep(_HURRIED_SECONDS if uploads else _HELD_SECONDS)
         # Whatever goes wrong here, the next process looks again.
         with contextlib.suppress(Exception):
             late = time.monotonic() >= self._deadline
-            if delivery is not None and not late and outbox.unanswered:
+            if delivery is not None and not late and outbox.num_unacked_creates:
                 delivery.search_again()
 
     def _is_late(self) -> bool:
@@ -245,9 +245,9 @@ class DeliveryThread:
         )
         self._thread.start()
 
-    def hurry(self, wanted: bool) -> None:
+    def flush_now(self, wanted: bool) -> None:
         """Somebody waits for the outbox to be empty, or no longer does."""
-        self._drain.hurry(wanted)
+        self._drain.flush_now(wanted)
 
     def close(self, deadline: float) -> None:
         """Wait until the outbox is empty, at the latest until the deadline (monotonic)."""

@@ -56,9 +56,9 @@ class DeliveryProcess:
         self._thread = threading.Thread(target=self._listen, name="tracking-outbox", daemon=True)
         self._thread.start()
 
-    def hurry(self, wanted: bool) -> None:
+    def flush_now(self, wanted: bool) -> None:
         """Somebody waits for the outbox to be empty, or no longer does."""
-        _write(self._process.stdin, ["hurry", wanted])
+        _write(self._process.stdin, ["flush_now", wanted])
 
     def close(self, deadline: float) -> None:
         """Wait until the outbox is empty, at the latest until the deadline (monotonic)."""
@@ -141,8 +141,8 @@ class _StatusWriter(logging.Handler):
 def _obey(drain: DeliveryLoop) -> None:
     for line in sys.stdin:
         verb, said = json.loads(line)
-        if verb == "hurry":
-            drain.hurry(said)
+        if verb == "flush_now":
+            drain.flush_now(said)
         else:
             drain.close(said)
     os._exit(1)  # the driver has ended, and did not say so

@@ -81,7 +81,7 @@ class HighWaterMarks:
         """Return an independent copy."""
         return HighWaterMarks(dict(self.steps), dict(self.num_infinite), self.are_complete)
 
-    def admit(self, rows: Iterable[MetricRow]) -> list[PackedRow]:
+    def filter_new(self, rows: Iterable[MetricRow]) -> list[PackedRow]:
         """Return what in `rows` lies above the marks, and raise the marks to it."""
         steps = self.steps
         admitted: list[PackedRow] = []
@@ -107,7 +107,7 @@ class HighWaterMarks:
                 admitted.append(PackedRow(step, int(row.timestamp_ms), fresh))
         return admitted
 
-    def raise_to(self, other: HighWaterMarks) -> None:
+    def merge_max(self, other: HighWaterMarks) -> None:
         """Raise each mark to that of `other` where the other is higher."""
         for key, step in other.steps.items():
             self.steps[key] = max(step, self.steps.get(key, step))

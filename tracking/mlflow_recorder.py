@@ -158,24 +158,24 @@ class MlflowRecorder:
     # -- what is known ----------------------------------------------------------------------------
 
     @property
-    def lacks_pictures(self) -> bool:
+    def needs_figures(self) -> bool:
         """Whether the store, or a run in it, is another one than was given pictures."""
-        return self._outbox.lacks_pictures
+        return self._outbox.needs_figures
 
-    def given_pictures(self) -> None:
+    def figures_sent(self) -> None:
         """Note that the pictures of all trials were queued once more."""
-        self._outbox.given_pictures()
+        self._outbox.figures_sent()
 
     def pending(self) -> int:
         """How many records wait."""
         return self._outbox.pending
 
     @property
-    def silence(self) -> float:
+    def seconds_unresponsive(self) -> float:
         """For how many seconds the server has done nothing that it was asked; 0 while it does,
         infinite when none is asked.
         """
-        return math.inf if self._drain is None else self._drain.progress.silence
+        return math.inf if self._drain is None else self._drain.progress.seconds_unresponsive
 
     def wait_ready(self, timeout: float) -> bool:
         """Wait until the server was reached and the sweep's run exists; False if it did not."""
@@ -185,7 +185,7 @@ class MlflowRecorder:
         """Wait until nothing is left, for at most `timeout` seconds; returns what still waits."""
         deadline = time.monotonic() + timeout
         if self._drain is not None:
-            self._drain.hurry(True)
+            self._drain.flush_now(True)
         while (
             (left := self._outbox.pending)
             and time.monotonic() < deadline
@@ -194,7 +194,7 @@ class MlflowRecorder:
         ):
             time.sleep(0.01)
         if self._drain is not None:
-            self._drain.hurry(False)
+            self._drain.flush_now(False)
         return left
 
     def close(self, timeout: float) -> int:
@@ -231,13 +231,13 @@ class MlflowRecorder:
         self._outbox.append(_number(trial), kind, payload)
 
 
-def aim(outbox: Path, uri: str) -> None:
+def set_target(outbox: Path, uri: str) -> None:
     """Have an outbox deliver to an address; what another store was told, or one that is gone, it
     forgets.
     """
     queue = Outbox(outbox)
     try:
-        queue.aim(store_of(uri), gone=is_gone(uri, queue.runs().values()))
+        queue.set_target(store_of(uri), gone=is_gone(uri, queue.runs().values()))
     finally:
         queue.close()
 

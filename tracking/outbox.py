@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tracking.artifact_staging import Staging, sync_path
-from tracking.batching import IN_FLIGHT, QUEUED, Batch, Kind, Record, together
+from tracking.batching import IN_FLIGHT, QUEUED, Batch, Kind, Record, coalesce
 from tracking.metric_points import HighWaterMarks, MetricRow, pack, parts, unpack
 from tracking.outbox_file import FILE_NAME, OutboxError, move_aside, open_file, read_meta
 
@@ -35,13 +35,13 @@ _STORE = "store"
 _CORRECTIONS = "corrections"
 """How often marks were corrected."""
 
-_UNANSWERED = "unanswered"
+_UNANSWERED = "num_unacked_creates"
 """How many creates of runs had an unknown end."""
 
 _HELD = "held"
 """Why artifacts wait that could not be stored."""
 
-_LACKS_PICTURES = "lacks_pictures"
+_LACKS_PICTURES = "needs_figures"
 """There while a store, or a run, is another one than was given pictures."""
 
 
@@ -138,7 +138,7 @@ class Outbox:
         with self._lock:
             with self._transaction() as db:
                 marks = self._load_marks(trial).copy()  # kept only if the commit succeeds
-                packed = list(parts(marks.admit(rows)))
+                packed = list(parts(marks.filter_new(rows)))
                 if not packed:
                     return 0
                 for part, num_points in packed:
@@ -179,7 +179,7 @@ class Outbox:
 
     # -- the sender's side ------------------------------------------------------------------------
 
-    def own(self) -> bool:
+    def try_lock(self) -> bool:
         """Become the one process that delivers; False while another one is."""
         try:
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,7 +217,7 @@ class Outbox:
             for trial in trials:
                 if trial in self._prepared and not single:
                     continue
-                taken = together(self._db.execute(query, (trial, limit)).fetchall())
+                taken = coalesce(self._db.execute(query, (trial, limit)).fetchall())
                 if not taken:
                     continue
                 last_id = taken[-1][0]
@@ -237,7 +237,7 @@ class Outbox:
             self._sync()
         self._prepared.update(prepared)
 
-    def claim(self, trial: int, *, single: bool = False) -> Batch | None:
+    def next_batch(self, trial: int, *, single: bool = False) -> Batch | None:
         """Take the trial's oldest records but artifacts, at most 1,000 points, as prepared.
 
         Metrics that may have been sent do not come together with others.
@@ -286,7 +286,7 @@ class Outbox:
         id_, trial, payload = row
         return Batch(trial, [Record(id_, "artifact", json.loads(payload))], uncertain=False)
 
-    def hold(self, reason: str) -> str | None:
+    def mark_blocked(self, reason: str) -> str | None:
         """Remember why artifacts wait, until one is delivered; returns how many do, and why."""
         with self._lock, self._transaction() as db:
             _remember(db, _HELD, reason)
@@ -330,23 +330,23 @@ class Outbox:
         with self._lock:
             return dict(self._db.execute("SELECT trial, run_id FROM runs"))
 
-    def creating(self) -> None:
-        """Note that the server is asked to create a run, until `adopt` knows its id."""
+    def create_started(self) -> None:
+        """Note that the server is asked to create a run, until `set_run_id` knows its id."""
         with self._lock, self._transaction() as db:
             _remember(db, _UNANSWERED, str(_count_unanswered(db) + 1))
 
     @property
-    def unanswered(self) -> int:
+    def num_unacked_creates(self) -> int:
         """How many creates had an unknown end: each may reach the server yet."""
         with self._lock:
             return _count_unanswered(self._db)
 
-    def settled(self) -> None:
+    def creates_settled(self) -> None:
         """No create can reach the server any more."""
         with self._lock, self._transaction() as db:
             _remember(db, _UNANSWERED, "0")
 
-    def adopt(self, trial: int, run_id: str, held: HighWaterMarks | None) -> None:
+    def set_run_id(self, trial: int, run_id: str, held: HighWaterMarks | None) -> None:
         """Remember a run.
 
         Args:
@@ -360,10 +360,10 @@ class Outbox:
                 _remember(db, _UNANSWERED, str(max(_count_unanswered(db) - 1, 0)))
                 return
             marks = _read_marks(db, trial)
-            marks.raise_to(held)
+            marks.merge_max(held)
             self._correct_marks(db, trial, marks)
 
-    def forget(self, trial: int) -> None:
+    def reset_run(self, trial: int) -> None:
         """Forget a run that the server no longer has, so that it can be recorded anew.
 
         Everything may be logged again then, also what is still queued: from now on each point of
@@ -375,7 +375,7 @@ class Outbox:
             db.execute("INSERT OR REPLACE INTO told VALUES (?, ?)", (trial, LOST))
             self._correct_marks(db, trial, HighWaterMarks(are_complete=False))
 
-    def aim(self, store: str, *, gone: bool) -> None:
+    def set_target(self, store: str, *, gone: bool) -> None:
         """Deliver to a store from now on. What was told to another one is forgotten, so that it
         can be told again; what the store does hold is found there, and compared.
 
@@ -415,12 +415,12 @@ class Outbox:
         self._marks.clear()
 
     @property
-    def lacks_pictures(self) -> bool:
+    def needs_figures(self) -> bool:
         """Whether pictures went to another store, or to a run that is gone."""
         with self._lock:
             return read_meta(self._db, _LACKS_PICTURES) is not None
 
-    def given_pictures(self) -> None:
+    def figures_sent(self) -> None:
         """The pictures of all trials were queued once more."""
         with self._lock, self._transaction() as db:
             _forget(db, _LACKS_PICTURES)

@@ -48,7 +48,7 @@ class DeliveryStatus:
 
     def lacks(self, trial: int, rows: Iterable[MetricRow]) -> bool:
         """Whether some of a trial's rows were never queued."""
-        return bool(self.marks.get(trial, HighWaterMarks()).copy().admit(rows))
+        return bool(self.marks.get(trial, HighWaterMarks()).copy().filter_new(rows))
 
 
 _EMPTY = DeliveryStatus(0, 0, None, None, {})

@@ -199,7 +199,7 @@ class MemoryRecorder:
     def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
         """Record metrics; the first value of a (key, step) stays."""
         run = self._run(trial)
-        for row in run.marks.admit(rows):
+        for row in run.marks.filter_new(rows):
             run.points.update({(key, row.step): value for key, value in row.metrics.items()})
 
     def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:

@@ -76,7 +76,7 @@ class BaseRun(ABC):
         self.resumed_at = resumed_at
         self._history = history
         self._watch = HealthMonitor()
-        self._watch.recall(earlier)
+        self._watch.load_history(earlier)
 
     @property
     @abstractmethod
@@ -172,7 +172,7 @@ def is_better(value: float, best: float | None, mode: Mode) -> bool:
     return best is None or (value < best if mode == "min" else value > best)
 
 
-def at_best(
+def metrics_at_best(
     also: Sequence[str],
     now: Mapping[str, float],
     before: Mapping[str, float],

@@ -21,14 +21,14 @@ from trainable.files import files_of
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
-from trainable.model import fit_model
+from trainable.model import prepare_model
 from trainable.opened_files import opened_files
 from trainable.optim import Clipper, build_optimizer, check_form, check_groups
 from trainable.precision import Precision, resolve_precision
 from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, warmup_steps
 from trainable.seeding import derive_seed, set_determinism, set_seed
-from trainable.step import Step, known_errors
+from trainable.step import Step, translate_torch_errors
 from trainable.task import Data, Task, check_data, load_loop, load_task
 from trainable.task_import import no_exit
 from trainable.task_state import move_modules
@@ -100,7 +100,7 @@ def open_trainer(
             until=until,
             interrupted=interrupted,
         )
-    with known_errors(place):
+    with translate_torch_errors(place):
         parts = build_parts(config, device=place, task=task, compare=restore is None)
     for caution in parts.cautions:
         warnings.warn(caution, stacklevel=2)
@@ -132,8 +132,8 @@ def open_trainer(
         interrupted_before = (
             saved is not None and restore is None and progress.epoch < config.budget.epochs
         )
-        covered = -1 if saved is None else progress.step
-        history = History(directory, files, step=covered, interrupted=interrupted_before)
+        before_commit = -1 if saved is None else progress.step
+        history = History(directory, files, step=before_commit, interrupted=interrupted_before)
 
     return Trainer(
         step=step,
@@ -225,7 +225,7 @@ def build_parts(
         if compared
         else None
     )
-    model = fit_model(built.to(device), train)
+    model = prepare_model(built.to(device), train)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(
         data, train, seed=config.seed, val_seed=val_seed(config) or config.seed, device=device

@@ -177,17 +177,17 @@ class CheckpointStore:
         self._last_step = usable.step
         return _parse(content)
 
-    def offer(
+    def maybe_save(
         self,
         state: Callable[[], dict[str, Any]],
         *,
         step: int,
         epoch: int,
-        boundary: bool = False,
+        end_of_epoch: bool = False,
         value: float | None = None,
         new_best: bool = False,
         final: bool = False,
-        covered: Callable[[], None] = lambda: None,
+        before_commit: Callable[[], None] = lambda: None,
         steady: Collection[str] = (),
     ) -> bool:
         """Save if the interval, a new best or the end asks for it.
@@ -201,11 +201,11 @@ class CheckpointStore:
             state: Makes the state; called only when it is saved. It may change afterwards.
             step: Optimizer steps taken.
             epoch: Epochs completed.
-            boundary: An epoch has just been completed.
+            end_of_epoch: An epoch has just been completed.
             value: The metric, when this state was evaluated.
             new_best: The value is the best so far.
             final: The run ends here: returns only when everything is committed.
-            covered: Makes durable what the state refers to; returns before the generation is
+            before_commit: Makes durable what the state refers to; returns before the generation is
                 committed. Called in the thread that writes.
             steady: Entries of the state whose tensors nobody changes without calling `settle`
                 first: they are copied in the thread that writes, too.
@@ -220,7 +220,7 @@ class CheckpointStore:
         """
         if self._writing is not None and self._writing.done():
             self.wait()  # an error is raised at the first step after it
-        if not (final or new_best or self._is_due(step, epoch, boundary)):
+        if not (final or new_best or self._is_due(step, epoch, end_of_epoch)):
             return False
         heartbeat.beat("save")
         self.wait()
@@ -234,14 +234,14 @@ class CheckpointStore:
         thread = ThreadPoolExecutor(1, "checkpoint")
         self._copying = thread.submit(self._snapshots.finish)
         self._writing = thread.submit(
-            self._write, self._copying, copied, covered, step, epoch, value
+            self._write, self._copying, copied, before_commit, step, epoch, value
         )
         thread.shutdown(wait=False)
         if final:
             self.close()
         return True
 
-    def settle(self) -> None:
+    def wait_for_copy(self) -> None:
         """Return once everything offered is copied. Costs nothing while nothing is being saved."""
         copying, self._copying = self._copying, None
         if copying is not None:
@@ -253,7 +253,8 @@ class CheckpointStore:
         """Return once everything offered is committed.
 
         Raises:
-            CheckpointError: It could not be written. Raised once, here or by the next `offer`.
+            CheckpointError: It could not be written. Raised once, here or by the next
+                `maybe_save`.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -292,11 +293,11 @@ class CheckpointStore:
         self._raise_if_all_damaged()
         return None
 
-    def _is_due(self, step: int, epoch: int, boundary: bool) -> bool:
+    def _is_due(self, step: int, epoch: int, end_of_epoch: bool) -> bool:
         assert self._config is not None, "a store without a config only reads"
         every = self._config.every
         if every.unit == "epoch":
-            return boundary and epoch % every.count == 0
+            return end_of_epoch and epoch % every.count == 0
         if every.unit == "step":
             return step % every.count == 0 and step not in (0, self._last_step)
         return self._writing is None and self._clock() - self._last_time >= every.count
@@ -305,7 +306,7 @@ class CheckpointStore:
         self,
         copying: Future[None],
         state: dict[str, Any],
-        covered: Callable[[], None],
+        before_commit: Callable[[], None],
         step: int,
         epoch: int,
         value: float | None,
@@ -316,7 +317,7 @@ class CheckpointStore:
         name = self._files.unused(step)
         try:
             copying.result()
-            covered()
+            before_commit()
             self._kept.append(self._commit(name, state, step=step, epoch=epoch, value=value))
             self._retain()
         except CheckpointError:

@@ -25,10 +25,10 @@ from trainable import heartbeat
 from trainable.base_run import (
     BaseRun,
     RunReport,
-    at_best,
     check_names,
     describe,
     is_better,
+    metrics_at_best,
     one_number,
 )
 from trainable.checkpoint import CheckpointStore
@@ -41,7 +41,7 @@ from trainable.logged import Log, close_run, joined, means, run_log
 from trainable.metrics_file import History, Row, read_rows
 from trainable.precision import device_name
 from trainable.seeding import derive_seed, set_determinism, set_seed
-from trainable.step import known_errors
+from trainable.step import translate_torch_errors
 from trainable.task_code import task_code
 from trainable.task_registry import nearest
 from trainable.train_state import check_state
@@ -219,8 +219,8 @@ class CustomLoop(BaseRun):
             interrupted_before = (
                 saved is not None and restore is None and resumed_at < config.budget.epochs
             )
-            covered = -1 if saved is None else resumed_at
-            history = History(directory, files, step=covered, interrupted=interrupted_before)
+            before_commit = -1 if saved is None else resumed_at
+            history = History(directory, files, step=before_commit, interrupted=interrupted_before)
         earlier = read_rows(directory)
         self._yielded: set[str] = set()  # names of metrics
         self._missed: set[str] = set()
@@ -250,10 +250,10 @@ class CustomLoop(BaseRun):
         progress, epochs = self._progress, self._last
         interrupted = False
         if progress.epoch >= epochs:
-            yield self._news([], finished=True)
+            yield self._make_report([], finished=True)
         while progress.epoch < epochs and not interrupted:
             heartbeat.beat("report")
-            with known_errors(self._device), task_code():
+            with translate_torch_errors(self._device), task_code():
                 yielded = next(self._generator, _OVER)
             if yielded is _OVER:
                 if not progress.metrics:
@@ -262,7 +262,7 @@ class CustomLoop(BaseRun):
                         "such as {'val/loss': 0.5}, at least once"
                     )
                 self._check_metric()
-                yield self._news(self._take_rows(), finished=True)
+                yield self._make_report(self._take_rows(), finished=True)
                 return
             metrics, state = self._check(yielded)
             if self._is_new:
@@ -271,15 +271,15 @@ class CustomLoop(BaseRun):
             value, new_best = self._note(metrics)
             interrupted = self._interrupted()
             if state is not None:
-                self.store.offer(
+                self.store.maybe_save(
                     lambda state=state: self._snapshot(state),  # type: ignore[misc]
                     step=progress.epoch,
                     epoch=progress.epoch,
-                    boundary=True,
+                    end_of_epoch=True,
                     value=value,
                     new_best=new_best,
                     final=interrupted or progress.epoch >= epochs,
-                    covered=self._history.sync,
+                    before_commit=self._history.sync,
                 )
             elif progress.epoch >= epochs and epochs < self._config.budget.epochs:
                 raise ConfigError(
@@ -291,7 +291,7 @@ class CustomLoop(BaseRun):
             elif interrupted:
                 self.store.wait()
             if value is not None or progress.epoch >= epochs:
-                yield self._news(self._take_rows(), finished=progress.epoch >= epochs)
+                yield self._make_report(self._take_rows(), finished=progress.epoch >= epochs)
 
     def _release(self) -> None:
         close_run(self._history.directory)
@@ -315,7 +315,7 @@ class CustomLoop(BaseRun):
             raise ConfigError(
                 f"{one} was searched, and {self._name} made its first report without reading "
                 "it; whatever is found as its best value would mean nothing; read "
-                f"config.{key} before the first yield{self._asked(key)}, or remove it from space; "
+                f"config.{key} before the first yield{self._needs(key)}, or remove it from space; "
                 "where it counts for some values of another key only, say so with `when`",
                 key=key,
             )
@@ -325,13 +325,13 @@ class CustomLoop(BaseRun):
     def _is_read(self, key: str) -> bool:
         return key in _READ_HERE or self._reads.has(key)
 
-    def _asked(self, key: str) -> str:
+    def _needs(self, key: str) -> str:
         """What the loop asked for instead, where it looks like a mistake in writing."""
         return nearest(key, self._reads.missing)
 
     def _unread_arguments(self) -> list[str]:
         return [
-            f"{key} is given, and {self._name} does not read it{self._asked(key)}; an argument "
+            f"{key} is given, and {self._name} does not read it{self._needs(key)}; an argument "
             f"that nobody reads changes nothing; read config.{key}, or remove it"
             for key in self._progress.unread
             if not self._reads.has(key)
@@ -388,7 +388,7 @@ class CustomLoop(BaseRun):
             progress.best = value
         self._watch.sample(memory_in_use(self._device))
         memory = memory_since_report(self._device)
-        best = at_best(also, metrics, progress.metrics, is_best=is_best)
+        best = metrics_at_best(also, metrics, progress.metrics, is_best=is_best)
         of_row = memory | metrics | {"epoch": float(progress.epoch)}
         if progress.best is not None:
             of_row |= {f"best/{metric}": progress.best, **best}
@@ -436,7 +436,7 @@ class CustomLoop(BaseRun):
         check_state(state)
         return {"format": FORMAT, "loop": state, "progress": asdict(self._progress)}
 
-    def _news(self, rows: list[Row], *, finished: bool) -> RunReport:
+    def _make_report(self, rows: list[Row], *, finished: bool) -> RunReport:
         progress = self._progress
         if finished:
             self.store.wait()

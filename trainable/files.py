@@ -129,7 +129,7 @@ class RunFiles(Files, Protocol):
         """Replace another file of the run, at once and durably."""
         ...
 
-    def unless_fenced(self) -> AbstractContextManager[None]:
+    def translate_fenced(self) -> AbstractContextManager[None]:
         """What the system says of a file that is gone becomes `WriterReplaced`, if that is why."""
         ...
 
@@ -179,7 +179,7 @@ class LocalFiles:
         self._root = root
 
     @cached_property
-    def own(self) -> Path:
+    def writer_dir(self) -> Path:
         """This writer's own room; gone once it is fenced or closed."""
         return self._root / f"{_OWN}{uuid.uuid4().hex[:12]}"
 
@@ -216,20 +216,20 @@ class LocalFiles:
 
     def open(self) -> None:
         make_directory(self._root)
-        self.own.mkdir()
+        self.writer_dir.mkdir()
         for other in self._root.glob(f"{_OWN}*"):
-            if other != self.own:
-                taken = self.own / f"{_GONE}{other.name}"
+            if other != self.writer_dir:
+                taken = self.writer_dir / f"{_GONE}{other.name}"
                 with contextlib.suppress(FileNotFoundError):  # it has just closed by itself
                     other.rename(taken)
-                self._bury(taken)
+                self._remove_stale_writer(taken)
         _sync(self._root)
-        if not self.own.is_dir():  # two opened at once; one of them goes on
+        if not self.writer_dir.is_dir():  # two opened at once; one of them goes on
             raise fenced(self._root)
 
     def commit(self, name: str, write: Write) -> None:
-        aside = self.own / f"{_NEW}{name}"
-        with self.unless_fenced():
+        aside = self.writer_dir / f"{_NEW}{name}"
+        with self.translate_fenced():
             aside.mkdir()
             try:
                 with (aside / STATE).open("xb") as file:
@@ -252,8 +252,8 @@ class LocalFiles:
         Raises:
             Fenced: Another process has opened the run.
         """
-        aside = self.own / f"{_NEW}{name}"
-        with self.unless_fenced():
+        aside = self.writer_dir / f"{_NEW}{name}"
+        with self.translate_fenced():
             aside.mkdir()
             for file in (STATE, MANIFEST):
                 _link(generation / file, aside / file)
@@ -262,14 +262,14 @@ class LocalFiles:
             _sync(self._root)
 
     def remove(self, name: str) -> None:
-        aside = self.own / f"{_GONE}{name}"
-        with self.unless_fenced():
+        aside = self.writer_dir / f"{_GONE}{name}"
+        with self.translate_fenced():
             self.rename(self._root / name, aside)
             _remove_tree(aside)
 
     def quarantine(self, name: str) -> None:
-        aside = self.own / f"{_DAMAGED}{name}"
-        with self.unless_fenced():
+        aside = self.writer_dir / f"{_DAMAGED}{name}"
+        with self.translate_fenced():
             self.rename(self._root / name, aside)
             self._move_to_quarantine(aside)
 
@@ -281,8 +281,8 @@ class LocalFiles:
         Raises:
             Fenced: Another process has opened the run.
         """
-        aside = self.own / path.name
-        with self.unless_fenced():
+        aside = self.writer_dir / path.name
+        with self.translate_fenced():
             with aside.open("wb") as file:
                 file.write(content)
                 _sync_file(file)
@@ -290,16 +290,16 @@ class LocalFiles:
             _sync(path.parent)
 
     def close(self) -> None:
-        shutil.rmtree(self.own, ignore_errors=True)  # gone already when it is fenced
+        shutil.rmtree(self.writer_dir, ignore_errors=True)  # gone already when it is fenced
 
     @contextlib.contextmanager
-    def unless_fenced(self) -> Iterator[None]:
+    def translate_fenced(self) -> Iterator[None]:
         """What the system says of a file that is gone becomes `WriterReplaced`, if that is why."""
         try:
             yield
         except OSError as problem:
             # A network file system knows a file that another host has removed by its handle only.
-            if problem.errno not in (errno.ENOENT, errno.ESTALE) or os.path.isdir(self.own):
+            if problem.errno not in (errno.ENOENT, errno.ESTALE) or os.path.isdir(self.writer_dir):
                 raise
             raise fenced(self._root) from problem
 
@@ -325,13 +325,13 @@ class LocalFiles:
         _sync(room)
         _sync(self._root)
 
-    def _bury(self, other: Path) -> None:
+    def _remove_stale_writer(self, other: Path) -> None:
         """Finish what another writer had begun to set aside, and remove the rest of its room."""
         if other.exists():
             for aside in other.glob(f"{_DAMAGED}*"):
                 self._move_to_quarantine(aside)
             for nested in other.glob(f"{_GONE}{_OWN}*"):  # it died while it took over from another
-                self._bury(nested)
+                self._remove_stale_writer(nested)
             _remove_tree(other)
 
 

@@ -223,7 +223,7 @@ class HealthMonitor:
         self._scheduled: deque[float] = deque(maxlen=LATEST)
         self._epoch_losses: list[float] = []
 
-    def recall(self, rows: Iterable[Row]) -> None:
+    def load_history(self, rows: Iterable[Row]) -> None:
         """See rows that an interrupted run had written."""
         for row in rows:
             self.see(row)

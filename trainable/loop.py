@@ -18,7 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from trainable import heartbeat
-from trainable.base_run import BaseRun, RunReport, at_best, check_names, is_better, one_number
+from trainable.base_run import (
+    BaseRun,
+    RunReport,
+    check_names,
+    is_better,
+    metrics_at_best,
+    one_number,
+)
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
 from trainable.data import Source, WindowPlan
@@ -47,7 +54,7 @@ from trainable.metrics_file import History, Row
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
 from trainable.seeding import seeded
-from trainable.step import Step, StepOutcome, known_errors, raise_if_not_finite
+from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
 from trainable.task import Batch
 from trainable.task_code import task_code
 from trainable.task_registry import nearest
@@ -128,7 +135,7 @@ class Trainer(BaseRun):
         resumed_at = state.progress.step
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
         self.state = state
-        self._keep_position(train.plan.batch_size)
+        self._remap_position(train.plan.batch_size)
         self._step = step
         self._train, self._val, self._val_seed = train, val, val_seed
         self._epochs = epochs
@@ -150,7 +157,7 @@ class Trainer(BaseRun):
         self._scheduled: dict[int, float] = {}
         self._interrupted = interrupted
         # It holds neither run nor step: a cycle would keep the model when the run has ended.
-        step.optimizer.register_step_pre_hook(lambda *_: store.settle())
+        step.optimizer.register_step_pre_hook(lambda *_: store.wait_for_copy())
 
     def events(self) -> Iterator[RunReport]:
         """Train, and yield a report at the end of each epoch.
@@ -171,45 +178,45 @@ class Trainer(BaseRun):
         """
         progress, interrupted = self.state.progress, False
         if progress.epoch >= self._epochs:
-            yield self._news([])
+            yield self._make_report([])
         while progress.epoch < self._epochs and not interrupted:
-            with known_errors(self._step.device), self._curve_kept():
+            with translate_torch_errors(self._step.device), self._curve_kept():
                 self._throughput.start()
                 heartbeat.beat("step")
                 for window in self._train.windows(progress.epoch, progress.window):
                     self._take_step(window)
                     if progress.window < self._train.plan.windows:  # else saved when evaluated
                         interrupted = self._interrupted()
-                        self.store.offer(
+                        self.store.maybe_save(
                             self._snapshot,
                             step=progress.step,
                             epoch=progress.epoch,
                             final=interrupted,
-                            covered=self._history.sync,
+                            before_commit=self._history.sync,
                             steady=_STEADY,
                         )
                         if interrupted:
                             return
                 self._check_whole_epoch()
-                boundary = self._boundary_metrics()
-                boundary |= self._evaluate() | memory_since_report(self._step.device)
-                value = self._value_of_metric(boundary)
-                new_best = self._note_best(value, boundary)
+                end_of_epoch = self._boundary_metrics()
+                end_of_epoch |= self._evaluate() | memory_since_report(self._step.device)
+                value = self._value_of_metric(end_of_epoch)
+                new_best = self._note_best(value, end_of_epoch)
             self._step.schedule.observe(value, progress.step)
-            self._close_epoch(boundary)
+            self._close_epoch(end_of_epoch)
             interrupted = self._interrupted()
-            self.store.offer(
+            self.store.maybe_save(
                 self._snapshot,
                 step=progress.step,
                 epoch=progress.epoch,
-                boundary=True,
+                end_of_epoch=True,
                 value=value,
                 new_best=new_best,
                 final=interrupted or progress.epoch >= self._epochs,
-                covered=self._history.sync,
+                before_commit=self._history.sync,
                 steady=_STEADY,
             )
-            yield self._news(self._rows_to_report())
+            yield self._make_report(self._rows_to_report())
 
     @property
     def model(self) -> nn.Module:
@@ -242,7 +249,7 @@ class Trainer(BaseRun):
         self._train.close()
         self._val.close()
 
-    def _keep_position(self, batch_size: int) -> None:
+    def _remap_position(self, batch_size: int) -> None:
         """Go on with other windows than before where the data is: no sample is left out, and those
         of a window that was begun come again.
         """
@@ -419,8 +426,8 @@ class Trainer(BaseRun):
         (logged,) = means([self._log.take()])  # device synchronisation, as above
         return joined(metrics, logged, f"{whose}.evaluate()")
 
-    def _value_of_metric(self, boundary: dict[str, float]) -> float:
-        reported = self._last_metrics | boundary
+    def _value_of_metric(self, end_of_epoch: dict[str, float]) -> float:
+        reported = self._last_metrics | end_of_epoch
         for metric in (self._metric, *self._also):
             if metric not in reported:
                 raise ConfigError(
@@ -434,38 +441,40 @@ class Trainer(BaseRun):
                 raise NonFiniteMetric(metric, self.state.progress.epoch + 1, reported[metric])
         return reported[self._metric]
 
-    def _note_best(self, value: float, boundary: dict[str, float]) -> bool:
+    def _note_best(self, value: float, end_of_epoch: dict[str, float]) -> bool:
         """Keep the best value and report it."""
         progress = self.state.progress
         is_best = is_better(value, progress.best, self._mode)
         if is_best:
             progress.best = value
         if progress.best is not None:
-            boundary[f"best/{self._metric}"] = progress.best
+            end_of_epoch[f"best/{self._metric}"] = progress.best
         elif progress.epoch + 1 >= self._epochs:  # it would come to nothing
             raise NonFiniteMetric(self._metric, progress.epoch + 1, value)
-        now = self._last_metrics | boundary
-        boundary |= at_best(self._also, now, progress.metrics, is_best=is_best)
+        now = self._last_metrics | end_of_epoch
+        end_of_epoch |= metrics_at_best(self._also, now, progress.metrics, is_best=is_best)
         return is_best
 
-    def _close_epoch(self, boundary: dict[str, float]) -> None:
+    def _close_epoch(self, end_of_epoch: dict[str, float]) -> None:
         """Go to the next epoch's start; join the boundary's metrics to the row of its step."""
         progress = self.state.progress
         progress.epoch, progress.window = progress.epoch + 1, 0
-        boundary["epoch"] = float(progress.epoch)
+        end_of_epoch["epoch"] = float(progress.epoch)
         progress.clipped, progress.reported_step = 0, progress.step
-        progress.metrics = self._last_metrics = self._last_metrics | boundary
+        progress.metrics = self._last_metrics = self._last_metrics | end_of_epoch
         if self._unwritten:
             last = self._unwritten.pop()
             self._unwritten.append(last._replace(metrics=progress.metrics))
         else:  # fp16 skipped every window since a checkpoint wrote the last row
-            self._unwritten.append(Row(progress.step, int(self._wall_clock() * 1000), boundary))
+            self._unwritten.append(
+                Row(progress.step, int(self._wall_clock() * 1000), end_of_epoch)
+            )
         self._step.schedule.set_lr(
             self._step.optimizer, progress.step
         )  # the plateau may just have dropped
         self._write()
 
-    def _news(self, rows: list[Row]) -> RunReport:
+    def _make_report(self, rows: list[Row]) -> RunReport:
         progress = self.state.progress
         finished = progress.epoch >= self._epochs
         return self._report(

@@ -18,7 +18,7 @@ from trainable.config import TrialConfig
 from trainable.data import Source
 from trainable.errors import OutOfMemory
 from trainable.memory import CONTEXT_BYTES, release_memory
-from trainable.step import Step, known_errors
+from trainable.step import Step, translate_torch_errors
 
 
 def measure_step(config: TrialConfig, device: torch.device) -> dict[str, int | str]:
@@ -60,7 +60,7 @@ def rehearse(config: TrialConfig, device: torch.device) -> None:
     """
     loader = config.train.loader.model_copy(update={"num_workers": 0})
     train = config.train.model_copy(update={"compile": False, "loader": loader})
-    with known_errors(device):
+    with translate_torch_errors(device):
         parts = build_parts(config.model_copy(update={"train": train}), device=device)
         with contextlib.closing(parts.train), contextlib.closing(parts.val):
             step = build_step(parts, train)

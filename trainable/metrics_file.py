@@ -228,7 +228,7 @@ class History:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         try:
-            with self._files.unless_fenced():
+            with self._files.translate_fenced():
                 yield
         except OSError as problem:
             raise StorageError(

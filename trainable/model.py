@@ -20,7 +20,7 @@ from trainable.config import TrainConfig
 from trainable.errors import ConfigError
 
 
-def fit_model(model: nn.Module, config: TrainConfig) -> nn.Module:
+def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:
     """Set the model up as the configuration asks, in place.
 
     Args:

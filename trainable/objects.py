@@ -253,8 +253,8 @@ class RunObjects(ObjectFiles):
     def replace(self, path: Path, content: bytes) -> None:
         self._room.replace(path, content)
 
-    def unless_fenced(self) -> AbstractContextManager[None]:
-        return self._room.unless_fenced()
+    def translate_fenced(self) -> AbstractContextManager[None]:
+        return self._room.translate_fenced()
 
     def has_writer(self) -> bool:
         return self._room.has_writer()

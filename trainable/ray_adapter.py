@@ -104,7 +104,7 @@ class TuneTrial(tune.Trainable):
         self._until: int | None = config.get("until")
         self._searched = tuple(config.get("params", ()))
         self._together: float = config.get("together", 0.0)
-        self._halved = False
+        self.accumulation_note = False
         self._set_aside: list[str] = []
         self._resolved: dict[str, str] = {}
         with self._reporting_failures(), self._logged():
@@ -159,7 +159,7 @@ class TuneTrial(tune.Trainable):
             result["set_aside"], self._set_aside = self._set_aside, []
         if self._resolved:
             result["resolved"], self._resolved = self._resolved, {}
-        if self._halved:
+        if self.accumulation_note:
             result["accumulation"] = self._config.train.accumulation
         if self._failure is not None:
             return result | {"ending": "failed", "failure": self._failure, DONE: True}
@@ -322,7 +322,7 @@ class TuneTrial(tune.Trainable):
             return False
         train = self._config.train.model_copy(update={"accumulation": accumulation})
         self._config = self._config.model_copy(update={"train": train})
-        self._failure, self._halved = None, True
+        self._failure, self.accumulation_note = None, True
         with self._reporting_failures(), self._logged():
             self._trainer.close()
             self._trainer, self._events = None, iter(())

@@ -182,7 +182,7 @@ def raise_if_not_finite(loss: float, norm: float, step: int) -> None:
 
 
 @contextmanager
-def known_errors(device: torch.device) -> Iterator[None]:
+def translate_torch_errors(device: torch.device) -> Iterator[None]:
     """Turn what torch raises for reasons we know into errors that say what to do."""
     try:
         yield

@@ -25,7 +25,7 @@ from trainable.data import sample_count
 from trainable.errors import OutOfMemory, TaskError
 from trainable.optim import Scalar
 from trainable.seeding import HostRandomness, isolated_host_randomness
-from trainable.step import known_errors
+from trainable.step import translate_torch_errors
 from trainable.task import Batch, Data, Task
 from trainable.task_code import task_code
 
@@ -72,7 +72,7 @@ def quick_check(parts: Parts) -> list[str]:
     task, data, device = parts.task, parts.data, parts.precision.device
     cautions = uncalled_methods(task)
     try:
-        with known_errors(device), task_code(), isolated_host_randomness():
+        with translate_torch_errors(device), task_code(), isolated_host_randomness():
             if draws_in_validation(data):
                 cautions.append(
                     "collate draws random numbers, and validation samples pass through it too: "

@@ -20,7 +20,7 @@ _ITS_OWN = ("progress", "random")
 """What of a state stays a run's own, whoever's loop it is."""
 
 
-def bequeath(generation: Generation, run: Path) -> None:
+def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
     """Let the run in a directory go on from another one's generation. Nobody may work on it.
 
     Whoever dies here leaves the run with what it inherited before, or with both; the later epoch

@@ -30,10 +30,10 @@ from sweeps.checkpoint_locations import probe_store
 from sweeps.config.errors import UserError
 from sweeps.config.revisions import read_spec
 from sweeps.config.spec import SweepSpec
-from sweeps.engine.process_cleanup import clean_up_after_the_dead
+from sweeps.engine.process_cleanup import clean_up_dead_drivers
 from sweeps.engine.resources import Machine
 from sweeps.engine.system_limits import shortages
-from sweeps.ledger.location import place_of
+from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import LedgerError, SweepPaths, list_sweeps, tracking_place
 from sweeps.store_access import check_store
@@ -110,7 +110,7 @@ def clear_left_overs(root: Path) -> list[Finding]:
         for paths in list_sweeps(root)
         if (holder := read_holder(paths.lock)) is not None and not is_held(paths.lock)
     ]
-    drivers, processes = clean_up_after_the_dead(*known)
+    drivers, processes = clean_up_dead_drivers(*known)
     if not drivers:
         return [Finding("ok", "left-overs", "none of dead drivers")]
     detail = f"processes that were ended: {processes}; dead drivers that had left them: {drivers}"
@@ -160,7 +160,7 @@ def stores_off(root: Path) -> list[Finding]:
         if not is_database(tracking_place(spec.tracking.uri, root)[0]):
             continue
         with contextlib.suppress(ValueError, OSError, LedgerError):  # told by the others
-            ledger = LedgerReader(place_of(paths, spec))
+            ledger = LedgerReader(ledger_location(paths, spec))
             lost = lost_runs(paths, spec, ledger.records(), ledger.sweep_id, os.environ)
             if lost and not is_held(paths.lock):  # what is on its way to a store is not lost
                 runs = 1 + len(ledger.trials)

@@ -10,7 +10,7 @@ import contextlib
 from rich.console import Console
 
 from sweeps.config.spec import SweepSpec
-from sweeps.engine.process_cleanup import unmarked_environment
+from sweeps.engine.process_cleanup import untagged_env
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.store_check import lost_runs
 from sweeps.results import messages
@@ -37,7 +37,7 @@ def find_loss(view: SweepStatus, err: Console, *, offline: bool) -> bool:
             view.spec,
             view.ledger.records(),
             view.ledger.sweep_id,
-            unmarked_environment(),
+            untagged_env(),
         )
     except StoreUnreadable as error:
         messages.sentence(err, str(error), style="yellow")

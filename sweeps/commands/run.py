@@ -20,7 +20,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.resources import Machine, plan
-from sweeps.engine.signals import ExitRequested, leaving
+from sweeps.engine.signals import ExitRequested, exit_on_signal
 from sweeps.engine.system_limits import check_limits
 from sweeps.engine.task_check import TaskInspector
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
@@ -74,7 +74,7 @@ def attempt(
     inspection: TaskInspector | None = None
     outcomes: list[SweepOutcome] = []
     try:
-        with leaving(), err.status("loading the task") as spinner, ExitStack() as stack:
+        with exit_on_signal(), err.status("loading the task") as spinner, ExitStack() as stack:
             check_tracking(spec)
             if not offline:
                 reach_tracking(paths, spec)  # before anything is started
@@ -99,7 +99,7 @@ def attempt(
                     if new:
                         name_other_sweeps(paths, spec, err)
             except ValueError:
-                inspection.give_up()
+                inspection.terminate()
                 raise
 
             with without_collection():
@@ -141,7 +141,7 @@ def attempt(
             )
     except ExitRequested as left:
         if inspection is not None:
-            inspection.give_up()
+            inspection.terminate()
         if not outcomes:
             if new and paths.exists():
                 messages.interrupted(err, paths)
@@ -163,7 +163,7 @@ def _connected(
         paths.root,
         spec.trial_modules,
         store=spec.storage.checkpoints,
-        withhold=credentials(spec.tracking.uri, spec.storage.ledger),
+        hidden_env=credentials(spec.tracking.uri, spec.storage.ledger),
         tell=lambda message: messages.sentence(err, message, style="yellow"),
     )
 

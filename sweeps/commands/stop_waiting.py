@@ -12,8 +12,8 @@ from sweeps.early_stopping.pbt_exploit import without_unbegun
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import check_kept
-from sweeps.reconciliation.collect_state import trial_facts
-from sweeps.reconciliation.reconcile import MissingReport, missed
+from sweeps.reconciliation.collect_state import trial_state
+from sweeps.reconciliation.reconcile import MissingReport, unreported
 from sweeps.reconciliation.repairs import close_stores
 from sweeps.recording.tags import BY_THE_USER
 from sweeps.results.sweep_status import SweepStatus
@@ -41,8 +41,8 @@ def stop_waiting(view: SweepStatus, number: int) -> StopResult:
             end_orphans(lock.previous.token)
         ledger = Ledger.open(view.place)
         record = ledger.trial(number)
-        facts = trial_facts(paths, spec, record, read_outbox(paths.outbox))
-        for wrong in missed(facts):
+        facts = trial_state(paths, spec, record, read_outbox(paths.outbox))
+        for wrong in unreported(facts):
             if isinstance(wrong, MissingReport):
                 ledger.report(number, **wrong.report._asdict())
         lineage = without_unbegun(record, paths).lineage

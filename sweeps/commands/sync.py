@@ -18,14 +18,14 @@ from sweeps.config.logged_params import flatten
 from sweeps.config.revisions import read_revisions
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
-from sweeps.ledger.location import check_kept, place_of
+from sweeps.ledger.location import check_kept, ledger_location
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths, tracking_place
 from sweeps.publishing.export import NoReport, draw_report, export_trial
 from sweeps.publishing.figure_worker import FigureWorkerPool, drawn_files, undrawn
-from sweeps.reconciliation.collect_state import gather
-from sweeps.reconciliation.reconcile import untold
-from sweeps.reconciliation.repairs import tell
+from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.reconcile import tracking_gaps
+from sweeps.reconciliation.repairs import send_to_tracker
 from sweeps.reconciliation.store_check import (
     Missing,
     MissingData,
@@ -45,7 +45,7 @@ from sweeps.recording.tags import (
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from sweeps.store_access import reach_tracking
 from sweeps.sweep_lock import SweepLock
-from tracking.mlflow_recorder import MlflowRecorder, aim, sync, tell_again
+from tracking.mlflow_recorder import MlflowRecorder, set_target, sync, tell_again
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.probe import probe
 from tracking.recorder import Status, stored
@@ -107,7 +107,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
         if lock.previous is not None:
             end_orphans(lock.previous.token)
         probe(uri, known=spec.tracking.uri is None)
-        aim(paths.outbox, uri)
+        set_target(paths.outbox, uri)
         drawn = draw_what_is_missing(paths, spec)
         before = read_outbox(paths.outbox)
         told = _SyncMessages(paths, spec, before.sweep_told, uri)
@@ -123,14 +123,14 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
         if verify:
             send()  # what waits is not missing
             missing = [] if left else told.all_missing()
-            told.tell(missing)
+            told.send(missing)
             send()
             still = told.all_missing() if missing and not left else []
         else:
             missing = told.runs_missing()
             # What lies in the trash was put there by a person.
             still = [one for one in missing if one.is_deleted]
-            told.tell([one for one in missing if not one.is_deleted])
+            told.send([one for one in missing if not one.is_deleted])
             send()
     finally:
         lock.release()
@@ -153,14 +153,14 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     nobody works on are no longer running, and neither is the sweep's own. The caller holds the
     lock.
     """
-    ledger = LedgerReader(place_of(paths, spec))
+    ledger = LedgerReader(ledger_location(paths, spec))
     records = {record.number: record for record in ledger.records()}
     looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
     recorder = _queue(paths, spec, ledger)
     for first in range(0, len(records), _AT_ONCE):
         some = list(records.values())[first : first + _AT_ONCE]
-        for one in list(untold(gather(paths, spec, some, live=False))):
-            tell(one, paths, spec, records[one.number], recorder)
+        for one in list(tracking_gaps(read_sweep_state(paths, spec, some, live=False))):
+            send_to_tracker(one, paths, spec, records[one.number], recorder)
     if looks_live:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     recorder.close(0.0)
@@ -171,7 +171,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
     trial's for the sweep's own run, too; return how many trials it drew. The caller holds the
     lock.
     """
-    ledger = LedgerReader(place_of(paths, spec))
+    ledger = LedgerReader(ledger_location(paths, spec))
     if not (trials := undrawn(paths, ledger.trials)):
         return 0
     recorder = _queue(paths, spec, ledger)
@@ -195,7 +195,7 @@ class _SyncMessages:
         self, paths: SweepPaths, spec: SweepSpec, sweep_told: str | None, uri: str
     ) -> None:
         self._paths, self._spec = paths, spec
-        self._ledger = LedgerReader(place_of(paths, spec))
+        self._ledger = LedgerReader(ledger_location(paths, spec))
         self.sweep_id = self._ledger.sweep_id
         self.records = self._ledger.records()
         self._concluded = 0 < self._ledger.concluded == len(self.records)
@@ -231,7 +231,7 @@ class _SyncMessages:
             drawn=lambda number: drawn_files(self._paths, number),
         )
 
-    def tell(self, missing: Iterable[MissingData]) -> None:
+    def send(self, missing: Iterable[MissingData]) -> None:
         """Queue what is missing, and what else a driver that was killed could not tell."""
         by_trial = {one.trial: one for one in missing}
         again = {one.trial: one.is_gone for one in by_trial.values() if one.is_of_the_run}

@@ -59,7 +59,7 @@ def check_first(spec: SweepSpec, err: Console) -> None:
     """
     with ExitStack() as stack:
         inspection = TaskInspector(spec, None)
-        stack.callback(inspection.give_up)
+        stack.callback(inspection.terminate)
         _import_torch()  # while the child does
         try:
             facts = inspection.facts()

@@ -49,7 +49,7 @@ def written(value: object) -> str:
     return write_flow(value) if isinstance(value, list | dict) else shown(value)
 
 
-def cross_faults(
+def cross_field_checks(
     root: type[BaseModel],
     data: Mapping[str, Any],
     space: Mapping[str, Distribution | None],
@@ -360,7 +360,7 @@ def _space_faults(
         if other.startswith("train."):
             set_path(train, other.split(".")[1:], first)
     before = {loc for loc, _ in _train_errors(train)}
-    for index, value in distribution.probes():
+    for index, value in distribution.boundary_values():
         at = (*path, distribution.name) if index is None else (*path, distribution.name, index)
         tried = copy.deepcopy(train)
         value = distribution.configured(value)

@@ -52,7 +52,7 @@ class Document:
         self.problems.append((fault.path, self.place(fault.path).order, self._problem(fault)))
 
     @contextmanager
-    def placing(self) -> Iterator[None]:
+    def attach_locations(self) -> Iterator[None]:
         """Give what is refused later than the spec was read the place of its key: resources that
         no machine has, a task that cannot be loaded.
 

@@ -72,7 +72,7 @@ class UserError(ValueError):
     """A verdict whose messages are complete: value, rule, remedy.
 
     Of a validator, or of whoever finds out later that a valid spec asks for what cannot be had;
-    `Document.placing` then says where it was asked for.
+    `Document.attach_locations` then says where it was asked for.
 
     Args:
         faults: A message, or faults with paths relative to what was validated.

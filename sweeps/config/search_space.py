@@ -77,7 +77,7 @@ class SearchSpace:
         values = {**self.fixed, **point}
         return all(constraint.holds(values) for constraint in self.constraints)
 
-    def restated(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    def project(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the point of this space that has these values; None when they lie outside.
 
         Values of parameters that the space does not have are left out.

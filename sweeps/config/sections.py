@@ -251,7 +251,7 @@ class EarlyStoppingConfig(Section):
         return self.scheduler in ("pbt", "pb2")
 
     @property
-    def hears_reports(self) -> bool:
+    def decides_per_report(self) -> bool:
         """Whether a running trial may be stopped after any of its reports."""
         return self.scheduler in ("asha", "hyperband", "median")
 

@@ -63,7 +63,7 @@ class Distribution:
         """Return the numbers or options in the order of the short form."""
         raise NotImplementedError
 
-    def probes(self) -> list[tuple[int | None, Any]]:
+    def boundary_values(self) -> list[tuple[int | None, Any]]:
         """Return values that every field of this distribution must accept.
 
         Returns:
@@ -119,7 +119,7 @@ class _Range(Distribution):
     def arguments(self) -> list[Any]:
         return [self.low, self.high]
 
-    def probes(self) -> list[tuple[int | None, Any]]:
+    def boundary_values(self) -> list[tuple[int | None, Any]]:
         return [(0, self.low), (1, self.high)]
 
     def at(self, share: float) -> Any:
@@ -229,7 +229,7 @@ class Int(Distribution):
         data = super().to_data()
         return data if self.step == 1 else {self.name: data.pop(self.name), STEP: self.step} | data
 
-    def probes(self) -> list[tuple[int | None, Any]]:
+    def boundary_values(self) -> list[tuple[int | None, Any]]:
         # Neighbours, so that a rule which only some whole numbers keep is met.
         inner = range(self.low + self.step, self.high, self.step)[:_MOST_VALUES]
         return [(0, self.low), (1, self.high), *((None, value) for value in inner)]
@@ -297,7 +297,7 @@ class Choice(Distribution):
     def arguments(self) -> list[Any]:
         return [*map(self.configured, self.options)]
 
-    def probes(self) -> list[tuple[int | None, Any]]:
+    def boundary_values(self) -> list[tuple[int | None, Any]]:
         return list(enumerate(self.options))
 
     def to_optuna(self) -> BaseDistribution:
@@ -337,7 +337,7 @@ class Powers(Choice):
         factor = Decimal(str(second)) / Decimal(str(low))
         return [low, values[-1], int(factor) if factor == int(factor) else float(factor)]
 
-    def probes(self) -> list[tuple[int | None, Any]]:
+    def boundary_values(self) -> list[tuple[int | None, Any]]:
         first, *inner, last = self.options
         return [(0, first), (1, last), *((None, value) for value in inner)]
 

@@ -31,7 +31,7 @@ from pydantic import (
 
 from redaction.secrets import redact_clipped
 from sweeps.config import yaml_reader
-from sweeps.config.cross_checks import cross_faults, set_path, written
+from sweeps.config.cross_checks import cross_field_checks, set_path, written
 from sweeps.config.document import Document
 from sweeps.config.errors import (
     Issue,
@@ -164,7 +164,7 @@ class SweepSpec(Section):
         # The loader runs the same checks itself, beside those of single fields, to
         # report all in one pass.
         if info.context is not _LOADING and (
-            faults := list(cross_faults(SweepSpec, _dump(self), self.space))
+            faults := list(cross_field_checks(SweepSpec, _dump(self), self.space))
         ):
             raise UserError(faults)
         return self
@@ -192,12 +192,12 @@ class SweepSpec(Section):
         return _module_of(self.task.name)
 
     @property
-    def aim(self) -> str:
+    def objective_description(self) -> str:
         """Metrics and modes in words: `min of val/loss and max of val/accuracy`."""
         each = zip(self.modes, self.metrics, strict=True)
         return " and ".join(f"{mode} of {metric}" for mode, metric in each)
 
-    def most_trials(self, wanted: int) -> int:
+    def max_trials(self, wanted: int) -> int:
         """Return how many trials the sweep can have of so many: a population has the members that
         it has, and a grid is tried once.
         """
@@ -251,7 +251,7 @@ class SweepSpec(Section):
     def example_params(self) -> dict[str, Any]:
         """Return a point of the space, to look at a trial before any is drawn."""
         space = self.search_space()
-        first = space.point(lambda _key, distribution: distribution.probes()[0][1])
+        first = space.point(lambda _key, distribution: distribution.boundary_values()[0][1])
         return first if space.allows(first) else space.drawn(0) or first
 
     def search_space(self) -> SearchSpace:
@@ -399,7 +399,7 @@ def _cross_faults(doc: Document, drawn: int) -> Iterator[Issue]:
             space[key] = parse_distribution(value)
         except UserError:
             space[key] = None  # reported where the section is
-    return cross_faults(
+    return cross_field_checks(
         SweepSpec, doc.data, space, lambda path, _value: doc.place(path).shown, drawn
     )
 

@@ -21,11 +21,11 @@ from sweeps.early_stopping.pbt_exploit import without_unbegun
 from sweeps.ledger.ledger import Ending, Ledger, LedgerReport, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.reconciliation.collect_state import trial_facts
-from sweeps.reconciliation.reconcile import STATUSES, end_of_training, missed
-from sweeps.reconciliation.repairs import catch_up
-from sweeps.recording.downsampling import recorded
-from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, noted_tags
+from sweeps.reconciliation.collect_state import trial_state
+from sweeps.reconciliation.reconcile import STATUSES, end_of_training, unreported
+from sweeps.reconciliation.repairs import backfill
+from sweeps.recording.downsampling import thin_rows
+from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, status_tags
 from sweeps.results.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
@@ -101,13 +101,13 @@ class EventWriter:
         """Write what waits, in order; reports that follow each other wait for the disk once."""
         for reports, some in groupby(entries, key=lambda entry: isinstance(entry, WorkerReport)):
             if reports:
-                self._told([entry for entry in some if isinstance(entry, WorkerReport)])
+                self._record_reports([entry for entry in some if isinstance(entry, WorkerReport)])
                 continue
             for entry in some:
                 assert not isinstance(entry, WorkerReport)
                 entry()
 
-    def opened(self, number: int, parameters: Mapping[str, object]) -> None:
+    def open_run(self, number: int, parameters: Mapping[str, object]) -> None:
         """Open the run of a trial that was never begun.
 
         Args:
@@ -115,7 +115,7 @@ class EventWriter:
         """
         self._recorder.start(number, parameters, {"gradsweep.attempts": "1"})
 
-    def begun(self, number: int, params: Mapping[str, Any]) -> None:
+    def record_first_start(self, number: int, params: Mapping[str, Any]) -> None:
         """Count the first attempt at a trial whose run is open; what it began with is there for
         as long as that is.
         """
@@ -123,7 +123,7 @@ class EventWriter:
         sync_file(self._paths.trial(number) / TRIAL_CONFIG)
         self._view.started(number, params, self._ledger.start(number))
 
-    def started(
+    def record_restart(
         self, number: int, params: Mapping[str, Any], parameters: Mapping[str, object]
     ) -> None:
         """Count an attempt, open the trial's run, and catch up on what a worker stored and could
@@ -136,15 +136,15 @@ class EventWriter:
         self._fence()
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
-        tags = noted_tags(record)
+        tags = status_tags(record)
         self._recorder.start(number, parameters, tags if attempt == 1 else tags | NOT_STOPPED)
         if attempt > 1:
             queued = read_outbox(self._paths.outbox, number)
-            known = trial_facts(self._paths, self._spec, record, queued)
-            catch_up(missed(known), self._ledger, self._recorder)
+            known = trial_state(self._paths, self._spec, record, queued)
+            backfill(unreported(known), self._ledger, self._recorder)
         self._view.started(number, params, attempt)
 
-    def described(self, told: WorkerReport) -> None:
+    def record_worker_info(self, told: WorkerReport) -> None:
         """Record what a run says of itself, which nobody else could tell again."""
         noted = told.result.get("noted") or {}
         if params := noted.get("params"):
@@ -174,7 +174,7 @@ class EventWriter:
         """A trial waits at a rung."""
         self._view.paused(number, self._ledger.trial(number).value)
 
-    def interrupted(self, number: int, tags: Mapping[str, str]) -> None:
+    def record_interruption(self, number: int, tags: Mapping[str, str]) -> None:
         """A trial goes on when the sweep does."""
         self._recorder.finish(number, "INTERRUPTED", tags)
         self._view.ended(number, "interrupted", None, None)
@@ -224,23 +224,23 @@ class EventWriter:
         self._log_the_rest(number)  # of what it was before the spec changed
         self._end(number, lambda _: ("failed", f"config: {error}"))
 
-    def _told(self, told: Sequence[WorkerReport]) -> None:
+    def _record_reports(self, told: Sequence[WorkerReport]) -> None:
         def store() -> None:
             for one in told:
-                self._store(one)
+                self._report_to_ledger(one)
 
         told = [one for one in told if one.notes or one.reports]
         if told:
             self._fence()
-            self._ledger.at_once(store)
+            self._ledger.transaction(store)
         for one in told:
             if one.notes:  # as the ledger has them, which is told again at each start and end
-                self._recorder.tag(one.number, noted_tags(self._ledger.trial(one.number)))
+                self._recorder.tag(one.number, status_tags(self._ledger.trial(one.number)))
             if one.reports:
                 self._log(one.number, one.rows)
                 self._show(one)
 
-    def _store(self, told: WorkerReport) -> None:
+    def _report_to_ledger(self, told: WorkerReport) -> None:
         """Tell the ledger: a part of a transaction, which may be tried again."""
         others = self._spec.metrics[1:]
         if told.reports:
@@ -257,10 +257,10 @@ class EventWriter:
                 ],
             )
         for key, value in told.notes.items():
-            self._ledger.note(told.number, key, value)
+            self._ledger.set_attr(told.number, key, value)
 
     def _log(self, number: int, rows: Iterable[Row], *, ended: bool = False) -> None:
-        self._recorder.log(number, recorded(rows, self._spec.tracking.every, ended=ended))
+        self._recorder.log(number, thin_rows(rows, self._spec.tracking.every, ended=ended))
 
     def _log_the_rest(self, number: int) -> None:
         directory = self._paths.trial(number)
@@ -292,14 +292,14 @@ class EventWriter:
 
         def store() -> TrialRecord:
             if last is not None:
-                self._store(last)
+                self._report_to_ledger(last)
             ending, reason = end_of(self._ledger.trial(number))
             return self._ledger.finish(
                 number, ending, reason=reason, traceback=traceback, lineage=lineage
             )
 
         self._fence()  # not within: a lock in a database may have to wait for the transaction
-        record = self._ledger.at_once(store)
+        record = self._ledger.transaction(store)
         for file, name in logged_files(self._paths.trial(number)):
             self._recorder.artifact(number, file, name)
         self._recorder.finish(number, STATUSES[record.state], end_tags(record, self._spec))

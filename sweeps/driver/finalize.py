@@ -29,7 +29,7 @@ from sweeps.recording.tags import (
     front_tags,
     health_tags,
 )
-from sweeps.results.sweep_status import NoBest, SweepOutcome, no_success
+from sweeps.results.sweep_status import NoBest, SweepOutcome, failure_cause
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.recorder import Recorder
 from trainable.errors import StorageError
@@ -58,11 +58,11 @@ class _Published(NamedTuple):
     """Why there are none."""
 
 
-def conclude(
+def finalize_attempt(
     sweep: SweepSession,
     gallery: FigureWorkerPool,
     interruption: Interruption,
-    hopeless: RepeatedFailure | None,
+    abort_reason: RepeatedFailure | None,
     write_report: ReportWriter = draw_report,
 ) -> SweepOutcome:
     """Tell the sweep's own run how it ended, publish what is best, and deliver what waits.
@@ -70,26 +70,26 @@ def conclude(
     Args:
         gallery: Has the trials' pictures.
         interruption: Whether the driver is to leave.
-        hopeless: Why the sweep stopped by its own decision; None when it did not.
+        abort_reason: Why the sweep stopped by its own decision; None when it did not.
         write_report: Writes the sweep's report.
     """
     spec, ledger, recorder = sweep.spec, sweep.ledger, sweep.recorder
     trials, best = ledger.trials(), ledger.front()
     recorder.tag(None, health_tags(trials))
-    left, stop = sweep.left, sweep.stopped
+    left, stop = sweep.num_remaining, sweep.stopped
     failed: int | None = None
     cause: str | None = None
     published = _Published()
-    if hopeless and (left or not best):  # else nobody was saved by it
-        failed, cause = hopeless.numbers[-1], hopeless.cause
+    if abort_reason and (left or not best):  # else nobody was saved by it
+        failed, cause = abort_reason.numbers[-1], abort_reason.cause
     elif not best:
-        failed, cause = no_success(trials)
+        failed, cause = failure_cause(trials)
         if stop:
             cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
     if interruption.requested:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
-        gallery.hurry()
+        gallery.flush_now()
         _publish_report(sweep.paths, recorder, write_report)
         published = _Published(gallery.finish(_patience(gallery)))
         recorder.finish(None, "FAILED", {"reason": cause})
@@ -102,7 +102,7 @@ def conclude(
     pending = _deliver(sweep.tracking, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left and published.waiting is None:
-        ledger.conclude()
+        ledger.mark_published()
     return SweepOutcome(
         code,
         best,
@@ -113,7 +113,7 @@ def conclude(
         failed,
         spec.metrics,
         stop,
-        spec.most_trials(2 * len(trials)),
+        spec.max_trials(2 * len(trials)),
         published.waiting,
         published.lost,
         published.undrawn,
@@ -131,8 +131,10 @@ def _deliver(tracking: MlflowRecorder, interruption: Interruption) -> int:
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
             deadline = min(deadline, now + soon)
-        waited = now - started if tracking.silence < math.inf else math.inf  # asking nobody
-        if min(tracking.silence, waited) > _SILENCE_SECONDS:
+        waited = (
+            now - started if tracking.seconds_unresponsive < math.inf else math.inf
+        )  # asking nobody
+        if min(tracking.seconds_unresponsive, waited) > _SILENCE_SECONDS:
             deadline = now  # nobody should wait for a server that is not there
     left = deadline - time.monotonic()
     return tracking.close(timeout=max(left, 0.0))
@@ -151,7 +153,7 @@ def _publish_front(
     for number, tags in front_tags(front, trials).items():
         sweep.recorder.tag(number, tags)
     ranked = [trial.number for trial in front]
-    gallery.hurry(ranked)
+    gallery.flush_now(ranked)
     _publish_report(sweep.paths, sweep.recorder, write_report)
     return _Published(gallery.finish(_patience(gallery), ranked))
 
@@ -188,7 +190,7 @@ def _publish_best(
         )
         report = beside.submit(_publish_report, paths, recorder, write_report)
         ranked = _ranked(trials, best, ledger.minimize)
-        gallery.hurry(ranked)
+        gallery.flush_now(ranked)
         wait((weights,))
         wait((report,))
         undrawn = gallery.finish(_patience(gallery), ranked)

@@ -15,17 +15,17 @@ from functools import partial
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import describe_changes, read_spec
 from sweeps.config.spec import SweepSpec
-from sweeps.driver.finalize import conclude
+from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import open_sweep
-from sweeps.driver.shutdown import leave_the_lost, listen, remove_scratch
+from sweeps.driver.shutdown import exit_on_cluster_loss, make_signal_handler, remove_scratch
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import tune_trials
 from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
-from sweeps.engine.process_cleanup import clean_up_after_the_dead, mark_children
+from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_processes
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.ledger.ledger import TrialRecord
-from sweeps.ledger.location import place_of
+from sweeps.ledger.location import ledger_location
 from sweeps.paths import SweepExists, SweepPaths
 from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.publishing.report_worker import ReportWorker
@@ -83,18 +83,18 @@ def run_sweep(
         OriginChanged: Trials before and after could not be compared.
         StrangerInTheWay: A new trial would find files that are not its own.
     """
-    place = place_of(paths, spec)
+    place = ledger_location(paths, spec)
     lock = SweepLock(paths.lock, place.lock())
     token = lock.acquire().token
     try:
         remove_scratch(paths)  # of an earlier driver, with what it was asked
         wishes = StopRequests(paths, token)
-        with listen(paths, lock, token, wishes, grace=grace) as interruption:
+        with make_signal_handler(paths, lock, token, wishes, grace=grace) as interruption:
             if new and paths.exists():
                 raise SweepExists(paths)
-            clean_up_after_the_dead(*([lock.previous.token] if lock.previous else []))
+            clean_up_dead_drivers(*([lock.previous.token] if lock.previous else []))
             if isinstance(machine, Cluster):
-                mark_children(token)
+                tag_child_processes(token)
             else:
                 local_ray.configure(token)
             before = spec if new else read_spec(paths.spec).spec
@@ -110,13 +110,13 @@ def run_sweep(
             )
             if changed := describe_changes(before, spec):
                 warn(f"changed: {changed}")
-            hopeless = None
+            abort_reason = None
             node_died = machine.node_died if isinstance(machine, Cluster) else lambda _: False
             try:
                 sweep.recorder.artifact(None, paths.spec, paths.spec.name)
                 sweep.reconcile(warn)
-                if in_vain := sweep.in_vain(before):
-                    warn(in_vain)
+                if no_effect_warning := sweep.no_effect_warning(before):
+                    warn(no_effect_warning)
                 finished = sum(trial.finished for trial in sweep.ledger.trials())
                 with (
                     FigureWorkerPool(
@@ -124,20 +124,21 @@ def run_sweep(
                     ) as gallery,
                     ReportWorker(sweep.num_trials - finished, plan.concurrency) as press,
                 ):
-                    if sweep.tracking.lacks_pictures:
+                    if sweep.tracking.needs_figures:
                         gallery.show_again(trial.number for trial in sweep.ledger.trials())
-                        sweep.tracking.given_pictures()
+                        sweep.tracking.figures_sent()
 
                     def note_end(trial: TrialRecord) -> None:
                         gallery.add(trial)
                         press.trial_ended()
 
-                    if sweep.left and not interruption.requested:
+                    if sweep.num_remaining and not interruption.requested:
                         say("starting Ray")
                         make_directory(paths.trial(0).parent)  # trials' workers make their own
                         if isinstance(machine, Cluster):
                             ray_runs = machine.watched(
-                                plan.concurrency, lost=partial(leave_the_lost, paths, lock, token)
+                                plan.concurrency,
+                                lost=partial(exit_on_cluster_loss, paths, lock, token),
                             )
                         else:
                             ray_runs = local_ray.running(
@@ -145,14 +146,14 @@ def run_sweep(
                                 machine,
                                 concurrency=plan.concurrency,
                                 interruption=interruption,
-                                withhold=credentials(spec.tracking.uri, spec.storage.ledger),
+                                hidden_env=credentials(spec.tracking.uri, spec.storage.ledger),
                             )
                         with ray_runs:
                             if not interruption.requested:
                                 front = sweep.ledger.front()
                                 best = (front[0].number, front[0].values[0]) if front else None
                                 with make_view(finished, sweep.num_trials, best) as view:
-                                    hopeless = tune_trials(
+                                    abort_reason = tune_trials(
                                         sweep,
                                         plan,
                                         view,
@@ -166,7 +167,7 @@ def run_sweep(
                         sweep.close_stores()
                     lock.check()
                     say("delivering to the tracking store")
-                    tell(conclude(sweep, gallery, interruption, hopeless, press.write))
+                    tell(finalize_attempt(sweep, gallery, interruption, abort_reason, press.write))
             finally:
                 sweep.tracking.close(timeout=0.0)
     finally:

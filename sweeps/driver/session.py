@@ -24,15 +24,19 @@ from sweeps.config.revisions import (
     write_spec,
 )
 from sweeps.config.spec import SpecError, SweepSpec
-from sweeps.early_stopping.schedulers import make_judge, make_scheduler
-from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP, StopCriterionMet, fired
-from sweeps.engine.process_cleanup import unmarked_environment
+from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn
+from sweeps.early_stopping.stop_criteria import (
+    BY_THE_SWEEP,
+    StopCriterionMet,
+    active_stop_criterion,
+)
+from sweeps.engine.process_cleanup import untagged_env
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.location import LedgerLocation, check_kept, place_of
+from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.reader import TrialRecord
-from sweeps.ledger.warm_start import take_along
+from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths, tracking_place
-from sweeps.reconciliation.collect_state import gather
+from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.store_check import Missing, lost_runs
@@ -40,7 +44,7 @@ from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_views
 from sweeps.results.messages import lost_runs as tell_lost_runs
 from sweeps.store_access import reach_tracking
-from tracking.mlflow_recorder import MlflowRecorder, aim, tell_again
+from tracking.mlflow_recorder import MlflowRecorder, set_target, tell_again
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from tracking.store_reader import StoreUnreadable
@@ -73,7 +77,7 @@ class SweepSession:
     @property
     def stopped(self) -> StopCriterionMet | None:
         """The stop that ends the sweep before all of its trials are; None without one."""
-        return fired(self.spec, self.ledger.trials(), self.ledger.seconds)
+        return active_stop_criterion(self.spec, self.ledger.trials(), self.ledger.seconds)
 
     @property
     def num_trials(self) -> int:
@@ -81,13 +85,13 @@ class SweepSession:
         return max(self.spec.trials, len(self.ledger.trials()))
 
     @property
-    def left(self) -> int:
+    def num_remaining(self) -> int:
         """How many trials are still to come to their end, or to be begun."""
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
         return unfinished + (0 if self.stopped else max(0, self.spec.trials - len(trials)))
 
-    def in_vain(self, before: SweepSpec) -> str | None:
+    def no_effect_warning(self, before: SweepSpec) -> str | None:
         """Return in a sentence that what was changed finds nothing to train; None where it does,
         and where it is about something else.
 
@@ -95,11 +99,13 @@ class SweepSession:
             before: The sweep's spec as it was.
         """
         changed = {key.partition(".")[0] for key in changes(before, self.spec)}
-        if self.left or not changed & _OF_TRIALS:
+        if self.num_remaining or not changed & _OF_TRIALS:
             return None
         stop, num_trials = self.stopped, len(self.ledger.trials())
-        most = self.spec.most_trials(2 * num_trials)
-        more = stop.go_on if stop else (f"trials={most}",) if most > num_trials else ()
+        most = self.spec.max_trials(2 * num_trials)
+        more = (
+            stop.continue_overrides if stop else (f"trials={most}",) if most > num_trials else ()
+        )
         words = [word for change in more for word in ("-s", change)]
         resume = self.paths.command("resume", *words)
         remedy = (
@@ -125,12 +131,12 @@ class SweepSession:
         for sentence in self._lost_files():
             warn(sentence)
         stop = self.stopped
-        facts = gather(
+        facts = read_sweep_state(
             paths,
             spec,
             ledger.trials(),
             live=False,
-            judge=make_judge(spec),
+            judge=make_verdict_fn(spec),
             stop=BY_THE_SWEEP + stop.why if stop else None,
         )
         apply(
@@ -204,7 +210,7 @@ def open_sweep(
     )
     uri, artifacts = where
     lost = None if new or offline else _find_lost_runs(paths, spec, ledger)
-    aim(paths.outbox, uri)
+    set_target(paths.outbox, uri)
     tracking = MlflowRecorder(
         uri=uri,
         artifact_root=artifacts,
@@ -220,7 +226,7 @@ def open_sweep(
         experiment_tags=leaders_views(spec, ledger.sweep_id),
         params=dict(flatten(spec.model_dump(mode="json"))),
         offline=offline,
-        process=unmarked_environment(),
+        process=untagged_env(),
     )
     return SweepSession(paths, spec, ledger, LockedRecorder(tracking, fence), tracking, lost)
 
@@ -229,7 +235,7 @@ def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str |
     """Have runs told again that the store has lost; return a sentence about them."""
     trials = ledger.trials()
     try:
-        found = lost_runs(paths, spec, trials, ledger.sweep_id, unmarked_environment())
+        found = lost_runs(paths, spec, trials, ledger.sweep_id, untagged_env())
     except StoreUnreadable as error:  # a server that is away stops no sweep
         return str(error)
     lost = {one.trial: one.is_gone for one in found if not one.is_deleted}
@@ -249,10 +255,10 @@ def open_ledger(
     """The spec's file is the commit point: a sweep exists once it is there, and its ledger was
     made before.
     """
-    place = place or place_of(paths, spec)
+    place = place or ledger_location(paths, spec)
     if new:
-        place.remove_unborn(paths.spec)
-        warm = take_along(paths.root, spec)
+        place.remove_incomplete(paths.spec)
+        warm = collect_warm_start(paths.root, spec)
         ledger = Ledger.create(place, mode=spec.mode, sweep_id=uuid.uuid4().hex)
         if warm.told:
             ledger.note_warm_start(warm)
@@ -264,7 +270,7 @@ def open_ledger(
         accepted = accepted or not _has_trained(paths, before, ledger.trials())
         check_origin(ledger.origin, origin, before, spec, accepted=accepted)
         if not accepted:
-            _check_told(paths, before, spec, ledger.trials())
+            _check_reported_trials(paths, before, spec, ledger.trials())
         check_search_changes(before, spec, len(ledger.trials()))
         if accepted:  # what they build anew is then what they go on from
             for trial in ledger.trials():
@@ -285,7 +291,7 @@ def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecor
     )
 
 
-def _check_told(
+def _check_reported_trials(
     paths: SweepPaths, before: SweepSpec, after: SweepSpec, trials: Sequence[TrialRecord]
 ) -> None:
     """Refuse to train again with another configuration what was told already.
@@ -296,7 +302,7 @@ def _check_told(
     for trial in trials:
         if trial.finished or not trial.reports:
             continue
-        differing = _trained_otherwise(before, after, trial)
+        differing = _config_diff(before, after, trial)
         if not differing:
             continue
         told, saved = max(trial.reports), trial_store(paths, before, trial.number).saved_epoch()
@@ -310,7 +316,7 @@ def _check_told(
             )
 
 
-def _trained_otherwise(before: SweepSpec, after: SweepSpec, trial: TrialRecord) -> str:
+def _config_diff(before: SweepSpec, after: SweepSpec, trial: TrialRecord) -> str:
     """Return in one line with what a trial would now be trained otherwise; parameters are its own,
     and of what stands outside of `train` it is `check_origin` that decides.
     """

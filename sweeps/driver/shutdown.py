@@ -28,7 +28,7 @@ EXPORT = ".export-"
 """What the names of directories begin with in which a driver puts an export together."""
 
 
-def listen(
+def make_signal_handler(
     paths: SweepPaths,
     lock: SweepLock,
     token: str,
@@ -66,7 +66,7 @@ def remove_scratch(paths: SweepPaths) -> None:
 
 def _drain(paths: SweepPaths, grace: float) -> None:
     with contextlib.suppress(OSError):  # a full disk: the trials then go back to their last save
-        stop_requests.order(paths)
+        stop_requests.request_stop(paths)
     with contextlib.suppress(OSError):  # standard error may be a file there
         print(
             f"\nstopping: trials save at their next step and end, within {grace:g} s; "
@@ -81,27 +81,30 @@ def _leave_at_once(
 ) -> None:
     """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
     try:
-        _let_go(paths, lock, token)
+        _kill_and_clean_up(paths, lock, token)
     finally:  # whatever that met, such as a directory that cannot be asked any more
-        _exit(interruption.exit_code or 128 + signal.SIGINT, lambda: messages.left_at_once(paths))
+        _exit(
+            interruption.exit_code or 128 + signal.SIGINT,
+            lambda: messages.exited_immediately(paths),
+        )
 
 
-def leave_the_lost(paths: SweepPaths, lock: SweepLock, token: str, cause: str) -> NoReturn:
+def exit_on_cluster_loss(paths: SweepPaths, lock: SweepLock, token: str, cause: str) -> NoReturn:
     """Go, because the cluster is gone: Ray in this process would wait for it, and then end it."""
     try:
-        _let_go(paths, lock, token)
+        _kill_and_clean_up(paths, lock, token)
     finally:  # as above
         _exit(NO_SUCCESS, lambda: messages.cluster_lost(paths, cause))
 
 
-def _let_go(paths: SweepPaths, lock: SweepLock, token: str) -> None:
-    lock.stand_still()  # Tune would have new workers for those that end now
+def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:
+    lock.block_writers()  # Tune would have new workers for those that end now
     kill_children(token)
     if lock.is_ours():  # what lies there is otherwise another driver's
         remove_scratch(paths)
         # An object store is not asked: an upload that was broken off goes when its trial goes on.
         close_stores(map(LocalFiles.of, paths.directory.glob("trials/*")))
-    lock.abandon()
+    lock.release_local()
 
 
 def _exit(code: int, say: Callable[[], None]) -> NoReturn:

@@ -71,7 +71,7 @@ class StopRequests:
         self.trials = frozenset(int(w[len(_STOP) :]) for w in wishes if w.startswith(_STOP))
 
 
-def order(paths: SweepPaths, numbers: Iterable[int] | None = None) -> None:
+def request_stop(paths: SweepPaths, numbers: Iterable[int] | None = None) -> None:
     """Tell trials to checkpoint at their next step and end: all of them, or the given ones for
     good.
     """
@@ -112,7 +112,7 @@ def stop_sweep(
     """
     view, holder = SweepStatus(paths), _holder(paths)
     who = f"process {holder.pid} on {holder.host}"
-    _ask(paths, holder, _NOW if now else _DRAIN)
+    _write_request(paths, holder, _NOW if now else _DRAIN)
     say(f"waiting for {who} to leave" if now else f"trials save their state; waiting for {who}")
 
     def gone() -> bool:
@@ -155,7 +155,7 @@ def stop_trial(
             f"has not ended can be stopped; look with: {paths.command('trials')}"
         )
     holder = _holder(paths)
-    _ask(paths, holder, f"{_STOP}{number}")
+    _write_request(paths, holder, f"{_STOP}{number}")
     say(f"trial {number} saves its state at its next step")
     gone = False
 
@@ -207,7 +207,9 @@ def _holder(paths: SweepPaths) -> LockOwner:
     return holder
 
 
-def _ask(paths: SweepPaths, holder: LockOwner, wish: Literal["drain", "now"] | str) -> None:
+def _write_request(
+    paths: SweepPaths, holder: LockOwner, wish: Literal["drain", "now"] | str
+) -> None:
     _wait(paths.control.is_dir, _BEGIN_SECONDS)
     (paths.control / f"{holder.token}-{wish}").touch()
 

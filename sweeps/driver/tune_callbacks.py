@@ -48,7 +48,7 @@ from trainable.files import make_directory
 from trainable.regular_files import replace_regular
 from trainable.trial_log import TRIAL_LOG, TrialLog
 
-_NOT_KEPT = (
+_DROPPED_RESULT_KEYS = (
     "earlier",
     "noted",
     "rows",
@@ -124,39 +124,39 @@ class TuneEventHandler(Callback):
         self._end_of_worker = end_of_worker
         self._books = EventWriter(spec, paths, ledger, recorder, view, fence=fence, on_end=on_end)
         self._writer: WriteQueue[Entry] = WriteQueue(self._books.write)
-        self._num_before = len(ledger.frozen_trials())
+        self._num_existing = len(ledger.frozen_trials())
         self._live: set[int] = set()
         self._paused: set[int] = set()
         self._last: dict[
             int, WorkerReport
         ] = {}  # what is written with the end, which is about to come
         self._signals: dict[int, list[str]] = {}  # as they were noted last
-        self._asked: dict[int, str | None] = {}
+        self._stop_requested: dict[int, str | None] = {}
         self._begun: set[int] = set()  # those whose worker has been told to train
         self._lost_starts: Counter[int] = Counter()
         self._losses = CrashCounter(spec.failures.max_retries)
-        self._given_up: dict[int, Failure] = {}
+        self._retries_exhausted: dict[int, Failure] = {}
         self._hangs: Counter[int] = Counter()
         self._ended: dict[int, Hang | None] = {}  # whose workers this driver ended; None: as asked
         self._deadlines: dict[int, float] = {}  # of trials that the user stops
         self._failures = RepeatedFailureDetector(spec.failures.same_failure_limit)
-        self.num_ends = 0
+        self.num_finished = 0
         """How many trials came to their end; whether that is written shows `settle`."""
 
     @property
-    def hopeless(self) -> RepeatedFailure | None:
+    def abort_reason(self) -> RepeatedFailure | None:
         """Why more trials would only fail like those before, once that is so."""
-        return self._failures.hopeless
+        return self._failures.abort_reason
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until all that happened is written down.
 
         Raises:
             BaseException: What kept it from being written, as it was; nothing was written after.
         """
         for number in list(self._last):
-            self._put_last(number)
-        self._writer.settle()
+            self._flush_last_report(number)
+        self._writer.flush()
 
     def close(self) -> None:
         """Write what waits, unless that cannot be; call `settle` before to hear of it."""
@@ -171,20 +171,20 @@ class TuneEventHandler(Callback):
         """
         self._fence()
         if live:
-            self._asked[number] = reason
+            self._stop_requested[number] = reason
             if reason == BY_THE_USER:
                 self._deadlines[number] = time.monotonic() + self._grace
-            stop_requests.order(self._paths, [number])
+            stop_requests.request_stop(self._paths, [number])
             return
         self._end(number, partial(self._books.stopped_waiting, number, reason))
-        self.settle()
+        self.flush()
 
     def refuse(self, number: int, error: SpecError) -> None:
         """Let a trial fail whose values are no configuration. It is not counted with the failures
         that end a sweep: what else is drawn may well be one.
         """
         self._end(number, partial(self._books.refused, number, error))
-        self.settle()
+        self.flush()
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
@@ -221,18 +221,18 @@ class TuneEventHandler(Callback):
             self._live.add(number)
             self._writer.put(partial(self._books.promoted, number, parameters))
             if self._spec.early_stopping.is_population:  # perhaps with other parameters
-                self.settle()
+                self.flush()
             return
-        is_first = number >= self._num_before and number not in self._live
+        is_first = number >= self._num_existing and number not in self._live
         self._losses.started(number, 0 if is_first else self._newest_generation(number))
         self._live.add(number)
         if is_first:
             self._signals[number] = []
-            self._books.opened(number, parameters)
-            self._writer.put(partial(self._books.begun, number, params))
+            self._books.open_run(number, parameters)
+            self._writer.put(partial(self._books.record_first_start, number, params))
             return
-        self._writer.put(partial(self._books.started, number, params, parameters))
-        self.settle()
+        self._writer.put(partial(self._books.record_restart, number, params, parameters))
+        self.flush()
         self._signals[number] = self._books.signals(number)
 
     def on_trial_result(
@@ -246,19 +246,21 @@ class TuneEventHandler(Callback):
         """Record a report, and leave Tune only what is asked of its result later."""
         del iteration, trials, info
         number = trial.config["number"]
-        told = WorkerReport(number, trial.config["params"], dict(result), _halved(trial, result))
-        for key in _NOT_KEPT:
+        told = WorkerReport(
+            number, trial.config["params"], dict(result), accumulation_note(trial, result)
+        )
+        for key in _DROPPED_RESULT_KEYS:
             result.pop(key, None)
         if told.signals not in (None, self._signals.setdefault(number, [])):
             told.notes[SIGNALS] = self._signals[number] = told.signals  # also that all is well
-        self._books.described(told)
+        self._books.record_worker_info(told)
         # Its end comes next, and its checkpoint lies in the store; see `EventWriter.finished`.
         if result.get("ending") == "finished" and told.result.get("saved"):
             self._last[number] = told
         else:
             self._writer.put(told)
         if told.notes:
-            self.settle()
+            self.flush()
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -272,7 +274,7 @@ class TuneEventHandler(Callback):
             case "finished":
                 self._end(number, partial(books.finished, number, self._last.pop(number, None)))
                 self._failures.passed()
-            case "paused" if number not in self._asked:
+            case "paused" if number not in self._stop_requested:
                 self._begun.discard(number)
                 self._live.discard(number)
                 self._paused.add(number)
@@ -282,10 +284,10 @@ class TuneEventHandler(Callback):
                 self._failed(number, Failure(**last["failure"]))
             case "interrupted":
                 self._interrupt(number)
-            case "stopped" if number in self._given_up:
-                self._fail(number, self._given_up[number])
+            case "stopped" if number in self._retries_exhausted:
+                self._fail(number, self._retries_exhausted[number])
             case "stopped" | "paused":
-                self._end(number, partial(books.stopped, number, self._asked[number]))
+                self._end(number, partial(books.stopped, number, self._stop_requested[number]))
             case _:
                 self._end(number, partial(books.pruned, number))
                 self._failures.passed()
@@ -299,7 +301,7 @@ class TuneEventHandler(Callback):
         """
         del iteration, trials, info
         self._fence()
-        self._put_last(trial.config["number"])  # its end does not come yet
+        self._flush_last_report(trial.config["number"])  # its end does not come yet
         if trial.config["number"] in self._ended:
             self._begun.discard(trial.config["number"])
             self._go_on_after_hang(trial)
@@ -310,14 +312,17 @@ class TuneEventHandler(Callback):
         number = trial.config["number"]
         if number not in self._begun:
             self._lost_starts[number] += 1
-            if self._lost_starts[number] == MOST_LOST_STARTS and number not in self._given_up:
+            if (
+                self._lost_starts[number] == MOST_LOST_STARTS
+                and number not in self._retries_exhausted
+            ):
                 trial.max_failures = 0  # no worker starts here; the next loss ends the sweep
             return
         self._begun.discard(number)
         end = self._note_worker_end(trial)
         if not self._losses.lost(number, self._newest_generation(number)):
-            self._given_up[number] = self._describe_loss(trial, end)
-            stop_requests.order(self._paths, [number])
+            self._retries_exhausted[number] = self._describe_loss(trial, end)
+            stop_requests.request_stop(self._paths, [number])
             trial.max_failures = 0  # if it does not even live to hear it
 
     def _end_workers_that_do_not_answer(self) -> None:
@@ -352,8 +357,8 @@ class TuneEventHandler(Callback):
             return  # its stop file is there
         self._hangs[number] += 1
         if self._hangs[number] > self._spec.failures.max_retries:
-            self._given_up[number] = Failure("hang", hang.reason, "")
-            stop_requests.order(self._paths, [number])
+            self._retries_exhausted[number] = Failure("hang", hang.reason, "")
+            stop_requests.request_stop(self._paths, [number])
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -362,9 +367,11 @@ class TuneEventHandler(Callback):
         del iteration, trials, info
         self._fence()
         number = trial.config["number"]
-        if number in self._begun or number in self._given_up:
+        if number in self._begun or number in self._retries_exhausted:
             end = self._note_worker_end(trial)
-            self._fail(number, self._given_up.get(number) or self._describe_loss(trial, end))
+            self._fail(
+                number, self._retries_exhausted.get(number) or self._describe_loss(trial, end)
+            )
             return
         self._failures.stopped(number, self._describe_lost_starts(trial))
         if number in self._live | self._paused:
@@ -374,15 +381,15 @@ class TuneEventHandler(Callback):
         """Record that the trials which had not ended by now were interrupted."""
         for number in sorted(self._live | self._paused):
             self._interrupt(number)
-        self.settle()
+        self.flush()
 
     def _interrupt(self, number: int) -> None:
-        tags = {"stopped_by": "failures"} if self.hopeless else STOPPED_BY_INTERRUPT
+        tags = {"stopped_by": "failures"} if self.abort_reason else STOPPED_BY_INTERRUPT
         self._begun.discard(number)
         self._live.discard(number)
         self._paused.discard(number)
-        self._put_last(number)
-        self._writer.put(partial(self._books.interrupted, number, tags))
+        self._flush_last_report(number)
+        self._writer.put(partial(self._books.record_interruption, number, tags))
 
     def _failed(self, number: int, failure: Failure) -> None:
         """A trial failed: by its own doing, or because its storage takes nothing from anybody."""
@@ -406,11 +413,11 @@ class TuneEventHandler(Callback):
         self._deadlines.pop(number, None)
         self._live.discard(number)
         self._paused.discard(number)
-        self._put_last(number)
+        self._flush_last_report(number)
         self._writer.put(write)
-        self.num_ends += 1
+        self.num_finished += 1
 
-    def _put_last(self, number: int) -> None:
+    def _flush_last_report(self, number: int) -> None:
         if (last := self._last.pop(number, None)) is not None:
             self._writer.put(last)
 
@@ -443,7 +450,7 @@ class TuneEventHandler(Callback):
         return saved[-1].number if saved else 0
 
 
-def _halved(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:
+def accumulation_note(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:
     """Return what is to be noted where a trial's batches are split into more micro-batches from
     now on, wherever it goes on next; nothing where that is as before.
     """

@@ -72,7 +72,7 @@ def tune_trials(
         scheduler,
         fence=lock.check,
         refuse=lambda number, error: bookkeeper.refuse(number, error),
-        settle=lambda: bookkeeper.settle(),
+        settle=lambda: bookkeeper.flush(),
         concurrency=plan.concurrency,
         threads=max(1, int(plan.cpu)),
         warn=view.warned,
@@ -81,25 +81,25 @@ def tune_trials(
     stops = StopMonitor(
         spec,
         ledger,
-        ends=lambda: bookkeeper.num_ends,
-        settle=lambda: bookkeeper.settle(),
+        ends=lambda: bookkeeper.num_finished,
+        settle=lambda: bookkeeper.flush(),
         fence=lock.check,
     )
     asked: set[int] = set()
 
     def look_around() -> None:
         lock.check()
-        if bookkeeper.hopeless and not searcher.draining:
-            stop_requests.order(paths)
-        searcher.draining = interruption.requested or bookkeeper.hopeless is not None
+        if bookkeeper.abort_reason and not searcher.stopping:
+            stop_requests.request_stop(paths)
+        searcher.stopping = interruption.requested or bookkeeper.abort_reason is not None
         end(wishes.trials, BY_THE_USER)
         over = stops.look()
-        searcher.holding = over is not None
+        searcher.paused = over is not None
         if over is not None:
-            bookkeeper.settle()
+            bookkeeper.flush()
             open_trials = [trial.number for trial in ledger.trials() if not trial.finished]
             end(open_trials, BY_THE_SWEEP + over.why)
-        if interruption.trials_left <= 0:
+        if interruption.trial_grace_remaining <= 0:
             raise _GraceExpired
 
     def end(numbers: Iterable[int], reason: str) -> None:
@@ -139,11 +139,11 @@ def tune_trials(
         ),
     )
     try:
-        with local_ray.bare_tune():
+        with local_ray.patch_tune():
             tuner.fit()
         lock.check()
-        bookkeeper.settle()
-        for number in sorted(searcher.left_behind()):
+        bookkeeper.flush()
+        for number in sorted(searcher.never_promoted()):
             bookkeeper.stop(number, None, live=False)
         bookkeeper.interrupt_live()  # who is paused continues when the sweep does
         stops.keep()
@@ -157,7 +157,7 @@ def tune_trials(
     finally:
         bookkeeper.close()
 
-    return bookkeeper.hopeless
+    return bookkeeper.abort_reason
 
 
 def _next_attempt(ray_directory: Path) -> int:

@@ -67,7 +67,7 @@ class WriteQueue(Generic[_T]):
         with self._news:
             self._raise()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Return once all is written, or raise what went wrong."""
         while True:
             with self._news:

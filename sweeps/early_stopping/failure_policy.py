@@ -119,7 +119,7 @@ class RepeatedFailureDetector:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._numbers: dict[tuple[str, str], list[int]] = {}
-        self.hopeless: RepeatedFailure | None = None
+        self.abort_reason: RepeatedFailure | None = None
 
     def failed(self, number: int, failure: Failure) -> None:
         """A trial failed."""
@@ -127,12 +127,12 @@ class RepeatedFailureDetector:
             return
         numbers = self._numbers.setdefault(failure.way, [])
         numbers.append(number)
-        if len(numbers) == self._limit and self.hopeless is None:
-            self.hopeless = RepeatedFailure(tuple(numbers), failure)
+        if len(numbers) == self._limit and self.abort_reason is None:
+            self.abort_reason = RepeatedFailure(tuple(numbers), failure)
 
     def stopped(self, number: int, failure: Failure) -> None:
         """A trial could not go on, and neither could any other."""
-        self.hopeless = self.hopeless or RepeatedFailure((number,), failure)
+        self.abort_reason = self.abort_reason or RepeatedFailure((number,), failure)
 
     def passed(self) -> None:
         """A trial got through: what failed before it is not wrong for all."""

@@ -72,14 +72,14 @@ class PausingRule(ABC):
     Attributes:
         rungs: Epochs at which a trial pauses, ascending.
         minimize: Whether less is better.
-        awaited: How many trials the sweep shall have.
+        num_trials: How many trials the sweep shall have.
     """
 
     rungs: tuple[int, ...]
     minimize: bool
-    awaited: int
+    num_trials: int
 
-    def until(self, epoch: int) -> int | None:
+    def pause_at_epoch(self, epoch: int) -> int | None:
         """Return the rung at which a trial pauses that goes on from an epoch; None: the end."""
         return next((rung for rung in self.rungs if rung > epoch), None)
 
@@ -100,7 +100,7 @@ class PausingRule(ABC):
         """
 
     @abstractmethod
-    def left_behind(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
+    def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
         """Return the trials that nothing can promote any more, while nobody works on any.
 
         Args:
@@ -151,7 +151,7 @@ class SuccessiveHalving(PausingRule):
         no rung may have enough for one to go on.
         """
         waiting = all(self.pauses_at(reports[number]) for number in unfinished)
-        if len(reports) < self.awaited or not waiting:
+        if len(reports) < self.num_trials or not waiting:
             return None
         if any(epoch >= self.epochs for epoch in last.values()):
             return None
@@ -167,9 +167,9 @@ class SuccessiveHalving(PausingRule):
                 return found[0]
         return None
 
-    def left_behind(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
+    def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
         over = (
-            len(reports) >= self.awaited
+            len(reports) >= self.num_trials
             and all(self.pauses_at(reports[number]) for number in unfinished)
             and self.next_promotion(reports, unfinished) is None
         )

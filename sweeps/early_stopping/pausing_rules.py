@@ -18,14 +18,14 @@ def make_pauses(spec: SweepSpec) -> PausingRule | None:
             return SuccessiveHalving(
                 rungs=rungs(early.grace_epochs, early.reduction, epochs),
                 minimize=minimize,
-                awaited=spec.trials,
+                num_trials=spec.trials,
                 reduction=early.reduction,
                 epochs=epochs,
             )
         case "pbt" | "pb2":
             every = range(early.interval_epochs, epochs, early.interval_epochs)
             return PopulationBasedTraining(
-                rungs=tuple(every), minimize=minimize, awaited=spec.trials
+                rungs=tuple(every), minimize=minimize, num_trials=spec.trials
             )
         case _:
             return None

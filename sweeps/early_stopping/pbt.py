@@ -33,20 +33,20 @@ class PopulationBasedTraining(PausingRule):
         self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
     ) -> int | None:
         """Return the member that goes on next, by number."""
-        if len(reports) < self.awaited:
+        if len(reports) < self.num_trials:
             return None
         last = {number: max(reports[number], default=0) for number in unfinished}
         behind = min(last.values(), default=0)
         waiting = [n for n in last if last[n] == behind and n not in live]
         return min(waiting) if waiting and behind in self.rungs else None
 
-    def left_behind(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
+    def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
         """Return nobody: each member is trained to the end."""
         del reports, unfinished
         return frozenset()
 
 
-def heirs(
+def select_exploits(
     values: Mapping[int, float], *, quantile: float, minimize: bool, seed: int
 ) -> dict[int, int]:
     """Return who goes on from whom: by member of the worst share, one of the best share.
@@ -70,7 +70,7 @@ def heirs(
     return {n: Random(derive_seed(seed, "donor", n)).choice(best) for n in worst if n not in best}
 
 
-def perturbed(
+def explore(
     params: Mapping[str, Any],
     space: SearchSpace,
     *,

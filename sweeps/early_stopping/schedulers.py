@@ -128,7 +128,7 @@ class MedianRule(FIFOScheduler):
         self._medians.note(trial.config["number"], result[TIME], result[OBJECTIVE])
 
 
-def make_judge(spec: SweepSpec) -> Judge:
+def make_verdict_fn(spec: SweepSpec) -> Judge:
     """Return what says which unfinished trials of a sweep the scheduler stops where they are.
 
     A driver may die between a report and carrying out the verdict on it; the verdict is then
@@ -139,7 +139,7 @@ def make_judge(spec: SweepSpec) -> Judge:
 
     def judge(reports: Reports, unfinished: Set[int]) -> frozenset[int]:
         if pauses is not None:
-            return pauses.left_behind(reports, unfinished)
+            return pauses.never_promoted(reports, unfinished)
         return stopped_trials(make_scheduler(early, epochs=epochs, mode=mode), reports, unfinished)
 
     return judge

@@ -35,11 +35,11 @@ class StopCriterionMet:
     """What of the spec it is."""
     why: str
     """What has happened, for people."""
-    go_on: tuple[str, ...]
+    continue_overrides: tuple[str, ...]
     """The changes to the spec, `KEY=VALUE` each, with which the sweep goes on; none: it cannot."""
 
 
-def fired(
+def active_stop_criterion(
     spec: SweepSpec, trials: Sequence[TrialSummary], seconds: float
 ) -> StopCriterionMet | None:
     """Return the stop that ends a sweep; None while it goes on, and where it had nothing to end.
@@ -56,9 +56,9 @@ def fired(
     if found is None or len(trials) < spec.trials:
         return found
     # All were begun, and who was stopped does not go on.
-    most = spec.most_trials(2 * len(trials))
-    more = (*found.go_on, f"trials={most}") if most > len(trials) else ()
-    return replace(found, go_on=more)
+    most = spec.max_trials(2 * len(trials))
+    more = (*found.continue_overrides, f"trials={most}") if most > len(trials) else ()
+    return replace(found, continue_overrides=more)
 
 
 def _watches(spec: SweepSpec) -> bool:
@@ -86,7 +86,9 @@ def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> StopCriterionMe
         return None
     # One with a reason was stopped by its user or by a stop: it was not tried.
     tried = [t for t in trials if t.state in ("complete", "pruned") and t.reason is None]
-    tried.sort(key=lambda trial: (trial.ended_as, trial.ended_at or datetime.min, trial.number))
+    tried.sort(
+        key=lambda trial: (trial.finish_order, trial.ended_at or datetime.min, trial.number)
+    )
 
     def is_flat(count: int) -> bool:
         before = _best(tried[:-count], minimize=minimize)
@@ -161,9 +163,12 @@ class StopMonitor:
         if _watches(self._spec) and self._num_ends != (ends := self._ends()):
             self._settle()
             self._num_ends, self._trials = ends, self._ledger.trials()
-        over = fired(self._spec, self._trials, self._seconds)
+        over = active_stop_criterion(self._spec, self._trials, self._seconds)
         # A driver that is killed leaves the time that was kept: the next one is to stop as well.
-        news = over is not None and fired(self._spec, self._trials, self._kept) is None
+        news = (
+            over is not None
+            and active_stop_criterion(self._spec, self._trials, self._kept) is None
+        )
         if news or self._seconds - self._kept >= _KEEP_EVERY:
             self.keep()
         return over

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sweeps.engine import local_ray
-from sweeps.engine.cluster_address import ClusterRefused, is_loopback, knock, locate
-from sweeps.engine.code_upload import CodePackage, pack
-from sweeps.engine.node_checks import survey
+from sweeps.engine.cluster_address import ClusterRefused, is_loopback, locate, tcp_probe
+from sweeps.engine.code_upload import CodePackage, package_code
+from sweeps.engine.node_checks import check_nodes
 from sweeps.engine.resources import Machine
 from sweeps.exit_codes import WRONG_INPUT
 from sweeps.results import messages
@@ -69,7 +69,7 @@ class Cluster:
             concurrency: How many trials may wait for an actor at once.
             lost: Called when the cluster is gone, with the reason, in whatever thread; leaves.
         """
-        local_ray.prepare_tune(concurrency)
+        local_ray.configure_tune(concurrency)
         over, once = threading.Event(), threading.Lock()
 
         def leave(cause: str) -> NoReturn:
@@ -83,7 +83,7 @@ class Cluster:
         try:
             yield
         except Exception:  # of any kind, when the head is gone; that it is gone is the reason
-            if (cause := self.fault()) is not None:
+            if (cause := self.health_error()) is not None:
                 leave(cause)
             raise
         finally:
@@ -91,9 +91,9 @@ class Cluster:
             over.set()
             watch.join()
 
-    def fault(self) -> str | None:
+    def health_error(self) -> str | None:
         """Why the cluster cannot be reached now; None if it can."""
-        if (cause := knock(self.address, _KNOCK_SECONDS)) is not None:
+        if (cause := tcp_probe(self.address, _KNOCK_SECONDS)) is not None:
             return f"its head at {self.address} does not answer ({cause})"
         try:
             with socket.socket(socket.AF_UNIX) as node:
@@ -109,7 +109,7 @@ class Cluster:
         Args:
             error: What Ray said of the actor's end.
         """
-        if self.fault() is not None:
+        if self.health_error() is not None:
             return True
         import ray
 
@@ -121,14 +121,14 @@ class Cluster:
         # The head takes a while to notice; whose port is closed has no node any more.
         return node is not None and (
             not node["Alive"]
-            or knock(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", _KNOCK_SECONDS)
+            or tcp_probe(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", _KNOCK_SECONDS)
             is not None
         )
 
     def _watch(self, over: threading.Event, leave: Callable[[str], NoReturn]) -> None:
         seen = time.monotonic()
         while not over.wait(_LOOK_EVERY):
-            cause = self.fault()
+            cause = self.health_error()
             if cause is None:
                 seen = time.monotonic()
             elif time.monotonic() - seen > _PATIENCE_SECONDS and not over.is_set():
@@ -142,7 +142,7 @@ def connected(
     modules: Iterable[str],
     *,
     store: str | None = None,
-    withhold: Iterable[str] = (),
+    hidden_env: Iterable[str] = (),
     tell: Callable[[str], None],
 ) -> Iterator[Cluster]:
     """Connect to a cluster and look at its nodes; nothing is created before both have worked.
@@ -155,7 +155,7 @@ def connected(
         modules: What trials import, by name; what of it lies in this directory travels.
         store: The prefix, `s3://...`, that every node must reach; None: checkpoints lie below
             the root.
-        withhold: Environment variables that workers get empty.
+        hidden_env: Environment variables that workers get empty.
         tell: Told in a sentence what stays here.
 
     Raises:
@@ -164,15 +164,15 @@ def connected(
     """
     address = locate(address)
     _configure(address)
-    luggage = pack(Path.cwd(), root, modules)
+    luggage = package_code(Path.cwd(), root, modules)
     if luggage is not None and (told := luggage.told()):
         tell(told)
     size = luggage.size if luggage is not None else 0
     with _at_most(_CONNECT_SECONDS + size / _BYTES_PER_SECOND, address):
-        raylet = _connect(address, luggage, withhold)
+        raylet = _connect(address, luggage, hidden_env)
     try:
         nodes = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
-        yield Cluster(address, tuple(survey(nodes, root, store)), raylet)
+        yield Cluster(address, tuple(check_nodes(nodes, root, store)), raylet)
     finally:
         disconnect()
 
@@ -194,7 +194,7 @@ def disconnect() -> None:
 
 def _configure(address: str) -> None:
     """Set the environment that Ray in this process reads; the cluster's own is its own."""
-    local_ray.settle()
+    local_ray.set_ray_env()
     os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # what it has to say is said in a sentence
     # Ray would end this process without a word when its node is gone and it has no living parent,
     # unless this process lives. Instead it raises an error.
@@ -203,18 +203,18 @@ def _configure(address: str) -> None:
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
 
 
-def _connect(address: str, luggage: CodePackage | None, withhold: Iterable[str]) -> str:
+def _connect(address: str, luggage: CodePackage | None, hidden_env: Iterable[str]) -> str:
     """Returns the socket of the node that we speak to it through."""
     import ray
 
     hashing = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}  # as here
-    environment: dict[str, Any] = {"env_vars": _WORKERS | hashing | dict.fromkeys(withhold, "")}
+    environment: dict[str, Any] = {"env_vars": _WORKERS | hashing | dict.fromkeys(hidden_env, "")}
     if luggage is not None:
         environment["working_dir"] = str(luggage.directory)
         environment["excludes"] = list(luggage.excludes)
     try:
         _greet(address)
-        with warnings.catch_warnings(), local_ray.own_signals():
+        with warnings.catch_warnings(), local_ray.preserve_signal_handlers():
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(
                 address=address,

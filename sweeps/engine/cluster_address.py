@@ -74,7 +74,7 @@ def locate(address: str) -> str:
                 f"Ray cluster; start it with `ray start`, or write its address; {_RULE}"
             )
         (address,) = heads
-    if (cause := knock(address)) is not None:
+    if (cause := tcp_probe(address)) is not None:
         raise ClusterRefused(
             f"nobody answers at {address} ({cause}); {_RULE}, and it must be reachable from here; "
             "look with `ray status` on the head, or correct the address"
@@ -89,7 +89,7 @@ def locate(address: str) -> str:
     return address
 
 
-def knock(address: str, seconds: float = _KNOCK_SECONDS) -> str | None:
+def tcp_probe(address: str, seconds: float = _KNOCK_SECONDS) -> str | None:
     """Return why nobody can be reached at `HOST:PORT`, None if somebody listens."""
     host, _, port = address.rpartition(":")
     try:

@@ -55,7 +55,7 @@ class CodePackage:
         )
 
 
-def pack(directory: Path, root: Path, modules: Iterable[str]) -> CodePackage | None:
+def package_code(directory: Path, root: Path, modules: Iterable[str]) -> CodePackage | None:
     """Choose what travels.
 
     Args:

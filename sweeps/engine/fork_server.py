@@ -76,19 +76,19 @@ def exit_code(pid: int, patience: float) -> int | None:
 
 
 @contextmanager
-def serving(threads: int, withhold: Iterable[str] = ()) -> Iterator[None]:
+def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
     """A fork server for as long as the context is open, if this system has what it takes; Ray
     finds it in the environment.
 
     Args:
         threads: Of each worker's numerical libraries, which settle that when they are loaded.
-        withhold: Environment variables that no worker may find anywhere.
+        hidden_env: Environment variables that no worker may find anywhere.
     """
     # Everybody may read the name of a socket, and its secret nowhere.
     address, server = f"gradsweep-{secrets.token_hex(16)}:{secrets.token_hex(16)}", None
     if sys.platform == "linux":  # no other one ends a process with its parent
         with contextlib.suppress(OSError):  # a sandbox may forbid it
-            server = _start(address, threads, withhold)
+            server = _start(address, threads, hidden_env)
     if server is None:
         yield
         return
@@ -114,9 +114,9 @@ def _forget_ends() -> None:
     _exit_codes.clear()
 
 
-def _start(address: str, threads: int, withhold: Iterable[str]) -> subprocess.Popen[bytes]:
+def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.Popen[bytes]:
     # What a process was started with stays to be read for as long as it lives.
-    kept = {key: value for key, value in os.environ.items() if key not in set(withhold)}
+    kept = {key: value for key, value in os.environ.items() if key not in set(hidden_env)}
     global _ends
     # It listens before there is anybody: who asks meanwhile waits, as for imports of its own.
     with (

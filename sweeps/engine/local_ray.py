@@ -21,8 +21,8 @@ from sweeps.engine.process_cleanup import (
     claim_scratch,
     end_orphans,
     kill_children,
-    mark_children,
     scratch_directory,
+    tag_child_processes,
 )
 from sweeps.engine.resources import Machine
 from sweeps.engine.signals import Interruption
@@ -56,7 +56,7 @@ class NoRay(OSError):
     """Ray could not be started."""
 
 
-def settle() -> None:
+def set_ray_env() -> None:
     """Set the environment that Ray and Tune read in this process, wherever trials run."""
     os.environ.update(_SETTINGS)
 
@@ -67,11 +67,11 @@ def configure(token: str) -> None:
     Args:
         token: The driver's token, by which its processes are found again.
     """
-    settle()
+    set_ray_env()
     # Ray takes orders from who knows this; its own would lie in a file that others may read. One
     # for the process, because Ray keeps the first that it has seen.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    mark_children(token)
+    tag_child_processes(token)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def running(
     *,
     concurrency: int,
     interruption: Interruption,
-    withhold: Iterable[str] = (),
+    hidden_env: Iterable[str] = (),
 ) -> Iterator[None]:
     """A local Ray for as long as the context is open; a signal while it starts is heard.
 
@@ -89,23 +89,25 @@ def running(
     """
     ours = True
     try:
-        ours = start(token, machine, concurrency=concurrency, withhold=withhold)
+        ours = start(token, machine, concurrency=concurrency, hidden_env=hidden_env)
         yield
     finally:
-        if ours and interruption.trials_left <= 0:
+        if ours and interruption.trial_grace_remaining <= 0:
             kill_children(token)  # politeness takes seconds that are no longer there
         if ours:
             stop(token)
 
 
-def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[str] = ()) -> bool:
+def start(
+    token: str, machine: Machine, *, concurrency: int, hidden_env: Iterable[str] = ()
+) -> bool:
     """Start a local Ray, unless this process has one already.
 
     Args:
         token: The driver's token.
         machine: What Ray may use.
         concurrency: How many trials may wait for an actor at once.
-        withhold: Environment variables that workers get empty.
+        hidden_env: Environment variables that workers get empty.
 
     Returns:
         Whether it was started here, and so is ours to stop.
@@ -113,7 +115,7 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
     Raises:
         NoRay: It did not come up.
     """
-    prepare_tune(concurrency)
+    configure_tune(concurrency)
     import ray
 
     if ray.is_initialized():
@@ -124,7 +126,7 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
         if found := shortages():
             raise NoRay(f"Ray could not be started: {'; '.join(found)}") from error
         raise
-    withheld = {name: "" for name in withhold if name in os.environ}
+    withheld = {name: "" for name in hidden_env if name in os.environ}
     options: dict[str, Any] = {
         "address": "local",  # whatever RAY_ADDRESS says
         "num_cpus": machine.cpus,
@@ -138,7 +140,7 @@ def start(token: str, machine: Machine, *, concurrency: int, withhold: Iterable[
         "_temp_dir": str(scratch_directory(token) / "ray"),
         "_node_ip_address": "127.0.0.1",  # see `sweeps/__init__.py`
     }
-    with warnings.catch_warnings(), own_signals(), _bare_node():
+    with warnings.catch_warnings(), preserve_signal_handlers(), patch_ray_node():
         warnings.simplefilter("ignore", FutureWarning)
         try:
             # A worker finds a user's task module by itself, see `trainable.task_import`.
@@ -170,7 +172,7 @@ def _job() -> Any:
 
 
 @contextmanager
-def own_signals() -> Iterator[None]:
+def preserve_signal_handlers() -> Iterator[None]:
     """Keep this process' answer to SIGTERM while Ray starts. Ray's own in Python raises SystemExit
     wherever the process just is, also where Python can only print and forget it; the one below, in
     its library, calls ours, and aborts the process three seconds later. What Ray starts does not
@@ -196,7 +198,7 @@ def own_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _bare_node() -> Iterator[None]:
+def patch_ray_node() -> Iterator[None]:
     """Leave out what Ray starts with a node of its own and nobody here asks, for which it has no
     option: an API server, whose start it waits for, two processes that watch its logs and a
     cluster that could grow, and what the node's agent would tell a dashboard. Its workers are
@@ -220,7 +222,7 @@ def _bare_node() -> Iterator[None]:
 
 
 @contextmanager
-def bare_tune() -> Iterator[None]:
+def patch_tune() -> Iterator[None]:
     """Leave out what Tune does for nobody here: to write down its state, which holds all trials,
     each time that one of them saves, for it keeps each trial's newest pointer only; and to count
     which of its callbacks are used, for statistics that are off, for which it imports MLflow.
@@ -307,7 +309,7 @@ def _replaced(module: Any, name: str, instead: Any) -> Iterator[None]:
         setattr(module, name, theirs)
 
 
-def prepare_tune(concurrency: int) -> None:
+def configure_tune(concurrency: int) -> None:
     """Set what Tune reads when a session begins.
 
     Args:

@@ -33,7 +33,7 @@ _DISTRIBUTION = "gradsweep"
 _OURS = "driver"
 
 
-def survey(
+def check_nodes(
     nodes: Mapping[str, Mapping[str, Any]], root: Path, store: str | None = None
 ) -> list[Machine]:
     """Look at every node on which a trial may run.

@@ -42,12 +42,12 @@ def scratch_directory(token: str) -> Path:
     return _PLACE / f"{_PREFIX}{token[:_DIGITS]}"
 
 
-def mark_children(token: str) -> None:
+def tag_child_processes(token: str) -> None:
     """Mark every process that this one starts from now on."""
     os.environ[TOKEN_VARIABLE] = token
 
 
-def unmarked_environment() -> dict[str, str]:
+def untagged_env() -> dict[str, str]:
     """Return the environment of a process that outlives the driver's Ray, with which all that is
     marked is ended.
     """
@@ -111,7 +111,7 @@ def _is_ours(directory: Path) -> bool:
         return False
 
 
-def clean_up_after_the_dead(*known: str) -> tuple[int, int]:
+def clean_up_dead_drivers(*known: str) -> tuple[int, int]:
     """End what dead drivers left running, of whatever sweep, and remove their files.
 
     Args:

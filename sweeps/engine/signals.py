@@ -34,7 +34,7 @@ class ExitRequested(BaseException):
 
 
 @contextmanager
-def leaving() -> Iterator[None]:
+def exit_on_signal() -> Iterator[None]:
     """Raise `ExitRequested` at the first signal, while nothing runs that needs draining."""
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -130,7 +130,7 @@ class Interruption:
         return self._since + self._grace - time.monotonic() if self.requested else float("inf")
 
     @property
-    def trials_left(self) -> float:
+    def trial_grace_remaining(self) -> float:
         """Seconds that trials have: a fifth of the grace period, at most 5 s, is left for what
         comes after them.
         """

@@ -152,7 +152,7 @@ class TaskInspector:
             configs.append(largest_config(spec))
         self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
 
-    def give_up(self) -> None:
+    def terminate(self) -> None:
         """End the child, whether or not it has answered, and what it has started."""
         if not self._complaints.closed:  # the number of its group is then nobody's or another's
             with self._complaints, self._child, contextlib.suppress(ProcessLookupError):
@@ -201,7 +201,7 @@ class TaskInspector:
             self._complaints.seek(0)
             return printed, self._complaints.read()
         finally:
-            self.give_up()
+            self.terminate()
 
 
 def longest_warmup(spec: SweepSpec) -> TrialConfig:
@@ -211,8 +211,8 @@ def longest_warmup(spec: SweepSpec) -> TrialConfig:
     space = spec.search_space()
 
     def value(key: str, distribution: Distribution) -> Any:
-        probes = [probe for _, probe in distribution.probes()]
-        return max(probes) if key == "train.schedule.warmup" else probes[0]
+        boundary_values = [probe for _, probe in distribution.boundary_values()]
+        return max(boundary_values) if key == "train.schedule.warmup" else boundary_values[0]
 
     point = space.point(value)
     try:
@@ -234,7 +234,9 @@ def largest_config(spec: SweepSpec) -> TrialConfig:
     """
 
     def heaviest(key: str, distribution: Distribution) -> Any:
-        return max((value for _, value in distribution.probes()), key=partial(_weight, key))
+        return max(
+            (value for _, value in distribution.boundary_values()), key=partial(_weight, key)
+        )
 
     try:
         return spec.trial_config(0, spec.search_space().point(heaviest))

@@ -79,7 +79,9 @@ def insert_trial(session: Session, study_id: int, template: FrozenTrial) -> Froz
         name: template.distributions[name].to_external_repr(value)
         for name, value in params.items()
     }
-    trial.system_attrs = {key: as_read(value) for key, value in template.system_attrs.items()}
+    trial.system_attrs = {
+        key: json_roundtrip(value) for key, value in template.system_attrs.items()
+    }
     return trial
 
 
@@ -147,7 +149,7 @@ def end_trial(
     return ended
 
 
-def as_read(value: Any) -> Any:
+def json_roundtrip(value: Any) -> Any:
     """Return an attribute as it is read: a tuple is a list, for example."""
     return json.loads(json.dumps(value))
 

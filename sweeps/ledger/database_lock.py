@@ -69,7 +69,7 @@ class DatabaseLock:
             SweepHeld: Another driver holds it.
             LedgerError: The database cannot be used.
         """
-        with self._place.making_tables() as rows:
+        with self._place.schema_lock() as rows:
             rows.execute(_TABLE)
         with self._place.clear_errors():
             self._connect()
@@ -94,7 +94,7 @@ class DatabaseLock:
         if now - self._asked < _LOOK_EVERY:
             return
         with self._place.clear_errors():
-            mine = self._place.patiently(self._is_mine, before_again=self._disconnect)
+            mine = self._place.retry_transient(self._is_mine, before_again=self._disconnect)
         if not mine:
             raise self._place.lost()
         self._asked = now

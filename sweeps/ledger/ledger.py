@@ -116,7 +116,7 @@ def _at_once(
 
     @functools.wraps(method)
     def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return self.at_once(lambda: method(self, *args, **kwargs))
+        return self.transaction(lambda: method(self, *args, **kwargs))
 
     return wrapped
 
@@ -207,7 +207,7 @@ class Ledger:
                     raise
                 raise place.damaged(f"{type(error).__name__}: {error}") from error
 
-    def at_once(self, work: Callable[[], _T]) -> _T:
+    def transaction(self, work: Callable[[], _T]) -> _T:
         """Store all that is stored within, or nothing of it; the disk is waited for once.
 
         Args:
@@ -257,7 +257,7 @@ class Ledger:
         return int(self._study.user_attrs.get("concluded", 0))
 
     @_at_once
-    def conclude(self) -> None:
+    def mark_published(self) -> None:
         """Note that everything about the trials so far has been handed to tracking."""
         self._study.set_user_attr("concluded", len(self.trials()))
 
@@ -391,7 +391,7 @@ class Ledger:
             self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
 
     @_at_once
-    def note(self, number: int, key: str, value: Any) -> None:
+    def set_attr(self, number: int, key: str, value: Any) -> None:
         """Keep something about a trial that is neither a parameter nor a result."""
         self._storage.set_trial_user_attr(self._id(number), key, value)
 

@@ -61,7 +61,7 @@ class LedgerLocation(Protocol):
     def damaged(self, reason: str) -> LedgerError:
         """Return the error about a ledger that cannot be read."""
 
-    def refuse_new(self) -> None:
+    def check_available(self) -> None:
         """Make sure that a sweep may be begun here; nothing is changed.
 
         Raises:
@@ -69,7 +69,7 @@ class LedgerLocation(Protocol):
             SweepHeld: A driver runs one of that name, on whatever host.
         """
 
-    def remove_unborn(self, spec: Path) -> None:
+    def remove_incomplete(self, spec: Path) -> None:
         """Remove what a driver left that died before the sweep existed; never a ledger of trials.
 
         Args:
@@ -94,7 +94,7 @@ class StorageMoved(ValueError):
     """A sweep was to go on with its ledger or its checkpoints elsewhere."""
 
 
-def place_of(paths: SweepPaths, spec: SweepSpec) -> LedgerLocation:
+def ledger_location(paths: SweepPaths, spec: SweepSpec) -> LedgerLocation:
     """Return the place of a sweep's ledger."""
     if spec.storage.ledger is None:
         return LedgerFile(paths.ledger)

@@ -197,7 +197,7 @@ class LedgerDatabase:
             counting = "SELECT COUNT(*) FROM trials WHERE study_id = :study"
             return int(one(db.execute(counting, {"study": study})))
 
-    def refuse_new(self) -> None:
+    def check_available(self) -> None:
         """Make sure that a sweep may be begun here; nothing is changed.
 
         Raises:
@@ -219,7 +219,7 @@ class LedgerDatabase:
             # Else there is none, or a driver was killed that made them: opening makes the rest.
         self._refuse_another()
 
-    def remove_unborn(self, spec: Path) -> None:
+    def remove_incomplete(self, spec: Path) -> None:
         """Remove what a driver of this directory left that died before the sweep existed.
 
         Raises:
@@ -292,7 +292,7 @@ class LedgerDatabase:
         by = f" by {taker.describe()}" if taker else ""
         return LockLost(f"the ledger {self} was taken over{by} from this driver", self.directory)
 
-    def fell_back(self, count: int) -> LedgerError:
+    def lost_commits_error(self, count: int) -> LedgerError:
         """Return the error about a database that lacks transactions which it had committed."""
         return LedgerRefused(
             f"the ledger {self} has lost {count} of the transactions that this driver had "
@@ -302,7 +302,7 @@ class LedgerDatabase:
         )
 
     @contextlib.contextmanager
-    def making_tables(self) -> Iterator[Rows]:
+    def schema_lock(self) -> Iterator[Rows]:
         """Be the only one who makes tables in the database."""
         with self.clear_errors(), contextlib.closing(self.connect()) as connection:
             connection.autocommit = True
@@ -310,7 +310,7 @@ class LedgerDatabase:
             rows.execute("SELECT pg_advisory_lock(:key)", {"key": _MAKING_TABLES})
             yield rows
 
-    def patiently(self, do: Callable[[], _T], *, before_again: Callable[[], None]) -> _T:
+    def retry_transient(self, do: Callable[[], _T], *, before_again: Callable[[], None]) -> _T:
         """Do something again and again for as long as the database is away, within bounds.
 
         Args:

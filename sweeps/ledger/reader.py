@@ -81,7 +81,7 @@ class TrialSummary:
     checkpoint, the best one."""
     ended_at: datetime | None = None
     """When its end was told."""
-    ended_as: int = 0
+    finish_order: int = 0
     """Which end among the sweep's that was, from 1; 0 where an earlier version told it."""
     attempts: int = 0
     reason: str | None = None
@@ -221,7 +221,7 @@ def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str,
         "best_epoch": progress.get("best_epoch"),
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "accumulation": attributes.get(ACCUMULATION),
-        "ended_as": attributes.get(ENDED, 0),
+        "finish_order": attributes.get(ENDED, 0),
     }
 
 

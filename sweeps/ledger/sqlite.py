@@ -93,10 +93,10 @@ class LedgerFile:
                 return None
             return int(db.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
 
-    def refuse_new(self) -> None:
+    def check_available(self) -> None:
         """Nothing: it lies in the sweep's directory, and is looked at with that."""
 
-    def remove_unborn(self, spec: Path) -> None:
+    def remove_incomplete(self, spec: Path) -> None:
         """Remove what a driver left that died before the sweep existed; never a ledger of trials.
 
         Raises:

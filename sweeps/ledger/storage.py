@@ -22,10 +22,10 @@ from sqlalchemy.orm import Session
 
 from sweeps.ledger import sqlite as ledger_file
 from sweeps.ledger.bulk_writes import (
-    as_read,
     end_trial,
     insert_report,
     insert_trial,
+    json_roundtrip,
     set_user_attribute,
 )
 from sweeps.ledger.location import LedgerLocation
@@ -49,7 +49,7 @@ class _DurableConnection(sqlite3.Connection):
         self._at_once = False
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Store all that is committed within, or nothing."""
         self.execute("BEGIN IMMEDIATE")
         self.execute("SAVEPOINT part")
@@ -164,7 +164,7 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
         with self._session() as session:
             set_user_attribute(session, trial_id, key, value)
         changed = self._open[trial_id] = copy.copy(known)
-        changed.user_attrs = {**known.user_attrs, key: as_read(value)}
+        changed.user_attrs = {**known.user_attrs, key: json_roundtrip(value)}
 
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
@@ -249,7 +249,7 @@ class _FileStorage(EditableRDBStorage):
     def _transact(self, work: Callable[[], _T]) -> _T:
         with contextlib.closing(self.engine.raw_connection()) as pooled:
             connection: Any = pooled.driver_connection  # which the pool hands out next
-        with connection.at_once():
+        with connection.transaction():
             return work()
 
 
@@ -265,19 +265,19 @@ class _DatabaseStorage(EditableRDBStorage):
     def __init__(self, place: LedgerDatabase) -> None:
         self._place = place
         self._within = False
-        with place.making_tables():
+        with place.schema_lock():
             super().__init__("postgresql+psycopg2://", {"creator": place.connect})
 
     def look(self, work: Callable[[], _T]) -> _T:
         if self._within:
             return work()
-        return self._place.patiently(work, before_again=self.engine.dispose)
+        return self._place.retry_transient(work, before_again=self.engine.dispose)
 
     def _transact(self, work: Callable[[], _T]) -> _T:
         assert not self._within, "one transaction is not part of another"
         results: list[_T] = []
         try:
-            result = self._place.patiently(
+            result = self._place.retry_transient(
                 lambda: self._try(work, results), before_again=self._begin_anew
             )
         except LedgerRefused:  # what the database has lost it lacks the next time, too
@@ -307,7 +307,7 @@ class _DatabaseStorage(EditableRDBStorage):
                 transaction.rollback()  # of this count: the last try was committed
                 return results[-1]
             if count <= self._place.written:
-                raise self._place.fell_back(self._place.written + 1 - count)
+                raise self._place.lost_commits_error(self._place.written + 1 - count)
             with self._within_one(connection):
                 results.append(work())
         return results[-1]

@@ -18,7 +18,7 @@ from sweeps.config.logged_params import flatten
 from sweeps.config.revisions import read_spec
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.spec import SpecError, SweepSpec
-from sweeps.ledger.location import place_of
+from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader, TrialSummary
 from sweeps.paths import SweepPaths
 
@@ -71,7 +71,7 @@ class WarmStart:
         )
 
 
-def take_along(root: Path, spec: SweepSpec) -> WarmStart:
+def collect_warm_start(root: Path, spec: SweepSpec) -> WarmStart:
     """Read what the sweeps that `search.warm_start` names can teach.
 
     Raises:
@@ -103,7 +103,7 @@ def _read(paths: SweepPaths, spec: SweepSpec, place: int) -> tuple[list[PriorTri
                 f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; results of "
                 "another kind teach nothing; leave it out of search.warm_start",
             )
-    view, space = LedgerReader(place_of(paths, other)), spec.search_space()
+    view, space = LedgerReader(ledger_location(paths, other)), spec.search_space()
     reports = view.reports()
     taken: list[PriorTrial] = []
     left: Counter[str] = Counter()
@@ -134,7 +134,7 @@ def _take(
         except SpecError:
             return "not of its spec any more"
         values = dict(flatten(config.model_dump())) | values
-    point = space.restated(values)
+    point = space.project(values)
     if point is None:
         return "outside the space"
     if trial.state == "complete":

@@ -19,7 +19,7 @@ from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing.model_card import FILE_NAME, model_card
 from sweeps.recording.tags import attempt_tags
-from sweeps.recording.trial_config import trained_with
+from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from trainable.errors import StorageError
 from trainable.export import AWAY
@@ -47,7 +47,7 @@ def export_best(view: SweepStatus, directory: Path, trial: int | None = None) ->
         NoChoice: Several are, and none of them was chosen.
         FileExistsError: The directory holds files already.
     """
-    record = view.chosen(trial)
+    record = view.select_trial(trial)
     if directory.exists() and any(directory.iterdir()):
         raise FileExistsError(
             f"{directory} is not empty; an export overwrites nothing; name a new directory"
@@ -107,7 +107,7 @@ def export_trial(
         raise StorageError(_reason(child)) if later else NoBest(_reason(child))
     config.write_bytes(resolved)
     card = directory / FILE_NAME
-    known = trained_with(paths, spec, record)
+    known = load_trial_config(paths, spec, record)
     held = child.stdout.splitlines()
     text = model_card(spec, record, known, generation, provenance, ended, held)
     card.write_text(text, encoding="utf-8")

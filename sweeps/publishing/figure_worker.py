@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.spec import SweepSpec
-from sweeps.engine.process_cleanup import unmarked_environment
+from sweeps.engine.process_cleanup import untagged_env
 from sweeps.engine.resources import usable_cpus
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import LedgerError, SweepPaths
-from sweeps.recording.trial_config import trained_with
+from sweeps.recording.trial_config import load_trial_config
 from sweeps.sweep_lock import LockLost
 from tracking.idle_process import start_behind
 from tracking.recorder import Recorder
@@ -107,7 +107,7 @@ class FigureWorkerPool:
         """For how many seconds it has been open."""
         return time.monotonic() - self._opened
 
-    def hurry(self, ranked: Sequence[int] = ()) -> None:
+    def flush_now(self, ranked: Sequence[int] = ()) -> None:
         """No more will be added: draw on every CPU, and in the order in which they matter."""
         with self._news:
             self._ranked = ranked
@@ -131,7 +131,7 @@ class FigureWorkerPool:
         """
         started = time.monotonic()
         first = ranked[0] if ranked else None
-        self.hurry(ranked)
+        self.flush_now(ranked)
         with self._news:
             self._news.wait_for(
                 lambda: first is None or first not in self._waiting.keys() | self._drawing,
@@ -215,7 +215,7 @@ class FigureWorkerPool:
 
     def _draw(self, record: TrialSummary, artist: _Artist) -> None:
         figures = _figures(self._paths, record.number)
-        config = trained_with(self._paths, self._spec, record)
+        config = load_trial_config(self._paths, self._spec, record)
         aside = figures.with_name(f".{_DIRECTORY}")
         shutil.rmtree(aside, ignore_errors=True)  # of a driver that died
         try:
@@ -259,7 +259,7 @@ class _Artist:
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close()
         self._process = start_behind(
             [sys.executable, "-P", "-m", "trainable.figures"],
-            unmarked_environment(),  # it outlives the driver's Ray
+            untagged_env(),  # it outlives the driver's Ray
             stderr=self._complaints,
         )
 

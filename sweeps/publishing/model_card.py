@@ -107,10 +107,10 @@ def model_card(
 
 def _lineage(record: TrialSummary) -> list[str]:
     """Say how it came about when it did not train with these parameters from the beginning."""
-    at_best = [one for one in record.lineage if one.epoch < (record.best_epoch or 0)]
-    if not at_best:
+    metrics_at_best = [one for one in record.lineage if one.epoch < (record.best_epoch or 0)]
+    if not metrics_at_best:
         return []
-    steps = ", ".join(f"trial {one.donor}'s after epoch {one.epoch}" for one in at_best)
+    steps = ", ".join(f"trial {one.donor}'s after epoch {one.epoch}" for one in metrics_at_best)
     return [f"With these it came to its value; it went on from other weights: {steps}.", ""]
 
 
@@ -132,9 +132,9 @@ def _rank(spec: SweepSpec, ended: int) -> str:
     if ended < spec.trials:
         among = f"the {ended} trials that had ended, of {among}"
     if len(spec.metrics) == 1:
-        return f"The best of {among}, by the {spec.aim}."
+        return f"The best of {among}, by the {spec.objective_description}."
     return (
-        f"On the Pareto front of {among}, by the {spec.aim}: no other "
+        f"On the Pareto front of {among}, by the {spec.objective_description}: no other "
         "trial is as good in all of them and better in one."
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sweeps.checkpoint_locations import best_generation
 from sweeps.paths import SweepPaths
-from sweeps.recording.trial_config import trained_with
+from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from sweeps.store_access import reach_tracking
 from tracking.registry import NotRegistered, register_model
@@ -53,7 +53,7 @@ def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) 
             f"the run of sweep '{view.paths.name}' is not at the tracking store yet, and a model "
             f"belongs to a run; deliver it with: {view.paths.command('sync')}"
         )
-    config = TrialConfig.model_validate(trained_with(view.paths, view.spec, record))
+    config = TrialConfig.model_validate(load_trial_config(view.paths, view.spec, record))
     with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints
         built, inputs = load_model(config, generation.address, pickled=pickled)
         return register_model(

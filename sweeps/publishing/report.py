@@ -167,7 +167,8 @@ def _summary(sweep: SweepData) -> list[str]:
         over = f"{longest} epochs at most (the budget is {budget})"
     lines = [
         f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {told or 'none yet'}",
-        f"{spec.aim} over {over}; sampler {spec.search.sampler}; early stopping {early}",
+        f"{spec.objective_description} over {over}; sampler {spec.search.sampler}; "
+        f"early stopping {early}",
     ]
     for best in sweep.view.ledger.front():
         result = format_result(spec.metrics, best.result)

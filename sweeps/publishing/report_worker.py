@@ -78,7 +78,7 @@ class ReportWorker:
 
 
 def _start() -> subprocess.Popen[str] | None:
-    from sweeps.engine.process_cleanup import unmarked_environment
+    from sweeps.engine.process_cleanup import untagged_env
 
     with contextlib.suppress(OSError):  # there will be another try when the report is wanted
         return subprocess.Popen(
@@ -88,7 +88,7 @@ def _start() -> subprocess.Popen[str] | None:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=unmarked_environment(),  # it outlives the driver's Ray
+            env=untagged_env(),  # it outlives the driver's Ray
             process_group=0,  # Ctrl-C at the terminal is for the caller
         )
     return None

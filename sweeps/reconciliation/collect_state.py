@@ -15,14 +15,14 @@ from sweeps.early_stopping.halving import Judge
 from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.reconcile import STATUSES, SavedReport, SweepState, TrialState
-from sweeps.recording.downsampling import recorded
+from sweeps.recording.downsampling import thin_rows
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged
 from trainable.metrics_file import Row, read_logged, read_rows
 
 
-def gather(
+def read_sweep_state(
     paths: SweepPaths,
     spec: SweepSpec,
     records: Sequence[TrialRecord],
@@ -47,7 +47,7 @@ def gather(
         StorageError: The object store that has its checkpoints cannot be reached.
     """
     delivered = read_outbox(paths.outbox)
-    trials = [trial_facts(paths, spec, record, delivered) for record in records]
+    trials = [trial_state(paths, spec, record, delivered) for record in records]
     if judge is not None:
         trials = _judged(trials, judge, paths, spec)
     known = {paths.trial(record.number).name for record in records}
@@ -58,13 +58,13 @@ def gather(
         metric=spec.metrics[0],
         parameters=frozenset(spec.search_space().unconditional()),
         strangers=sorted(entry.name for entry in found if entry.name not in known),
-        awaited=spec.trials,
+        num_awaited=spec.trials,
         stop=stop,
         live=live,
     )
 
 
-def trial_facts(
+def trial_state(
     paths: SweepPaths, spec: SweepSpec, record: TrialRecord, delivered: DeliveryStatus
 ) -> TrialState:
     """Read the facts of one trial.
@@ -75,10 +75,10 @@ def trial_facts(
     """
     number, told = record.number, delivered.told.get(record.number)
     directory = paths.trial(number)
-    left_open = trial_files(paths, spec, number).has_writer()
+    stale_writer = trial_files(paths, spec, number).has_writer()
     if record.finished and told == STATUSES[record.state]:
         # Both know its end, and rows are queued before it.
-        return TrialState(record, told=told, left_open=left_open)
+        return TrialState(record, tracked_status=told, stale_writer=stale_writer)
     rows = read_rows(directory)
     curve = _curve(rows, spec)
     if not record.finished:
@@ -91,21 +91,21 @@ def trial_facts(
     kept = rows if record.finished else [row for row in rows if row.step <= last]
     logged = (
         *(row for at, row in read_logged(directory) if record.finished or at <= last),
-        *recorded(kept, spec.tracking.every, ended=record.finished),
+        *thin_rows(kept, spec.tracking.every, ended=record.finished),
     )
     return TrialState(
         record,
         curve,
-        begun=(directory / TRIAL_CONFIG).exists() or bool(rows),
+        started=(directory / TRIAL_CONFIG).exists() or bool(rows),
         trained=bool(curve)
         and not record.finished
         and curve[-1].epoch >= spec.budget.epochs
         and _is_sound(trial_store(paths, spec, number), spec.budget.epochs),
-        went_on=len(kept) < len(rows),
-        told=told,
+        trained_past_report=len(kept) < len(rows),
+        tracked_status=told,
         rows=logged,
         unlogged=delivered.lacks(number, logged),
-        left_open=left_open,
+        stale_writer=stale_writer,
     )
 
 

@@ -44,21 +44,21 @@ class TrialState:
     """The ledger's."""
     curve: tuple[SavedReport, ...] = ()
     """The store's."""
-    begun: bool = False
+    started: bool = False
     """A driver has written down with what it trains: the last thing before a worker is told."""
     trained: bool = False
     """The store has the last epoch, and a sound checkpoint of it."""
     stopped: bool = False
     """The scheduler stops it at its last report."""
-    went_on: bool = False
+    trained_past_report: bool = False
     """The store has steps after the last report: the verdict on it was to go on."""
-    told: str | None = None
+    tracked_status: str | None = None
     """The status that tracking was told last; None: it was never told of the trial."""
     rows: tuple[Row, ...] = ()
     """The store's rows that tracking must have: those up to the last report, or to the end."""
     unlogged: bool = False
     """Tracking was never given some of them."""
-    left_open: bool = False
+    stale_writer: bool = False
     """A worker was killed before it closed the store's checkpoints."""
 
 
@@ -73,7 +73,7 @@ class SweepState:
     """What every trial has a value of."""
     strangers: Sequence[str] = field(default=())
     """Directories below `trials/` that belong to no trial of the ledger."""
-    awaited: int = 0
+    num_awaited: int = 0
     """How many trials the sweep shall have."""
     stop: str | None = None
     """Why the sweep is over although trials have no end; None while it is not."""
@@ -228,7 +228,7 @@ def reconcile(facts: SweepState) -> list[Correction]:
     numbers = [trial.record.number for trial in facts.trials]
     if missing := tuple(n for n in range(max(numbers, default=-1)) if n not in set(numbers)):
         return [MissingTrials(missing)]
-    coming = {f"{number:04d}" for number in range(len(numbers), facts.awaited)}
+    coming = {f"{number:04d}" for number in range(len(numbers), facts.num_awaited)}
     found: list[Correction] = [UnknownDirectory(name, name in coming) for name in facts.strangers]
     if not facts.live:
         for trial in facts.trials:
@@ -236,7 +236,7 @@ def reconcile(facts: SweepState) -> list[Correction]:
     return found
 
 
-def untold(
+def tracking_gaps(
     facts: SweepState,
 ) -> Iterator[MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun]:
     """Yield what can be put right in tracking alone, by one who does not run the sweep.
@@ -247,7 +247,7 @@ def untold(
         for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, facts):
             if isinstance(wrong, MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun):
                 yield wrong
-            elif isinstance(wrong, UnrecordedEnd) and trial.told in (None, "RUNNING"):
+            elif isinstance(wrong, UnrecordedEnd) and trial.tracked_status in (None, "RUNNING"):
                 yield OrphanedRun(wrong.number, _last_ms(trial))
 
 
@@ -268,7 +268,7 @@ def end_of_training(reports: Mapping[int, float], metric: str) -> tuple[Ending, 
     return "failed", f"{failure.kind}: {failure}"
 
 
-def missed(trial: TrialState) -> Iterator[MissingReport | MissingMetrics]:
+def unreported(trial: TrialState) -> Iterator[MissingReport | MissingMetrics]:
     """Yield what a trial's worker had stored and could not tell any more when it died."""
     number, known = trial.record.number, trial.record.reports
     yield from (
@@ -279,21 +279,21 @@ def missed(trial: TrialState) -> Iterator[MissingReport | MissingMetrics]:
 
 
 def _of_open(trial: TrialState, facts: SweepState) -> Iterator[Correction]:
-    number, is_untold = trial.record.number, trial.told is None
+    number, is_untold = trial.record.number, trial.tracked_status is None
     if trial.record.attempts == 0:
-        if trial.begun:  # with the parameters that it has, whatever the space is now
+        if trial.started:  # with the parameters that it has, whatever the space is now
             yield UncountedAttempt(number)
         elif not trial.record.params.keys() >= facts.parameters:
             yield MissingParams(number)
     ending, reason = _ending(trial, facts)
     if is_untold and (trial.unlogged or ending):
         yield MissingRun(number, _first_ms(trial))
-    yield from missed(trial)
+    yield from unreported(trial)
     if ending:
-        if trial.left_open:
+        if trial.stale_writer:
             yield StaleWriter(number)
         yield UnrecordedEnd(number, ending, reason)
-    elif trial.told == "RUNNING" or (is_untold and trial.unlogged):
+    elif trial.tracked_status == "RUNNING" or (is_untold and trial.unlogged):
         yield OrphanedRun(number, _last_ms(trial))
 
 
@@ -301,18 +301,18 @@ def _ending(trial: TrialState, facts: SweepState) -> tuple[Ending | None, str | 
     if trial.trained:
         reports = {report.epoch: report.value for report in trial.curve}
         return end_of_training(reports | trial.record.reports, facts.metric)
-    if trial.stopped and not trial.went_on:
+    if trial.stopped and not trial.trained_past_report:
         return "pruned", None
     return ("pruned", facts.stop) if facts.stop else (None, None)
 
 
 def _of_finished(trial: TrialState) -> Iterator[Correction]:
-    if trial.left_open:  # one that is not finished is closed by whoever goes on with it
+    if trial.stale_writer:  # one that is not finished is closed by whoever goes on with it
         yield StaleWriter(trial.record.number)
     status = STATUSES[trial.record.state]
-    if trial.told is None:
+    if trial.tracked_status is None:
         yield MissingRun(trial.record.number, _first_ms(trial))
-    if trial.told != status:
+    if trial.tracked_status != status:
         yield StaleRunStatus(trial.record.number, status, trial.rows)
 
 

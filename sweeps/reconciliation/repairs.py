@@ -30,8 +30,8 @@ from sweeps.reconciliation.reconcile import (
     UnknownDirectory,
     UnrecordedEnd,
 )
-from sweeps.recording.downsampling import recorded
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags, noted_tags
+from sweeps.recording.downsampling import thin_rows
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags, status_tags
 from sweeps.recording.trial_config import read_config
 from sweeps.search.suggest import Suggester
 from tracking.recorder import Recorder
@@ -82,17 +82,17 @@ def apply(
                 record = ledger.finish(number, ending, reason=reason, lineage=lineage)
                 # Also what it trained after its last report: no later start would deliver it.
                 directory = paths.trial(number)
-                rows = recorded(read_rows(directory), spec.tracking.every, ended=True)
+                rows = thin_rows(read_rows(directory), spec.tracking.every, ended=True)
                 own = [row for _, row in read_logged(directory)]
                 told = StaleRunStatus(number, STATUSES[ending], (*own, *rows))
-                tell(told, paths, spec, record, recorder)
+                send_to_tracker(told, paths, spec, record, recorder)
             case MissingRun() | StaleRunStatus() | OrphanedRun():
-                tell(wrong, paths, spec, ledger.trial(wrong.number), recorder)
+                send_to_tracker(wrong, paths, spec, ledger.trial(wrong.number), recorder)
             case MissingReport() | MissingMetrics():
-                catch_up([wrong], ledger, recorder)
+                backfill([wrong], ledger, recorder)
 
 
-def tell(
+def send_to_tracker(
     wrong: MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun,
     paths: SweepPaths,
     spec: SweepSpec,
@@ -104,7 +104,7 @@ def tell(
         case MissingRun(number, at_ms):
             record = without_unbegun(record, paths)  # who goes on is told of it at the start
             parameters = told_parameters(paths, spec, record)
-            recorder.start(number, parameters, noted_tags(record), at_ms=at_ms)
+            recorder.start(number, parameters, status_tags(record), at_ms=at_ms)
         case MissingMetrics(number, rows):
             recorder.log(number, rows)
         case StaleRunStatus(number, status, rows):
@@ -119,7 +119,7 @@ def tell(
             recorder.finish(number, "INTERRUPTED", STOPPED_BY_INTERRUPT, at_ms=at_ms)
 
 
-def catch_up(
+def backfill(
     corrections: Iterable[MissingReport | MissingMetrics], ledger: Ledger, recorder: Recorder
 ) -> None:
     """Give ledger and tracking what the store has of a trial that goes on."""

@@ -18,11 +18,11 @@ from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pbt_exploit import without_unbegun
 from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
-from sweeps.reconciliation.collect_state import trial_facts
+from sweeps.reconciliation.collect_state import trial_state
 from sweeps.reconciliation.reconcile import STATUSES
 from sweeps.reconciliation.repairs import told_parameters
-from sweeps.recording.downsampling import recorded
-from sweeps.recording.tags import end_tags, noted_tags
+from sweeps.recording.downsampling import thin_rows
+from sweeps.recording.tags import end_tags, status_tags
 from sweeps.store_access import reach_tracking
 from tracking.limits import clean_key
 from tracking.metric_points import HighWaterMarks
@@ -306,7 +306,7 @@ def _missing_points(
 def _steps(rows: Iterable[Row]) -> Mapping[str, list[int]]:
     """The steps at which each metric is recorded."""
     steps: dict[str, list[int]] = defaultdict(list)
-    for row in HighWaterMarks().admit(rows):
+    for row in HighWaterMarks().filter_new(rows):
         for key in row.metrics:
             steps[key].append(row.step)
     return steps
@@ -315,14 +315,14 @@ def _steps(rows: Iterable[Row]) -> Mapping[str, list[int]]:
 def _rows(paths: SweepPaths, spec: SweepSpec, record: TrialRecord, every: int) -> Iterable[Row]:
     """The rows of a trial that a store must have."""
     if record.finished:
-        return recorded(read_rows(paths.trial(record.number)), every, ended=True)
+        return thin_rows(read_rows(paths.trial(record.number)), every, ended=True)
     empty = DeliveryStatus(0, 0, None, None, {})
-    return recorded(trial_facts(paths, spec, record, empty).rows, every)
+    return thin_rows(trial_state(paths, spec, record, empty).rows, every)
 
 
 def _tags(spec: SweepSpec, paths: SweepPaths, record: TrialRecord) -> dict[str, str]:
     return (
-        end_tags(record, spec) if record.finished else noted_tags(without_unbegun(record, paths))
+        end_tags(record, spec) if record.finished else status_tags(without_unbegun(record, paths))
     )
 
 

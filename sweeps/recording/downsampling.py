@@ -15,7 +15,7 @@ _AT_BOUNDARIES = "epoch"
 _SPARSE = "grad_norm/"
 
 
-def recorded(rows: Iterable[Row], every: int, *, ended: bool = False) -> Iterator[Row]:
+def thin_rows(rows: Iterable[Row], every: int, *, ended: bool = False) -> Iterator[Row]:
     """Yield what tracking is given of a curve.
 
     Of the first step, each epoch's end and every `every`-th step that is everything; of the

@@ -27,7 +27,7 @@ SWEEP_GOES_ON = NOT_STOPPED | {"reason": "", "health": ""}
 
 def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     """Return why a trial ended, and where it was at its best."""
-    tags = noted_tags(record)
+    tags = status_tags(record)
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}
     if record.state == "pruned":
@@ -41,7 +41,7 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     return tags
 
 
-def noted_tags(record: TrialRecord) -> dict[str, str]:
+def status_tags(record: TrialRecord) -> dict[str, str]:
     """Return what the ledger notes of how often a trial was begun, how it trains, and from whom it
     went on.
     """

@@ -21,7 +21,7 @@ from trainable.regular_files import LARGEST_TEXT, read_regular
 from trainable.rules import EARLIEST
 
 
-def trained_with(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> dict[str, Any]:
+def load_trial_config(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> dict[str, Any]:
     """Return a trial's resolved configuration as plain data, with the parameters that came to its
     best value; the spec's, which need not fit them, where the trial has none that can be read.
     """

@@ -14,7 +14,7 @@ from sweeps.config.logged_params import flatten
 from sweeps.ledger.reader import TrialSummary, front, ranking
 from sweeps.paths import tracking_uri
 from sweeps.recording.tags import leaders_view
-from sweeps.recording.trial_config import trained_with
+from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import SweepStatus
 from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
 from trainable.metrics_file import read_rows
@@ -53,8 +53,8 @@ def compare(views: Sequence[SweepStatus], *, top: int) -> dict[str, Any]:
     for view in views[1:]:
         if (view.spec.metric, view.spec.mode) != (first.metric, first.mode):
             raise Incomparable(
-                f"'{first.name}' is after the {first.aim}, '{view.spec.name}' "
-                f"after the {view.spec.aim}; only values of one metric "
+                f"'{first.name}' is after the {first.objective_description}, '{view.spec.name}' "
+                f"after the {view.spec.objective_description}; only values of one metric "
                 "have an order; compare them one by one"
             )
     # By identity: trials of two sweeps may be equal.
@@ -100,7 +100,7 @@ def clip_fraction(directory: Path) -> float | None:
 
 def resolved(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:
     """Return a trial's parameters: what it was trained with, by dotted key."""
-    whole = flatten(trained_with(view.paths, view.spec, record))
+    whole = flatten(load_trial_config(view.paths, view.spec, record))
     return {key: value for key, value in whole if key.startswith(_CONFIGURATION)}
 
 

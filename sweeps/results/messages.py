@@ -56,17 +56,17 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
             f"{result.pending} records wait in the outbox; deliver them with: {sweep('sync')}",
             soft_wrap=True,
         )
-    if result.unpublished:
-        said = f"the best weights are not published: {result.unpublished}; publish them with:"
+    if result.pending_weights:
+        said = f"the best weights are not published: {result.pending_weights}; publish them with:"
         sentence(err, said, style="yellow")
         resume(err, paths)
     if result.lost_weights:
         said = f"there are no best weights to take: {result.lost_weights}"
         sentence(err, said, style="yellow")
-    grows = result.most_trials > result.num_trials
-    more: tuple[str, ...] = (f"trials={result.most_trials}",)
+    grows = result.max_trials > result.num_trials
+    more: tuple[str, ...] = (f"trials={result.max_trials}",)
     if result.stop is not None:
-        more = result.stop.go_on
+        more = result.stop.continue_overrides
         sentence(out, f"{result.stop.key} ended the sweep: {result.stop.why}", style="")
     changes = [word for change in more for word in ("-s", change)]
     if result.exit_code == 0:
@@ -111,7 +111,7 @@ def task_facts(console: Console, facts: TaskFacts) -> None:
         sentence(console, caution, style="yellow")
 
 
-def left_to_the_run(console: Console, spec: SweepSpec) -> None:
+def not_checked(console: Console, spec: SweepSpec) -> None:
     """What a check cannot look at, as it knows no root and asks nobody."""
     outside = {
         "search.warm_start": spec.search.warm_start,
@@ -129,7 +129,7 @@ def resume(err: Console, paths: SweepPaths, *more: str) -> None:
     err.print(command + _cluster(), soft_wrap=True)
 
 
-def left_at_once(paths: SweepPaths) -> None:
+def exited_immediately(paths: SweepPaths) -> None:
     """The last lines of a driver that waits for nothing any more."""
     err = PlainConsole(stderr=True)
     err.show_cursor()  # the live table may have hidden it

@@ -21,12 +21,12 @@ from sweeps.config.revisions import read_spec
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pauses
-from sweeps.early_stopping.stop_criteria import StopCriterionMet, fired
+from sweeps.early_stopping.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.exit_codes import NO_SUCCESS
-from sweeps.ledger.location import holder_of, place_of
+from sweeps.ledger.location import holder_of, ledger_location
 from sweeps.ledger.reader import LedgerReader, TrialSummary
 from sweeps.paths import SweepPaths, list_sweeps
-from sweeps.reconciliation.collect_state import gather
+from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.sweep_lock import locked_by_a_stranger
 from tracking.outbox_status import DeliveryStatus, read_outbox
@@ -58,9 +58,9 @@ class SweepOutcome:
     """By what the best ones are."""
     stop: StopCriterionMet | None = None
     """What ended the sweep before all of its trials were tried."""
-    most_trials: int = 0
+    max_trials: int = 0
     """How many trials it can be given next; no more than it has where it cannot grow."""
-    unpublished: str | None = None
+    pending_weights: str | None = None
     """Why the best weights wait for the next resume."""
     lost_weights: str | None = None
     """Why there are no weights of the best trial to take."""
@@ -126,14 +126,14 @@ class SweepStatus:
         self.revision = read_spec(paths.spec)
         self.spec: SweepSpec = self.revision.spec
         self.damage = self.revision.damage
-        self.place = place_of(paths, self.spec)
+        self.place = ledger_location(paths, self.spec)
         self.running, self.holder = holder_of(paths, self.place)
         self.stranger = locked_by_a_stranger(paths.lock)
         """A sentence about who has locked the sweep and is no driver; None: nobody."""
         self.ledger = LedgerReader(self.place)
         self.records = self.ledger.trials
         self.delivered: DeliveryStatus = read_outbox(paths.outbox)
-        self.stop = fired(self.spec, self.records, self.ledger.seconds)
+        self.stop = active_stop_criterion(self.spec, self.records, self.ledger.seconds)
         """What ends the sweep before all of its trials are tried."""
         self._pauses = make_pauses(self.spec)
 
@@ -161,14 +161,16 @@ class SweepStatus:
 
     def corrections(self) -> list[Correction]:
         """What ledger, store and tracking disagree about; looking changes nothing."""
-        return reconcile(gather(self.paths, self.spec, self.ledger.records(), live=self.running))
+        return reconcile(
+            read_sweep_state(self.paths, self.spec, self.ledger.records(), live=self.running)
+        )
 
     def outcome(self) -> SweepOutcome:
         """How a concluded sweep ended."""
         best = self.ledger.front()
         code, failed, cause = 0, None, None
         if not best:
-            failed, cause = no_success(self.records)
+            failed, cause = failure_cause(self.records)
             code = NO_SUCCESS
         return SweepOutcome(
             code,
@@ -179,7 +181,7 @@ class SweepStatus:
             failed=failed,
             metrics=self.spec.metrics,
             stop=self.stop,
-            most_trials=self.spec.most_trials(2 * len(self.records)),
+            max_trials=self.spec.max_trials(2 * len(self.records)),
             lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
         )
 
@@ -251,9 +253,9 @@ class SweepStatus:
 
     def best(self, number: int | None = None) -> dict[str, Any]:
         """The object that `sweep best --json` prints. See `chosen`."""
-        return self.trial(self.chosen(number))
+        return self.trial(self.select_trial(number))
 
-    def chosen(self, number: int | None) -> TrialSummary:
+    def select_trial(self, number: int | None) -> TrialSummary:
         """The best trial; of several that are, the one of that number.
 
         Raises:
@@ -344,7 +346,7 @@ class SweepStatus:
         return self.records[number]
 
 
-def no_success(records: Sequence[TrialSummary]) -> tuple[int | None, str]:
+def failure_cause(records: Sequence[TrialSummary]) -> tuple[int | None, str]:
     """Why no trial succeeded: the last one that failed, by number, and the cause in one line."""
     failed = [record for record in records if record.state == "failed"]
     if not failed:

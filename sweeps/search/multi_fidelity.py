@@ -37,7 +37,7 @@ def enough_at_a_rung(parameters: int) -> int:
     return parameters + 3
 
 
-def at_one_rung(
+def project_to_rung(
     trials: Sequence[FrozenTrial],
     rungs: Sequence[int],
     *,

@@ -90,9 +90,9 @@ class LedgerSearcher(Searcher):
         self._next_number = len(trials)
         self._live: dict[str, int] = {}
         self._may_promote = self._pauses is not None
-        self.draining = False
+        self.stopping = False
         """Set to end the sweep after the live trials: no further one is handed out."""
-        self.holding = False
+        self.paused = False
         """Set to hand out none for now."""
 
     def set_search_properties(
@@ -106,7 +106,7 @@ class LedgerSearcher(Searcher):
         """Return the next trial's configuration, None to be asked later, or FINISHED."""
         if len(self._live) >= self._concurrency:
             return None
-        while not (self.draining or self.holding):
+        while not (self.stopping or self.paused):
             trial = self._next_trial()
             if trial is None:
                 break
@@ -126,7 +126,8 @@ class LedgerSearcher(Searcher):
                 "number": trial.number,
                 "params": trial.params,
                 "config": resolved,
-                "until": self._pauses and self._pauses.until(max(trial.reports, default=0)),
+                "until": self._pauses
+                and self._pauses.pause_at_epoch(max(trial.reports, default=0)),
                 "directory": str(self._paths.trial(trial.number)),
                 "checkpoints": address_of(self._paths, self._spec, trial.number),
                 "drain": str(self._paths.drain),
@@ -134,9 +135,11 @@ class LedgerSearcher(Searcher):
                 "heartbeat": str(self._paths.heartbeat(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
-                "together": 0.0 if self._spec.early_stopping.hears_reports else _TOGETHER_SECONDS,
+                "together": 0.0
+                if self._spec.early_stopping.decides_per_report
+                else _TOGETHER_SECONDS,
             }
-        if self._live and not self.draining:
+        if self._live and not self.stopping:
             return None  # what becomes of them may give somebody else a turn
         return Searcher.FINISHED
 
@@ -152,11 +155,11 @@ class LedgerSearcher(Searcher):
         """Whether Tune has the trial."""
         return number in self._live.values()
 
-    def left_behind(self) -> frozenset[int]:
+    def never_promoted(self) -> frozenset[int]:
         """The paused trials that nothing can promote any more, once the search has ended."""
-        if self._pauses is None or self.draining or self.holding:
+        if self._pauses is None or self.stopping or self.paused:
             return frozenset()
-        return self._pauses.left_behind(*self._told())
+        return self._pauses.never_promoted(*self._told())
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here

@@ -29,7 +29,7 @@ from sweeps.config.spec import SpecError, SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pauses
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
-from sweeps.search.multi_fidelity import at_one_rung, compared_at, enough_at_a_rung
+from sweeps.search.multi_fidelity import compared_at, enough_at_a_rung, project_to_rung
 from sweeps.search.samplers import Samplers
 from trainable.seeding import derive_seed
 
@@ -92,11 +92,11 @@ class Suggester:
         known = {**self._inside(known), **self._inside(stored or {})}
         shown = [*self._warm, *self._others(number)]
         for attempt in range(_ATTEMPTS if self._space.constraints else 1):
-            params, notes = self._draft(number, attempt, shown, known)
+            params, notes = self._suggest_once(number, attempt, shown, known)
             if self._space.allows(params):
                 break
         else:
-            params, notes = self._by_chance(number, known), {}
+            params, notes = self._sample_random(number, known), {}
         return Suggestion(
             params,
             {key: self._distributions[key] for key in params},
@@ -120,7 +120,7 @@ class Suggester:
         had = (place for other, place in self._places.items() if other != number)
         return {place for place in had if place is not None}
 
-    def _draft(
+    def _suggest_once(
         self, number: int, attempt: int, shown: list[FrozenTrial], known: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a point as the sampler suggests it, and the notes that it made."""
@@ -164,7 +164,7 @@ class Suggester:
         startup = enough = max(1, self._spec.search.startup_trials)
         if isinstance(sampler, TPESampler):  # GP draws by chance until so many are complete
             enough = min(enough, enough_at_a_rung(len(self._distributions)))
-        return at_one_rung(
+        return project_to_rung(
             shown,
             self._compared_at,
             startup=startup,
@@ -180,7 +180,7 @@ class Suggester:
             isinstance(sampler, TPESampler) or not self._space.distributions[key].when
         )
 
-    def _by_chance(self, number: int, known: Mapping[str, Any]) -> dict[str, Any]:
+    def _sample_random(self, number: int, known: Mapping[str, Any]) -> dict[str, Any]:
         seed = derive_seed(self._spec.seed, "chance", number)
         # The spec's own check has drawn with 0, and found one beside each point to try first. What
         # a trial has already may violate a constraint that is younger; it is kept all the same.
@@ -196,7 +196,7 @@ class Suggester:
     def _point(self, trial: FrozenTrial) -> dict[str, Any] | None:
         """Return a trial as a point of this search space; None where it is none."""
         if trial.number not in self._points:
-            self._points[trial.number] = self._space.restated(self._values(trial))
+            self._points[trial.number] = self._space.project(self._values(trial))
         return self._points[trial.number]
 
     def _show(self, trial: FrozenTrial) -> FrozenTrial:
@@ -236,7 +236,7 @@ class Suggester:
 
     def _earlier(self, warm: WarmStart) -> Iterator[FrozenTrial]:
         """Yield trials of earlier sweeps that lie inside the space, as if they had come before."""
-        points = ((taken, self._space.restated(taken.params)) for taken in warm.trials)
+        points = ((taken, self._space.project(taken.params)) for taken in warm.trials)
         inside = ((taken, params) for taken, params in points if params is not None)
         for number, (taken, params) in enumerate(inside):
             trial = optuna.trial.create_trial(

@@ -29,7 +29,7 @@ from rich.console import Console
 from sweeps.config.provenance_check import Origin
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.session import open_sweep
-from sweeps.driver.shutdown import listen
+from sweeps.driver.shutdown import make_signal_handler
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import tune_trials
 from sweeps.early_stopping.schedulers import TIME, make_scheduler
@@ -75,7 +75,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
     token = lock.acquire().token
     try:
         wishes = StopRequests(paths, token)
-        with listen(paths, lock, token, wishes, grace=30.0) as interruption:
+        with make_signal_handler(paths, lock, token, wishes, grace=30.0) as interruption:
             sweep = open_sweep(paths, spec, Origin(), new=True, offline=True, fence=lock.check)
             try:
                 sweep.reconcile(print)

@@ -148,9 +148,9 @@ def _recorder(uri: str, directory: Path, *, answered: bool = True) -> MlflowReco
     recorder = MlflowRecorder(
         uri, None, "bench", sweep_id, directory / sweep_id, {}, {}, process=os.environ
     )
-    while not recorder.wait_ready(0.1) and not recorder.silence:
+    while not recorder.wait_ready(0.1) and not recorder.seconds_unresponsive:
         pass
-    assert (recorder.silence == 0) == answered
+    assert (recorder.seconds_unresponsive == 0) == answered
     return recorder
 
 

@@ -50,7 +50,7 @@ def save(store: Any, step: int, value: float) -> None:
     import torch
 
     state = {"step": step, "weights": torch.arange(3000.0) + step}
-    store.offer(lambda: state, step=step, epoch=step, boundary=True, value=value)
+    store.maybe_save(lambda: state, step=step, epoch=step, end_of_epoch=True, value=value)
     store.wait()
 
 
@@ -113,7 +113,7 @@ def outbox(directory: Path, acknowledge: Acknowledge) -> None:
     for steps in ((1, 2, 3), (4, 5, 6)):
         opened.append_rows(0, [Row(step, 0, {"loss": 1 / step}) for step in steps])
         acknowledge("queued", *steps)
-    batch = opened.claim(0)
+    batch = opened.next_batch(0)
     assert batch is not None
     points = [record.payload for record in batch.records if record.kind == "metrics"]
     acknowledge("claimed", *(point.step for some in points for point in some))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sweeps.checkpoint_locations import trial_store
 from sweeps.config.revisions import read_spec
-from sweeps.ledger.location import place_of
+from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader
 from tests.chaos.probe_task import KINDS
 from tests.chaos.runs import curve
@@ -87,7 +87,7 @@ def read_runs(sandbox: Sandbox) -> dict[int | None, list[Run]]:
     if sandbox.store is None:
         runs = read_store(f"sqlite:///{sandbox.cli.root / 'mlflow.db'}")
     else:
-        place = place_of(sandbox.paths, read_spec(sandbox.paths.spec).spec)
+        place = ledger_location(sandbox.paths, read_spec(sandbox.paths.spec).spec)
         runs = read_store(sandbox.store, LedgerReader(place).sweep_id)
     found: dict[int | None, list[Run]] = {}
     for run in runs:

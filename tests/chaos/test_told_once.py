@@ -28,7 +28,7 @@ DELIVERY_PLACES = {
     "send and acknowledgement": "tracking.outbox:Outbox.delivered:3",
     "preparation and claim": "tracking.outbox:Outbox.prepare:-3",
     "claim and send": "tracking.outbox:Outbox.claim:-3",
-    "run created and remembered": "tracking.outbox:Outbox.adopt:2",
+    "run created and remembered": "tracking.outbox:Outbox.set_run_id:2",
 }
 # In the first trial: its third generation is that of its first epoch; its third report is its
 # last, whose generation is committed before it is told.

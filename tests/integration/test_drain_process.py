@@ -110,7 +110,7 @@ def test_it_is_started_again_when_it_is_killed_while_it_is_spoken_to(
     first = psutil.Process(recorder._drain._process.pid)
     first.kill()
     wait_until(lambda: first.status() == psutil.STATUS_ZOMBIE, seconds=10)
-    recorder._drain.hurry(True)
+    recorder._drain.flush_now(True)
     spoken.set()
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, lines(1, 50))
@@ -165,7 +165,7 @@ def test_nobody_waits_for_a_server_that_does_not_answer(tmp_path: Path) -> None:
             started = time.monotonic()
             assert recorder.close(0.5) == pending(tmp_path / "outbox") == 2
             assert time.monotonic() - started < 5
-        assert recorder.silence > 0
+        assert recorder.seconds_unresponsive > 0
     assert not psutil.pid_exists(number)
 
 

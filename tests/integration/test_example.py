@@ -29,11 +29,11 @@ def test_best_of_the_example_and_memory_of_its_driver(cli: CommandLine) -> None:
     assert status["state"] == "finished"
     assert sum(status["trials"].values()) == spec.trials == 24
     rows = read_rows(cli.root / f"digits/trials/{status['best']['number']:04d}")
-    at_best = min(
+    metrics_at_best = min(
         (r.metrics for r in rows if "val/loss" in r.metrics), key=lambda m: m["val/loss"]
     )
-    assert at_best["val/loss"] == status["best"]["value"]
-    assert at_best["val/accuracy"] >= 0.97
+    assert metrics_at_best["val/loss"] == status["best"]["value"]
+    assert metrics_at_best["val/accuracy"] >= 0.97
 
 
 def test_the_starter_runs_as_it_is(cli: CommandLine) -> None:

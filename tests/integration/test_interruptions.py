@@ -72,7 +72,7 @@ import os, signal, sys, time
 from pathlib import Path
 from sweeps.commands.broken_pipe import outlive_readers
 from sweeps.driver.stop_requests import StopRequests
-from sweeps.driver.shutdown import listen
+from sweeps.driver.shutdown import make_signal_handler
 from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import SweepLock
 
@@ -86,7 +86,7 @@ if "sick" in sys.argv:
     def refuse():
         raise OSError(5, "Input/output error")
     lock.is_ours = refuse
-with listen(paths, lock, token, StopRequests(paths, token), grace=float(grace)):
+with make_signal_handler(paths, lock, token, StopRequests(paths, token), grace=float(grace)):
     for _ in range(int(signals)):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)

@@ -362,8 +362,8 @@ def _refuse() -> object:
 
 def test_a_store_whose_creation_is_killed_is_created_by_the_next(tmp_path: Path) -> None:
     store = tmp_path / "mlflow.db"
-    creating = f"from tracking.mlflow_server import connect; connect('sqlite:///{store}')"
-    child = subprocess.Popen([sys.executable, "-c", creating], cwd=ROOT)
+    create_started = f"from tracking.mlflow_server import connect; connect('sqlite:///{store}')"
+    child = subprocess.Popen([sys.executable, "-c", create_started], cwd=ROOT)
     aside = tmp_path / ".mlflow.db.new"
     wait_until(lambda: aside.exists() and aside.stat().st_size, every=0.002)
     child.kill()

@@ -28,7 +28,7 @@ from sweeps.commands.doctor import object_stores
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.driver import finalize
-from sweeps.driver.finalize import conclude
+from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
 from sweeps.engine.node_checks import _make_look, fault_of
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
@@ -83,7 +83,7 @@ def _reader(run: Path) -> CheckpointStore:
 
 def _save(store: CheckpointStore, step: int, value: float, size: int = 4):
     state = {"step": step, "model": {"weight": torch.arange(float(size)) + step}}
-    store.offer(lambda: state, step=step, epoch=step, boundary=True, value=value)
+    store.maybe_save(lambda: state, step=step, epoch=step, end_of_epoch=True, value=value)
     store.wait()
     return store.pointer
 
@@ -393,7 +393,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
         sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)
         made.ledger.note_attempt({})
         with FigureWorkerPool(made.spec, made.paths, [], recorder) as gallery:
-            return conclude(sweep, gallery, uninterrupted, None), recorder.runs[None]
+            return finalize_attempt(sweep, gallery, uninterrupted, None), recorder.runs[None]
 
     uninterrupted = SimpleNamespace(requested=False, exit_code=0)
     monkeypatch.setattr(finalize, "_publish_report", lambda *_: None)  # has no weights in it
@@ -403,7 +403,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
         else:
             store.wire.cut()
         outcome, run = ended()
-    said = str(outcome.unpublished)
+    said = str(outcome.pending_weights)
     where = f"{PREFIX}/small/trials/0000/checkpoints"
     assert re.match(rf"the checkpoints at {where}\S* cannot be read: .*untouched; .*resume$", said)
     assert (outcome.exit_code, outcome.cause, outcome.best[0].number) == (0, None, number)
@@ -420,7 +420,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
 
     store.wire.mend()
     outcome, run = ended()
-    assert (outcome.exit_code, outcome.unpublished) == (0, None)
+    assert (outcome.exit_code, outcome.pending_weights) == (0, None)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", "")
     assert "best/model.safetensors" in run.artifacts
     assert made.view.ledger.concluded == 1

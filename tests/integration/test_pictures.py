@@ -124,7 +124,7 @@ def test_whose_lock_was_taken_away_tells_nothing_of_pictures(sweep: Sweep) -> No
         gallery.finish()
     assert sweep.recorder.runs.keys() == {None}
     assert gallery.pictures(0) == []
-    lock.abandon()
+    lock.release_local()
 
 
 def test_a_ledger_that_is_away_is_not_waited_for_by_each_trial(sweep: Sweep) -> None:
@@ -240,7 +240,7 @@ def test_late_pictures_of_the_best_trial_are_the_sweeps_own_too(
 ) -> None:
     best, other = sweep.add(), sweep.add()
     if concluded:
-        sweep.ledger.conclude()
+        sweep.ledger.mark_published()
     queue = _Queue()
     monkeypatch.setattr("sweeps.commands.sync._queue", lambda *_: queue)
     assert draw_what_is_missing(sweep.paths, sweep.spec) == 2

@@ -110,10 +110,10 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 def test_the_worst_go_on_from_the_best_with_other_rates(once: Driver) -> None:
     trials = once.ledger.trials()
     assert [trial.state for trial in trials] == ["complete"] * MEMBERS
-    heirs = [(trial, mutation) for trial in trials for mutation in trial.lineage]
-    assert [mutation.epoch for _, mutation in heirs].count(1) == 2
-    assert [mutation.epoch for _, mutation in heirs].count(2) == 2
-    for heir, mutation in heirs:
+    select_exploits = [(trial, mutation) for trial in trials for mutation in trial.lineage]
+    assert [mutation.epoch for _, mutation in select_exploits].count(1) == 2
+    assert [mutation.epoch for _, mutation in select_exploits].count(2) == 2
+    for heir, mutation in select_exploits:
         donor = trials[mutation.donor]
         epoch = mutation.epoch
         assert donor.reports[epoch] < heir.reports[epoch]
@@ -142,7 +142,7 @@ def test_a_trial_is_shown_with_what_it_had_at_its_best(once: Driver) -> None:
 
 _POINTS: list[tuple[Any, str]] = [
     (Ledger, "mutate"),
-    (pbt_exploit, "bequeath"),
+    (pbt_exploit, "link_checkpoint_from_donor"),
     (LocalFiles, "link"),
     (LocalFiles, "rename"),
 ]
@@ -236,11 +236,11 @@ def test_what_was_decided_is_carried_out_though_the_rungs_are_edited(
     monkeypatch.undo()
     edited = SPEC.replace("quantile: 0.5", "quantile: 0.5, interval_epochs: 2")
     driver = Driver(paths, parse_spec(edited, "s.yaml"))
-    heirs = [trial.number for trial in driver.ledger.trials() if trial.lineage]
-    assert len(heirs) == 2
+    select_exploits = [trial.number for trial in driver.ledger.trials() if trial.lineage]
+    assert len(select_exploits) == 2
     for number in range(MEMBERS):
         found = inherited(paths.trial(number))
-        assert (found and found.epoch) == (1 if number in heirs else None)
+        assert (found and found.epoch) == (1 if number in select_exploits else None)
 
 
 def test_an_heir_whose_donor_lost_its_checkpoint_goes_on_as_it_was_and_says_so(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from sweeps.recording.downsampling import recorded
+from sweeps.recording.downsampling import thin_rows
 from tests.integration.commandline import CommandLine
 from trainable.build import find_device
 from trainable.metrics_file import Row, read_rows
@@ -111,7 +111,7 @@ def test_curves_are_the_policys_part_of_the_file_each_point_once(found: Recorded
         ended = trial["state"] == "failed"
         wanted = {
             (key, row.step): (value, row.timestamp_ms)
-            for row in recorded(found.rows(trial), EVERY, ended=ended)
+            for row in thin_rows(found.rows(trial), EVERY, ended=ended)
             for key, value in row.metrics.items()
         }
         run_id = trial["mlflow_run_id"]

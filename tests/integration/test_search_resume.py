@@ -15,11 +15,11 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.early_stopping.schedulers import make_judge, make_scheduler, replay
+from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn, replay
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import SweepPaths
-from sweeps.reconciliation.collect_state import gather
+from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.search.searcher import LedgerSearcher
@@ -80,9 +80,9 @@ class Driver:
         )
         self.spec = spec
 
-        judge = make_judge(spec)
+        judge = make_verdict_fn(spec)
         apply(
-            reconcile(gather(paths, spec, self.ledger.trials(), live=False, judge=judge)),
+            reconcile(read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)),
             paths, spec, self.ledger, NullRecorder(),
         )  # fmt: skip
         self.scheduler = self._scheduler()
@@ -117,7 +117,7 @@ class Driver:
             self._train(trial, config["number"], config["params"])
             self.searcher.on_trial_complete(trial.trial_id)
 
-        for number in sorted(self.searcher.left_behind()):
+        for number in sorted(self.searcher.never_promoted()):
             self.ledger.finish(number, "pruned")
 
     def rungs(self) -> list[tuple[int, list[float]]]:

@@ -14,7 +14,7 @@ from sweeps.driver.session import open_ledger
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader, PbtPerturbation
 from sweeps.ledger.suggestion import Suggestion
-from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, take_along
+from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_start
 from sweeps.paths import SweepPaths
 from sweeps.search.dry_run import rehearse
 from sweeps.search.samplers import SamplerRejected
@@ -53,7 +53,7 @@ def test_a_stopped_member_of_a_population_is_taken_with_what_it_had_last(tmp_pat
     made.ledger.mutate(1, {0: PbtPerturbation(1, 1, changed)})
     made.ledger.report(0, epoch=2, step=2, value=0.7)
     made.ledger.finish(0, "pruned", reason="stopped by the user")
-    (taken,) = take_along(tmp_path, _warm()).trials
+    (taken,) = collect_warm_start(tmp_path, _warm()).trials
     assert (taken.params, taken.value, taken.epoch) == (changed, 0.7, 2)
 
 
@@ -75,7 +75,7 @@ def test_what_is_taken_and_what_is_left_is_said(tmp_path: Path) -> None:
     _add(made, 90, 0.5, "failed")
     _add(made, 91, 0.5, None)
     _earlier(tmp_path, "more", trials=2)
-    warm = take_along(tmp_path, _warm(names="[old, more]"))
+    warm = collect_warm_start(tmp_path, _warm(names="[old, more]"))
     assert warm.told == (
         "warm start from 6 trials of 'old' (left out: 1 unfinished, 1 without a result) and "
         "2 trials of 'more'"
@@ -83,7 +83,7 @@ def test_what_is_taken_and_what_is_left_is_said(tmp_path: Path) -> None:
     assert [one.complete for one in warm.trials] == [True] * 4 + [False, True, True, True]
     narrow = _warm("space.train.clip.max_norm={uniform: [0.1, 5]}")
     inside = [t for t in made.ledger.trials()[:6] if t.params["train.clip.max_norm"] <= 5]
-    told = take_along(tmp_path, narrow).told
+    told = collect_warm_start(tmp_path, narrow).told
     assert told.startswith(f"warm start from {len(inside)} trials of 'old'")
     assert f"{8 - 2 - len(inside)} outside the space" in told
 
@@ -91,11 +91,11 @@ def test_what_is_taken_and_what_is_left_is_said(tmp_path: Path) -> None:
 def test_a_parameter_that_was_fixed_there_counts_with_its_value(tmp_path: Path) -> None:
     _earlier(tmp_path, trials=3)
     more = _warm("space.train.accumulation={choice: [1, 2]}")
-    assert [one.params["train.accumulation"] for one in take_along(tmp_path, more).trials] == [
-        1
-    ] * 3
+    assert [
+        one.params["train.accumulation"] for one in collect_warm_start(tmp_path, more).trials
+    ] == [1] * 3
     other = _warm("space.train.accumulation={choice: [2, 4]}")
-    assert not take_along(tmp_path, other).trials
+    assert not collect_warm_start(tmp_path, other).trials
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsgaii"])
@@ -131,10 +131,12 @@ def test_it_shows_nowhere(tmp_path: Path) -> None:
 def test_what_a_sweep_was_given_itself_is_taken_where_its_owner_is_named(tmp_path: Path) -> None:
     _earlier(tmp_path, trials=6)
     middle = MadeSweep(tmp_path, "middle", space=SPACE)
-    middle.ledger.note_warm_start(take_along(tmp_path, _warm("name=middle")))
+    middle.ledger.note_warm_start(collect_warm_start(tmp_path, _warm("name=middle")))
     _add(middle, 50, 0.5, "complete")
-    assert [one.value for one in take_along(tmp_path, _warm(names="middle")).trials] == [0.5]
-    both = take_along(tmp_path, _warm(names="[old, middle]"))
+    assert [one.value for one in collect_warm_start(tmp_path, _warm(names="middle")).trials] == [
+        0.5
+    ]
+    both = collect_warm_start(tmp_path, _warm(names="[old, middle]"))
     assert both.told == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
 
 
@@ -149,7 +151,7 @@ def test_arguments_beside_a_warm_start_are_rehearsed_with_what_it_has_taken(
     rehearse(given, WarmStart.from_data(LedgerReader(path).warm_start()))
     _earlier(tmp_path, "more", trials=20)
     with pytest.raises(SamplerRejected, match="beside trials of"):
-        rehearse(given, take_along(tmp_path, _warm(names="more")))
+        rehearse(given, collect_warm_start(tmp_path, _warm(names="more")))
     made = MadeSweep(tmp_path, "alone")
     rehearse(given, WarmStart.from_data(LedgerReader(made.paths.ledger).warm_start()))
 
@@ -180,7 +182,7 @@ def test_what_cannot_be_learnt_from_is_refused(
 ) -> None:
     _earlier(tmp_path, trials=1)
     with pytest.raises(WarmStartRefused) as caught:
-        take_along(tmp_path, _warm(*overrides))
+        collect_warm_start(tmp_path, _warm(*overrides))
     assert message in _said(caught.value)
 
 

@@ -42,7 +42,7 @@ from sweeps.early_stopping.schedulers import make_scheduler, replay, stopped_tri
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import SweepPaths
-from sweeps.reconciliation.collect_state import gather
+from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import STATUSES, reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.search.searcher import LedgerSearcher
@@ -111,9 +111,9 @@ PERSISTING = [
     (Outbox, "append"),
     (Outbox, "append_rows"),
     (Outbox, "prepare"),
-    (Outbox, "claim"),
+    (Outbox, "next_batch"),
     (Outbox, "delivered"),
-    (Outbox, "adopt"),
+    (Outbox, "set_run_id"),
     (History, "append"),
     (LocalFiles, "replace"),
 ]
@@ -186,12 +186,12 @@ class Training:
         self.step += 1
         self._chain = hashlib.sha256(f"{self._chain} {self.step}".encode()).hexdigest()
         metrics = {"train/loss": loss_of(self._params, self.step)}
-        if boundary := self.step % STEPS == 0:
+        if end_of_epoch := self.step % STEPS == 0:
             metrics |= {"val/loss": metrics["train/loss"], "epoch": float(self.epoch)}
         row = Row(self.step, 1000 + self.step, metrics)
         self._history.append([row])
         self._unreported.append(row)
-        if not boundary:
+        if not end_of_epoch:
             return None
         self._reported = self.step
         rows, self._unreported = self._unreported, []
@@ -267,10 +267,12 @@ class Driver:
             return stopped_trials(scheduler(), reports, unfinished)
 
         apply(
-            reconcile(gather(paths, spec, self.ledger.trials(), live=False, judge=judge)),
+            reconcile(read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)),
             paths, spec, self.ledger, self.recorder,
         )  # fmt: skip
-        left = reconcile(gather(paths, spec, self.ledger.trials(), live=False, judge=judge))
+        left = reconcile(
+            read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
+        )
         assert left == [], "what was put right is right"
         self._scheduler = scheduler()
         for trial in self.ledger.trials():
@@ -286,7 +288,7 @@ class Driver:
             self._scheduler,
             fence=lambda: None,
             refuse=lambda *told: self._book.refuse(*told),
-            settle=lambda: self._book.settle(),
+            settle=lambda: self._book.flush(),
             concurrency=2,
             threads=1,
         )
@@ -301,7 +303,7 @@ class Driver:
 
     def write(self) -> None:
         """What waits is written."""
-        self._book.settle()
+        self._book.flush()
 
     def suggest(self) -> None:
         self._turn += 1
@@ -339,7 +341,7 @@ class Driver:
 
     def stop(self) -> None:
         """Trials save where they are and end; the driver leaves."""
-        self.searcher.draining = True
+        self.searcher.stopping = True
         for number in sorted(self.live):
             trial, training = self.live[number]
             training.save()
@@ -444,7 +446,7 @@ class SweepMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.driver is not None)
     def kill_driver(self) -> None:
-        self._bury()
+        self._remove_stale_writer()
 
     @rule(dies_at=st.none() | st.integers(0, 10))
     @precondition(lambda self: self.driver is not None)
@@ -534,13 +536,13 @@ class SweepMachine(RuleBasedStateMachine):
         try:
             self._settle()
         finally:
-            self._bury()
+            self._remove_stale_writer()
             self.server.close()
             self.directory.cleanup()
 
     def _settle(self) -> None:
         FUSE.left, self.outage = None, None
-        self._bury()
+        self._remove_stale_writer()
         driver = self.driver = Driver(self.paths, self.spec, self.server)
         for _ in range(200):
             driver.suggest()
@@ -587,11 +589,11 @@ class SweepMachine(RuleBasedStateMachine):
         try:
             what()
         except Died:
-            self._bury()
+            self._remove_stale_writer()
         finally:
             FUSE.left = None
 
-    def _bury(self) -> None:
+    def _remove_stale_writer(self) -> None:
         if self.driver is not None:
             self.driver.die()
             self.driver = None

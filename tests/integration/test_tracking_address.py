@@ -291,9 +291,9 @@ def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine, nowhere: s
     assert pending > 0
     assert f"{pending} records wait in the outbox; deliver them with: sweep sync" in done.stderr
     assert f"{pending} records are not delivered" in cli.ok("status", "small")
-    in_vain = cli("sync", "small")
-    assert in_vain.returncode == 2
-    assert f"tracking.uri: {nowhere} does not answer" in in_vain.stderr
+    no_effect_warning = cli("sync", "small")
+    assert no_effect_warning.returncode == 2
+    assert f"tracking.uri: {nowhere} does not answer" in no_effect_warning.stderr
     # The address was wrong: the records go elsewhere.
     no_store = cli("resume", "small", "--offline", "-s", "tracking.uri=localhost:5000")
     assert no_store.returncode == 2

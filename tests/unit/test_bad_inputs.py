@@ -386,7 +386,7 @@ def test_40_a_module_that_is_not_there_is_known_without_a_child(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     spec, document = parse_placed(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
-    with pytest.raises(SpecError) as refused, document.placing():
+    with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
         f"s.yaml:2:7: task.name: 'nowhere:Mine': there is no module 'nowhere' in {tmp_path} or among the installed packages; the part before the colon must be importable from where you start; change the directory, install the package, or correct the name"
@@ -402,7 +402,7 @@ def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
     path.parent.mkdir(exist_ok=True)
     path.write_text("a = 1")
     spec, document = parse_placed(SPEC, "s.yaml")
-    with pytest.raises(SpecError) as refused, document.placing():
+    with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
         f"s.yaml:2:7: task.name: '{path}' stands where every trial looks for the package 'trainable', which trains it; where a sweep is started nothing else may have that name; give the file another one, or start from another directory"
@@ -416,12 +416,12 @@ def test_40_another_copy_of_what_trains_is_no_stranger(
     shutil.copy(trainable.__file__, tmp_path / "trainable")
     monkeypatch.chdir(tmp_path)
     spec, _ = parse_placed(SPEC, "s.yaml")
-    TaskInspector(spec, ResourcePlan(1, 0, 1)).give_up()
+    TaskInspector(spec, ResourcePlan(1, 0, 1)).terminate()
 
 
 def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
     spec, document = parse_placed(SPEC, "s.yaml", ["task=digit"])
-    with pytest.raises(SpecError) as refused, document.placing():
+    with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
         "-s task=digit: task.name: 'digit' is no built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName"
@@ -452,7 +452,7 @@ def test_what_a_child_refuses_has_the_place_of_its_key(lines: str, message: str)
     spec, document = parse_placed(SPEC.replace("task: digits\n", lines), "s.yaml")
     configs = spec.trial_config(0, spec.example_params()), longest_warmup(spec)
     answer = _answer(*(config.model_dump_json() for config in configs))
-    with pytest.raises(SpecError) as refused, document.placing():
+    with pytest.raises(SpecError) as refused, document.attach_locations():
         raise TaskRefused(spec, answer["key"], answer["refused"])
     assert str(refused.value) == message
 

@@ -10,7 +10,7 @@ import pytest
 from sweeps.checkpoint_locations import address_of, probe_store, trial_files
 from sweeps.commands.sync import deliver
 from sweeps.config.spec import parse_spec
-from sweeps.ledger.location import StorageMoved, check_kept, place_of
+from sweeps.ledger.location import StorageMoved, check_kept, ledger_location
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
 from tests.integration.commandline import TINY
@@ -61,7 +61,7 @@ def test_a_sweep_goes_on_in_the_directory_of_its_name(tmp_path):
 
 def test_a_renamed_sweep_is_found_in_its_database():
     spec = with_overrides(LOCAL, ["storage.ledger=postgresql://db.example/sweeps"])
-    place = place_of(SweepPaths(Path("/runs"), "renamed"), spec)
+    place = ledger_location(SweepPaths(Path("/runs"), "renamed"), spec)
     assert place.study == LOCAL.name
     with pytest.raises(StorageMoved, match=rf"^/runs/renamed holds the sweep '{LOCAL.name}'"):
         check_kept(SweepPaths(Path("/runs"), "renamed"), spec, spec)

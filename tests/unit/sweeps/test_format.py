@@ -22,7 +22,7 @@ from sweeps.config.revisions import read_spec, write_spec
 from sweeps.config.spec import trial_yaml
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import FORMAT, SweepPaths
-from sweeps.reconciliation.collect_state import gather
+from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import OrphanedRun, reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.trial_config import read_config
@@ -103,7 +103,7 @@ def test_an_older_sweep_is_put_right_and_given_its_format(paths: SweepPaths) -> 
     write_spec(paths.spec, spec)  # as who goes on with it does
     found = read_spec(paths.spec)
     assert (found.spec, found.number, found.format, found.damage) == (spec, 2, FORMAT, None)
-    corrections = reconcile(gather(paths, spec, ledger.trials(), live=False))
+    corrections = reconcile(read_sweep_state(paths, spec, ledger.trials(), live=False))
     assert corrections == [OrphanedRun(2)]
     apply(corrections, paths, spec, ledger, recorder, warn=pytest.fail)
     assert recorder.runs[2].status == "KILLED"

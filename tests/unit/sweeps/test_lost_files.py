@@ -82,11 +82,11 @@ def _with_checkpoints(root: Path, *values: float) -> tuple[MadeSweep, list[Path]
     directory.mkdir(parents=True)
     store = CheckpointStore(directory, CheckpointConfig(keep=len(values)), metric="val/loss")
     for epoch, value in enumerate(values, start=1):
-        store.offer(
+        store.maybe_save(
             lambda: {"step": torch.ones(())},
             step=epoch * 10,
             epoch=epoch,
-            boundary=True,
+            end_of_epoch=True,
             value=value,
             new_best=True,
         )

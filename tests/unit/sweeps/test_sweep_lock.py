@@ -115,10 +115,10 @@ def test_nobody_writes_any_more_in_a_process_that_leaves(path: Path) -> None:
     lock, passed = SweepLock(path), threading.Event()
     lock.acquire()
     lock.check()
-    lock.stand_still()
+    lock.block_writers()
     threading.Thread(target=lambda: (lock.check(), passed.set()), daemon=True).start()
     assert not passed.wait(0.3)
-    lock.abandon()
+    lock.release_local()
     assert not passed.wait(0.1)
 
 
@@ -193,7 +193,7 @@ sys.stdin.readline()
 lock = SweepLock(Path(sys.argv[1]))
 try:
     holder = lock.acquire()
-except SweepHeld as held:
+except SweepLockedError as held:
     print("refused by", held.holder.pid, flush=True)
 else:
     print("held by", holder.pid, flush=True)

@@ -213,7 +213,7 @@ def main(directory: Path, place: str, passage: int) -> None:
         if here == place and seen == passage:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    for verb in ("append_rows", "prepare", "claim", "delivered", "adopt"):
+    for verb in ("append_rows", "prepare", "next_batch", "delivered", "set_run_id"):
         _report_passages(verb, fault)
     server = DiskServer(directory / "server.db", fault)
     recorder = MlflowRecorder(

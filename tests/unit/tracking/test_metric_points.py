@@ -30,20 +30,24 @@ def test_no_key_and_step_is_admitted_twice(
     first: list[PackedRow], second: list[PackedRow]
 ) -> None:
     marks = HighWaterMarks()
-    admitted = pairs(marks.admit(first)) + pairs(marks.admit(second)) + pairs(marks.admit(first))
+    admitted = (
+        pairs(marks.filter_new(first))
+        + pairs(marks.filter_new(second))
+        + pairs(marks.filter_new(first))
+    )
     assert len(admitted) == len(set(admitted))
 
 
 @given(rows)
 def test_a_replay_is_dropped_whole(logged: list[PackedRow]) -> None:
     marks = HighWaterMarks()
-    marks.admit(logged)
-    assert marks.admit(logged) == []
+    marks.filter_new(logged)
+    assert marks.filter_new(logged) == []
 
 
 def test_infinite_values_are_counted_and_nan_is_kept() -> None:
     marks = HighWaterMarks()
-    [first, second, third] = marks.admit(
+    [first, second, third] = marks.filter_new(
         [
             PackedRow(1, 10, {"loss": math.inf, "lr": 0.1}),
             PackedRow(2, 20, {"loss": math.nan}),
@@ -53,12 +57,12 @@ def test_infinite_values_are_counted_and_nan_is_kept() -> None:
     assert first.metrics == {"num_infinite/loss": 1.0, "lr": 0.1}
     assert math.isnan(second.metrics["loss"])
     assert third.metrics == {"num_infinite/loss": 2.0}
-    assert marks.admit([PackedRow(3, 30, {"loss": 1.0})]) == []
+    assert marks.filter_new([PackedRow(3, 30, {"loss": 1.0})]) == []
 
 
 def test_marks_rise_and_never_fall() -> None:
     marks = HighWaterMarks({"a": 5, "b": 1})
-    marks.raise_to(HighWaterMarks({"a": 3, "b": 4, "c": 2}, {"num_infinite/a": 2}))
+    marks.merge_max(HighWaterMarks({"a": 3, "b": 4, "c": 2}, {"num_infinite/a": 2}))
     assert marks == HighWaterMarks({"a": 5, "b": 4, "c": 2}, {"num_infinite/a": 2})
 
 

@@ -147,11 +147,11 @@ def test_a_store_that_takes_no_artifacts_is_told_once_and_tried_again(
         assert recorder.flush(0.3) == 1
         assert server.points(0) == disk_server.expected(0)
         assert 2 < tries < 120
-        assert 0.1 < recorder.silence < 60
+        assert 0.1 < recorder.seconds_unresponsive < 60
         is_full = False
         assert recorder.flush(10) == 0
         assert recorder.close(10) == 0
-    assert recorder.silence == 0.0
+    assert recorder.seconds_unresponsive == 0.0
     [(path, _)] = server.files()
     assert path == "sweep.yaml"
     texts = [record.getMessage() for record in caplog.records]
@@ -163,17 +163,17 @@ def test_a_store_that_takes_no_artifacts_is_told_once_and_tried_again(
 def test_an_outbox_that_cannot_be_read_for_a_moment_ends_no_delivery(
     tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, times = Outbox.unanswered.fget, 0
+    read, times = Outbox.num_unacked_creates.fget, 0
     assert read is not None
 
-    def unanswered(outbox: Outbox) -> int:
+    def num_unacked_creates(outbox: Outbox) -> int:
         nonlocal times
         times += 1
         if times == 1:
             raise sqlite3.OperationalError("disk I/O error")
         return read(outbox)
 
-    monkeypatch.setattr(Outbox, "unanswered", property(unanswered))
+    monkeypatch.setattr(Outbox, "num_unacked_creates", property(num_unacked_creates))
     recorder = recorder_on(tmp_path / "outbox", lambda: server)
     for first, last in ((1, 10), (11, disk_server.STEPS)):
         recorder.log(0, disk_server.lines(0, first, last))
@@ -313,7 +313,7 @@ def test_sync_of_nothing_creates_nothing(tmp_path: Path) -> None:
 
 def test_it_waits_for_another_process_that_delivers(tmp_path: Path, server: Any) -> None:
     other = Outbox(tmp_path / "outbox")
-    assert other.own()
+    assert other.try_lock()
     recorder = recorder_on(tmp_path / "outbox", lambda: server)
     assert not recorder.wait_ready(0.1)
     other.close()
@@ -405,8 +405,8 @@ def test_a_silent_server_is_known_and_asked_more_often_while_somebody_waits(
     server.fault = flaky
     recorder = recorder_on(tmp_path / "outbox", lambda: server)
     assert recorder.flush(0.3) == 1
-    assert 0.1 < recorder.silence < 60
+    assert 0.1 < recorder.seconds_unresponsive < 60
     is_down = False
     assert recorder.flush(60) == 0
     assert recorder.close(60) == 0
-    assert recorder.silence == 0.0
+    assert recorder.seconds_unresponsive == 0.0

@@ -19,7 +19,7 @@ def row(step: int, **metrics: float) -> PackedRow:
 
 
 def steps(outbox: Outbox, trial: int) -> list[int]:
-    batch = outbox.claim(trial)
+    batch = outbox.next_batch(trial)
     assert batch is not None
     return [point.step for record in batch.records for point in record.payload]
 
@@ -34,7 +34,7 @@ def test_records_of_a_trial_keep_their_order(tmp_path: Path) -> None:
     outbox.append(SWEEP, "tags", {"x": "y"})
     assert outbox.trials() == [SWEEP, 3, 4]
     seen = []
-    while batch := outbox.claim(3):
+    while batch := outbox.next_batch(3):
         seen.append([record.kind for record in batch.records])
         outbox.delivered(batch)
     assert seen == [["start", "metrics", "metrics", "finish"]]
@@ -48,7 +48,7 @@ def test_a_batch_holds_at_most_a_thousand_points(tmp_path: Path) -> None:
         outbox.append_rows(0, [row(first + i, a=1.0) for i in range(300)])
     outbox.append_rows(0, [row(5000 + i, a=1.0) for i in range(1001)])
     sizes = []
-    while batch := outbox.claim(0):
+    while batch := outbox.next_batch(0):
         sizes.append(sum(len(record.payload) for record in batch.records))
         outbox.delivered(batch)
     assert sizes == [1000, 1000, 1000, 401]
@@ -58,14 +58,14 @@ def test_a_batch_holds_at_most_a_thousand_points(tmp_path: Path) -> None:
 def test_what_was_claimed_is_uncertain_for_the_next_process(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     outbox.append_rows(0, [row(1, a=1.0)])
-    claimed = outbox.claim(0)
+    claimed = outbox.next_batch(0)
     assert claimed is not None
     assert not claimed.uncertain
     outbox.append_rows(0, [row(2, a=1.0)])
     outbox.close()
 
     outbox = Outbox(tmp_path)
-    again = outbox.claim(0)
+    again = outbox.next_batch(0)
     assert again is not None
     assert again.uncertain
     assert again.records == claimed.records, "the certain record behind it waits for its own batch"
@@ -86,14 +86,14 @@ def test_many_trials_wait_for_the_disk_once(
     outbox.prepare(range(4))
     outbox.append_rows(2, [row(2, a=1.0)])
     for trial in range(3):
-        batch = outbox.claim(trial)
+        batch = outbox.next_batch(trial)
         assert batch is not None
         assert [record.kind for record in batch.records] == ["start", "metrics"]
         assert not batch.uncertain
         outbox.delivered(batch)
     assert len(waits) == 1
     assert steps(outbox, 2) == [2]
-    assert outbox.claim(3) is None
+    assert outbox.next_batch(3) is None
     outbox.close()
 
 
@@ -111,14 +111,14 @@ def test_nothing_is_sent_before_its_mark_is_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", fail_once)
     with pytest.raises(OSError, match="Input/output error"):
-        outbox.claim(0)
-    batch = outbox.claim(0)
+        outbox.next_batch(0)
+    batch = outbox.next_batch(0)
     assert batch is not None
     assert batch.uncertain
     assert len(waits) == 2, "the mark of the first attempt was waited for again"
     outbox.close()
     outbox = Outbox(tmp_path)
-    assert outbox.claim(0) is not None
+    assert outbox.next_batch(0) is not None
     assert len(waits) == 3, "another process may have been killed before it had waited"
     outbox.close()
 
@@ -131,17 +131,17 @@ def test_what_was_prepared_is_uncertain_after_a_correction_and_for_the_next_proc
         outbox.append_rows(trial, [row(1, a=1.0), row(2, a=1.0)])
     outbox.prepare([0, 1, 2])
     outbox.prepare([0, 1, 2])
-    certain = outbox.claim(0)
+    certain = outbox.next_batch(0)
     assert certain is not None
     assert not certain.uncertain
-    outbox.forget(1)
-    corrected = outbox.claim(1)
+    outbox.reset_run(1)
+    corrected = outbox.next_batch(1)
     assert corrected is not None
     assert corrected.uncertain
     outbox.close()
     outbox = Outbox(tmp_path)
     for trial in range(3):
-        batch = outbox.claim(trial)
+        batch = outbox.next_batch(trial)
         assert batch is not None
         assert batch.uncertain
     outbox.close()
@@ -150,7 +150,7 @@ def test_what_was_prepared_is_uncertain_after_a_correction_and_for_the_next_proc
 def test_marks_outlive_the_process_and_the_records(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     assert outbox.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2
-    batch = outbox.claim(0)
+    batch = outbox.next_batch(0)
     assert batch is not None
     outbox.delivered(batch)
     outbox.close()
@@ -163,13 +163,13 @@ def test_marks_outlive_the_process_and_the_records(tmp_path: Path) -> None:
 def test_adopting_a_run_raises_marks_and_doubts_what_is_queued(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     outbox.append_rows(0, [row(1, a=1.0)])
-    outbox.adopt(0, "r", HighWaterMarks({"a": 5}))
-    batch = outbox.claim(0)
+    outbox.set_run_id(0, "r", HighWaterMarks({"a": 5}))
+    batch = outbox.next_batch(0)
     assert batch is not None
     assert batch.uncertain
     assert outbox.append_rows(0, [row(5, a=1.0), row(6, a=1.0)]) == 1
     assert outbox.run_id(0) == "r"
-    outbox.forget(0)
+    outbox.reset_run(0)
     assert outbox.run_id(0) is None
     assert outbox.append_rows(0, [row(1, a=1.0)]) == 1
     outbox.close()
@@ -179,8 +179,8 @@ def test_another_process_reads_pending_and_run_ids(tmp_path: Path) -> None:
     assert read_outbox(tmp_path).pending == 0
     outbox = Outbox(tmp_path)
     outbox.append(0, "start", {})
-    outbox.adopt(SWEEP, "parent", None)
-    outbox.adopt(0, "child", None)
+    outbox.set_run_id(SWEEP, "parent", None)
+    outbox.set_run_id(0, "child", None)
     outbox.found("7")
     status = read_outbox(tmp_path)
     assert (status.pending, status.experiment_id, status.sweep_run_id) == (1, "7", "parent")
@@ -359,7 +359,7 @@ def test_artifacts_hold_up_nothing_and_trials_take_turns(tmp_path: Path) -> None
         return Path(batch.records[0].payload["staged"]).name
 
     assert [claimed(after) for after in (SWEEP, 0, 1)] == ["c", "c", "c"], "the start comes first"
-    batch = outbox.claim(1)
+    batch = outbox.next_batch(1)
     assert batch is not None
     assert [record.kind for record in batch.records] == ["start", "finish"]
     outbox.delivered(batch)
@@ -382,10 +382,10 @@ def test_missing_artifact_and_bad_names_queue_nothing(tmp_path: Path) -> None:
 
 def test_one_drainer_at_a_time(tmp_path: Path) -> None:
     first, second = Outbox(tmp_path), Outbox(tmp_path)
-    assert first.own()
-    assert not second.own()
+    assert first.try_lock()
+    assert not second.try_lock()
     first.close()
-    assert second.own()
+    assert second.try_lock()
     second.close()
 
 
@@ -429,13 +429,13 @@ def test_nothing_can_be_appended_after_close(tmp_path: Path) -> None:
 def test_who_queues_learns_what_who_delivers_finds_out(tmp_path: Path) -> None:
     queue, other = Outbox(tmp_path), Outbox(tmp_path, delivers=True)
     assert queue.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2
-    other.adopt(0, "r", HighWaterMarks({"a": 1, "b": 5}))
+    other.set_run_id(0, "r", HighWaterMarks({"a": 1, "b": 5}))
     assert queue.run_id(0) == "r"
     assert queue.append_rows(0, [row(2, a=1.0), row(3, a=1.0, b=1.0), row(6, b=1.0)]) == 2
-    other.adopt(0, "r", HighWaterMarks({"a": 4}))
+    other.set_run_id(0, "r", HighWaterMarks({"a": 4}))
     assert queue.last_step(0) == 6, "what was queued since is not forgotten"
     assert queue.append_rows(0, [row(4, a=1.0), row(5, a=1.0)]) == 1
-    other.forget(0)
+    other.reset_run(0)
     assert queue.run_id(0) is None
     assert queue.append_rows(0, [row(1, a=1.0)]) == 1
     assert queue.pending == other.pending == 4
@@ -471,30 +471,30 @@ def test_a_store_is_told_from_others_without_password_or_place(uri: str, store: 
 @pytest.mark.parametrize(("store", "gone"), [("b", False), ("a", True)])
 def test_what_another_store_was_told_is_forgotten(tmp_path: Path, store: str, gone: bool) -> None:
     outbox = Outbox(tmp_path)
-    outbox.aim("a", gone=True)  # nobody was told anything
+    outbox.set_target("a", gone=True)  # nobody was told anything
     outbox.append(0, "start", {"params": {}})
     outbox.append_rows(0, [row(1, a=1.0)])
-    outbox.aim("b", gone=False)  # nothing was delivered yet
-    outbox.aim("a", gone=False)
-    while batch := outbox.claim(0):
+    outbox.set_target("b", gone=False)  # nothing was delivered yet
+    outbox.set_target("a", gone=False)
+    while batch := outbox.next_batch(0):
         outbox.delivered(batch)
-    outbox.adopt(0, "run", held=None)
+    outbox.set_run_id(0, "run", held=None)
     outbox.append_rows(0, [row(2, a=2.0)])
     outbox.append(0, "finish", {"status": "FINISHED"})
     outbox.append(0, "tags", {"x": "y"})
-    outbox.aim("a", gone=False)
-    assert not outbox.lacks_pictures
-    outbox.aim(store, gone=gone)
-    outbox.aim(store, gone=False)
+    outbox.set_target("a", gone=False)
+    assert not outbox.needs_figures
+    outbox.set_target(store, gone=gone)
+    outbox.set_target(store, gone=False)
     outbox.close()
     outbox = Outbox(tmp_path)
-    assert outbox.lacks_pictures, "until it was given them"
-    outbox.given_pictures()
-    outbox.aim(store, gone=False)
-    assert not outbox.lacks_pictures, "it is told once"
+    assert outbox.needs_figures, "until it was given them"
+    outbox.figures_sent()
+    outbox.set_target(store, gone=False)
+    assert not outbox.needs_figures, "it is told once"
     known = read_outbox(tmp_path)
     assert (known.run_ids, known.told, known.marks) == ({}, {}, {})
-    batch = outbox.claim(0)
+    batch = outbox.next_batch(0)
     assert batch is not None
     assert [record.kind for record in batch.records] == ["tags"]
     assert outbox.append_rows(0, [row(1, a=1.0), row(2, a=2.0)]) == 2
@@ -518,4 +518,4 @@ def test_a_damaged_outbox_has_pictures_told_again(tmp_path: Path) -> None:
     outbox._path.write_bytes(b"no database " * 1000)
     outbox = Outbox(tmp_path)
     assert outbox.moved_aside is not None
-    assert outbox.lacks_pictures, "what waited was not delivered"
+    assert outbox.needs_figures, "what waited was not delivered"

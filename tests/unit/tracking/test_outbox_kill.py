@@ -25,9 +25,9 @@ def run(program: Path, directory: Path, place: str, passage: int) -> int:
     [
         ("after append_rows", (1, 20)),
         ("after create_run", (1, 3)),
-        ("after adopt", (2,)),
+        ("after set_run_id", (2,)),
         ("after prepare", (2, 6)),
-        ("after claim", (2, 5)),
+        ("after next_batch", (2, 5)),
         ("before log_points", (1,)),
         ("after log_points", (1, 2, 3)),
         ("before delivered", (4, 6)),

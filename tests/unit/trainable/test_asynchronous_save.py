@@ -87,7 +87,7 @@ def _store(directory, files, every="1 step", **options):
 
 
 def _offer(store, step, state=dict, **options):
-    return store.offer(state, step=step, epoch=0, **options)
+    return store.maybe_save(state, step=step, epoch=0, **options)
 
 
 @pytest.mark.seeds("S16 asynchronous")
@@ -271,7 +271,7 @@ def test_last_report_names_the_last_generation(tmp_path, opened, configure, toy)
     assert reports[-1].checkpoint.step == reports[-1].step
 
 
-@pytest.mark.parametrize("meet", ["wait", "offer"])
+@pytest.mark.parametrize("meet", ["wait", "maybe_save"])
 def test_error_comes_out_once_and_leaves_the_rest(tmp_path, meet):
     store = _store(tmp_path, Full.of(tmp_path))
     _offer(store, 1)
@@ -345,7 +345,7 @@ def test_rows_are_durable_before_the_generation_is_in_place(tmp_path):
             super().commit(name, write)
 
     store = _store(tmp_path, Noting.of(tmp_path))
-    _offer(store, 1, covered=lambda: order.append("rows"), final=True)
+    _offer(store, 1, before_commit=lambda: order.append("rows"), final=True)
     assert order == ["rows", "commit"]
 
 
@@ -401,7 +401,7 @@ def test_copy_that_fails_is_an_error_of_the_save(tmp_path, monkeypatch):
     monkeypatch.setattr(Snapshots, "finish", finish)
     store = _store(tmp_path, LocalFiles.of(tmp_path))
     assert _offer(store, 1, steady=["moments"])
-    store.settle()
+    store.wait_for_copy()
     with pytest.raises(CheckpointError, match=r"step 1 failed \(MemoryError: no more\)"):
         store.wait()
     assert store.generations() == []

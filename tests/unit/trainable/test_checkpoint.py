@@ -30,11 +30,11 @@ def _store(directory, *, every="1 epoch", keep=2, mode="min", files=None, clock=
 
 def _save(store, step, value=None, **options):
     """Offer a state and wait; return the pointer to it, None when nothing was saved."""
-    saves = store.offer(
+    saves = store.maybe_save(
         lambda: {"step": step, "weights": torch.arange(4.0) + step},
         step=step,
         epoch=step,
-        boundary=True,
+        end_of_epoch=True,
         value=value,
         **options,
     )
@@ -190,7 +190,7 @@ def test_intervals_within_an_epoch(tmp_path, every, saved):
     store = _store(tmp_path, every=every, keep=9, clock=lambda: now[0])
     for step in range(1, 7):
         now[0] += 4
-        store.offer(dict, step=step, epoch=0)
+        store.maybe_save(dict, step=step, epoch=0)
         store.wait()
     assert _steps(store) == saved
 
@@ -199,8 +199,13 @@ def test_intervals_within_an_epoch(tmp_path, every, saved):
 def test_interval_of_epochs_counts_their_ends(tmp_path):
     store = _store(tmp_path, every="2 epochs", keep=9)
     for epoch in range(1, 8):
-        for step, boundary in ((2 * epoch - 1, False), (2 * epoch, True)):
-            store.offer(dict, step=step, epoch=epoch if boundary else epoch - 1, boundary=boundary)
+        for step, end_of_epoch in ((2 * epoch - 1, False), (2 * epoch, True)):
+            store.maybe_save(
+                dict,
+                step=step,
+                epoch=epoch if end_of_epoch else epoch - 1,
+                end_of_epoch=end_of_epoch,
+            )
             store.wait()
     assert [generation.epoch for generation in store.generations()] == [2, 4, 6]
 
@@ -215,7 +220,7 @@ def test_new_best_and_the_end_are_always_saved(tmp_path):
 
 def test_state_is_not_made_when_nothing_is_due(tmp_path):
     store = _store(tmp_path, every="2 steps")
-    store.offer(pytest.fail, step=1, epoch=0)
+    store.maybe_save(pytest.fail, step=1, epoch=0)
 
 
 def test_full_disk_names_path_and_size_and_leaves_the_rest(tmp_path):
@@ -239,7 +244,7 @@ def test_load_verifies_the_digest_and_refuses_objects(tmp_path):
     _flip(tmp_path / "checkpoints" / "step-00000001" / "state.pt", 4000)
     with pytest.raises(CheckpointError, match="sha256"):
         store.load(pointer)
-    store.offer(lambda: {"x": WriterReplaced}, step=2, epoch=2, final=True)
+    store.maybe_save(lambda: {"x": WriterReplaced}, step=2, epoch=2, final=True)
     with pytest.raises(CheckpointError, match="not plain data"):
         store.load(store.pointer)
 

@@ -78,7 +78,7 @@ def _config(name="ownloops:plain", *, epochs=6, every="1 epoch", mode="min", **a
 
 
 @pytest.fixture
-def left_open():
+def stale_writer():
     """Runs that crash are closed when the test ends, long after the resumed ones."""
     with contextlib.ExitStack() as stack:
         yield stack.enter_context
@@ -151,11 +151,11 @@ def _crash_after(reports):
 
 @pytest.mark.parametrize("every", ["1 epoch", "2 epochs"])
 @pytest.mark.parametrize("crash", [1, 2, 3, 5, 6])
-def test_crash_and_resume_equals_an_uninterrupted_run(tmp_path, left_open, crash, every):
+def test_crash_and_resume_equals_an_uninterrupted_run(tmp_path, stale_writer, crash, every):
     config = _config(every=every)
     with open_trainer(config, tmp_path / "whole", device="cpu") as whole:
         last = list(whole.events())[-1]
-    crashed = left_open(
+    crashed = stale_writer(
         open_trainer(config, tmp_path / "cut", device="cpu", interrupted=_crash_after(crash))
     )
     with pytest.raises(Crash):
@@ -195,9 +195,11 @@ def test_process_that_dies_leaves_one_continuous_curve(tmp_path):
     assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
 
 
-def test_loop_without_state_starts_again(tmp_path, left_open):
+def test_loop_without_state_starts_again(tmp_path, stale_writer):
     config = _config("ownloops:stateless", epochs=4)
-    crashed = left_open(open_trainer(config, tmp_path, device="cpu", interrupted=_crash_after(3)))
+    crashed = stale_writer(
+        open_trainer(config, tmp_path, device="cpu", interrupted=_crash_after(3))
+    )
     with pytest.raises(Crash):
         list(crashed.events())
     assert len(_curve(tmp_path)) == 3

@@ -41,7 +41,7 @@ def test_spec_is_valid_and_its_task_loads(name):
     spec = load_spec(EXAMPLES / f"{name}.yaml")
     assert spec.name == name
     for distribution in spec.space.values():
-        assert distribution.probes()
+        assert distribution.boundary_values()
     config = spec.trial_config(0, spec.example_params())
     if load_loop(config.task.name) is None:
         load_task(config.task.name, config.task.arguments)

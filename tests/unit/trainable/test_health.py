@@ -174,7 +174,7 @@ def test_watch_after_a_crash_says_what_it_would_have_said():
     whole, resumed = HealthMonitor(), HealthMonitor()
     for row in rows:
         whole.see(row)
-    resumed.recall(rows[:100])
+    resumed.load_history(rows[:100])
     for row in rows[100:]:
         resumed.see(row)
     assert whole.signals() == resumed.signals()
@@ -212,7 +212,7 @@ def test_memory_that_a_run_keeps_is_noticed_within_three_epochs(tmp_path, opened
 
 def test_memory_of_the_process_before_a_crash_does_not_count():
     watch = HealthMonitor()
-    watch.recall([_row(step, memory__process_mb=100.0 * step) for step in range(1, 30)])
+    watch.load_history([_row(step, memory__process_mb=100.0 * step) for step in range(1, 30)])
     assert watch.signals() == []
 
 

@@ -464,13 +464,13 @@ def test_metrics_are_numbers_of_any_kind_and_shape(tmp_path, opened, configure, 
         "loss": torch.tensor([0.5]),
         "f1": torch.tensor(0.25, dtype=torch.float16),
         "hits": torch.tensor(3),
-        "recall": numpy.float32(0.75),
+        "load_history": numpy.float32(0.75),
         "auc": numpy.array([[1.0]]),
     }
     task = _task(toy, evaluate=lambda self, model, batches: found)
     report = list(opened(configure(), tmp_path, task).events())[-1]
     values = {name: report.metrics[f"val/{name}"] for name in found}
-    assert values == {"loss": 0.5, "f1": 0.25, "hits": 3.0, "recall": 0.75, "auc": 1.0}
+    assert values == {"loss": 0.5, "f1": 0.25, "hits": 3.0, "load_history": 0.75, "auc": 1.0}
 
 
 @pytest.mark.parametrize("value", [None, "high", torch.ones(2), torch.tensor(1j), [0.5]], ids=str)

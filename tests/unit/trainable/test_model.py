@@ -12,7 +12,7 @@ from trainable import build
 from trainable.build import open_trainer
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import ConfigError
-from trainable.model import fit_model
+from trainable.model import prepare_model
 from trainable.task import Data, Task, load_task
 
 LM = {"context": 8, "layers": 3, "heads": 2, "width": 8, "text_bytes": 4_000, "dropout": 0.2}
@@ -102,7 +102,7 @@ def test_activation_checkpointing_computes_blocks_twice_with_the_same_dropout(tm
     expected = _train(tmp_path / "plain", task)
     _same(expected, _train(tmp_path / "again", task, activation_checkpointing=True))
 
-    model = fit_model(task.build_model(), TrainConfig(activation_checkpointing=True))
+    model = prepare_model(task.build_model(), TrainConfig(activation_checkpointing=True))
     calls = []
     for block in model.blocks:
         block.attention_in.register_forward_hook(lambda *_: calls.append(1))
@@ -148,7 +148,7 @@ def test_block_that_is_called_twice_is_computed_again_as_each_call_was():
     gradients = []
     for again in (False, True):
         torch.manual_seed(0)
-        model = fit_model(Twice(), TrainConfig(activation_checkpointing=again))
+        model = prepare_model(Twice(), TrainConfig(activation_checkpointing=again))
         loss = model(torch.randn(3, 4)).sum()
         loss.backward(retain_graph=True)
         loss.backward()
@@ -160,7 +160,7 @@ def test_block_that_is_called_twice_is_computed_again_as_each_call_was():
 def test_block_whose_buffers_its_first_call_makes_is_computed_again():
     block = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
     model = nn.Sequential(block)
-    fit_model(model, TrainConfig(activation_checkpointing=True))
+    prepare_model(model, TrainConfig(activation_checkpointing=True))
     for _ in range(2):
         model(torch.randn(3, 2, 8, 8)).sum().backward()
     assert block[0].weight.grad.abs().sum() > 0
@@ -170,7 +170,7 @@ def test_compiled_activation_checkpointing_updates_buffers_once(monkeypatch):
     """Through all of the compiler but its code generator."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    fit_model(model, TrainConfig(activation_checkpointing=True, compile=True))
+    prepare_model(model, TrainConfig(activation_checkpointing=True, compile=True))
     model(torch.randn(5, 3)).sum().backward()
     assert model[1].num_batches_tracked == 1
 
@@ -214,7 +214,7 @@ def test_blocks_inside_blocks_are_left_to_the_outer_one():
     inner.parts = nn.ModuleList([nn.Linear(2, 2)])
     model = nn.Module()
     model.stages = nn.ModuleList([nn.ModuleList([inner]), nn.ModuleList([nn.Linear(2, 2)])])
-    fit_model(model, TrainConfig(activation_checkpointing=True))
+    prepare_model(model, TrainConfig(activation_checkpointing=True))
     wrapped = [name for name, part in model.named_modules() if "forward" in vars(part)]
     assert wrapped == ["stages.0.0", "stages.1.0"]
 
@@ -228,7 +228,7 @@ def test_blocks_inside_blocks_are_left_to_the_outer_one():
 )
 def test_settings_without_effect_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        fit_model(nn.Linear(2, 2), TrainConfig(**options))
+        prepare_model(nn.Linear(2, 2), TrainConfig(**options))
 
 
 @pytest.mark.seeds("S23")

@@ -31,7 +31,7 @@ def _store(directory, files=None):
 
 
 def _save(store, step=1):
-    store.offer(lambda: {"step": step}, step=step, epoch=step, boundary=True)
+    store.maybe_save(lambda: {"step": step}, step=step, epoch=step, end_of_epoch=True)
     store.wait()
 
 
@@ -67,7 +67,7 @@ def test_a_file_that_is_still_read_does_not_keep_a_room_from_being_taken_over(
 ):
     first = LocalFiles.of(tmp_path)
     first.open()
-    unfinished = first.own / "new-step-00000001"
+    unfinished = first.writer_dir / "new-step-00000001"
     unfinished.mkdir()
     for name in ("manifest.json", "state.pt"):
         (unfinished / name).write_bytes(b"half")
@@ -75,7 +75,9 @@ def test_a_file_that_is_still_read_does_not_keep_a_room_from_being_taken_over(
         _unlink_over_nfs(network, "manifest.json")
         second = LocalFiles.of(tmp_path)
         second.open()
-        assert [path.name for path in second.own.rglob("*") if path.is_file()] == [".nfs00000001"]
+        assert [path.name for path in second.writer_dir.rglob("*") if path.is_file()] == [
+            ".nfs00000001"
+        ]
         with pytest.raises(WriterReplaced):
             first.remove("step-00000001")
     second.close()

@@ -18,7 +18,7 @@ from tests.chaos.runs import differences
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.config import TrialConfig
 from trainable.metrics_file import read_rows
-from trainable.warm_start import bequeath, inherited
+from trainable.warm_start import inherited, link_checkpoint_from_donor
 
 Train = Callable[..., dict[str, Any]]
 DONOR, HEIR = {"lr": 0.05, "weight_decay": 0.3}, {"lr": 0.001, "weight_decay": 0.0}
@@ -52,7 +52,7 @@ def heir(tmp_path: Path, train: Train) -> Path:
     """The directory of a run that inherits from `donor` beside it, both after two epochs."""
     train(tmp_path / "donor", 2, seed=1, **DONOR)
     train(tmp_path / "heir", 2, seed=2, **HEIR)
-    bequeath(saved(tmp_path / "donor"), tmp_path / "heir")
+    link_checkpoint_from_donor(saved(tmp_path / "donor"), tmp_path / "heir")
     return tmp_path / "heir"
 
 
@@ -115,7 +115,7 @@ def test_its_best_value_stays_its_own(heir: Path, train: Train) -> None:
 def test_what_is_inherited_later_replaces_it(heir: Path, train: Train) -> None:
     train(heir, 3, seed=2, **HEIR)
     train(heir.parent / "other", 3, seed=3, **DONOR)
-    bequeath(saved(heir.parent / "other"), heir)
+    link_checkpoint_from_donor(saved(heir.parent / "other"), heir)
     found = inherited(heir)
     assert found is not None
     assert found.sha256 == saved(heir.parent / "other").sha256
@@ -145,7 +145,7 @@ def test_with_all_newer_states_of_its_own_damaged_it_goes_on_where_it_inherited(
     donor = train(tmp_path / "donor", 2, seed=1, **DONOR)
     best = train(tmp_path / "heir", 1, seed=2, **HEIR)["progress"]["best"]
     train(tmp_path / "heir", 2, seed=2, **HEIR)
-    bequeath(saved(tmp_path / "donor"), tmp_path / "heir")
+    link_checkpoint_from_donor(saved(tmp_path / "donor"), tmp_path / "heir")
     state = saved(tmp_path / "heir").path / "state.pt"
     state.write_bytes(state.read_bytes()[:-1])
     config = configure(epochs=4, seed=2, optimizer={"name": "adamw", **HEIR})
@@ -165,7 +165,7 @@ def test_a_storage_without_links_gets_a_copy(
         raise OSError(refusal, os.strerror(refusal))
 
     monkeypatch.setattr(os, "link", link)
-    bequeath(saved(tmp_path / "donor"), tmp_path / "heir")
+    link_checkpoint_from_donor(saved(tmp_path / "donor"), tmp_path / "heir")
     found = inherited(tmp_path / "heir")
     assert found is not None
     state = CheckpointStore(tmp_path / "heir").load(found)

@@ -24,7 +24,7 @@ def test_refused_records_are_told(tmp_path: Path) -> None:
     outbox = Outbox(sweep.paths.outbox)
     outbox.append(0, "tags", {"bad": "1"})
     assert sweep.view.status()["outbox_refused"] == 0
-    batch = outbox.claim(0)
+    batch = outbox.next_batch(0)
     assert batch is not None
     outbox.refuse(batch, "not allowed here")
     outbox.close()
@@ -40,7 +40,7 @@ def test_artifacts_that_cannot_be_stored_are_told(tmp_path: Path) -> None:
     outbox = Outbox(sweep.paths.outbox)
     outbox.append_artifact(0, sweep.paths.spec, "sweep.yaml")
     assert sweep.view.status()["outbox_held"] is None
-    outbox.hold("sweep.yaml of trial 0 cannot be stored")
+    outbox.mark_blocked("sweep.yaml of trial 0 cannot be stored")
     outbox.close()
     found = sweep.view.status()
     assert (found["outbox_pending"], found["outbox_refused"]) == (1, 0)

@@ -43,8 +43,8 @@ def test_a_drawn_point_has_what_exists_in_it_and_is_restated_as_itself(seed: int
     assert ("wide" in point) is (point["kind"] == "b")
     assert ("deep" in point) is (point.get("wide") == "yes")
     assert "deep" not in point or point["deep"] < 4 * point["rate"] + 2
-    assert space.restated(point) == point
-    assert space.restated({**point, "other": 3}) == point
+    assert space.project(point) == point
+    assert space.project({**point, "other": 3}) == point
     assert point in list(space.grid())
 
 
@@ -74,7 +74,7 @@ def test_given_values_are_kept() -> None:
     ],
 )
 def test_what_lies_outside_cannot_be_restated(values: dict[str, Any]) -> None:
-    assert _space("rate < 0.7").restated(values) is None
+    assert _space("rate < 0.7").project(values) is None
 
 
 # Constraints

@@ -95,10 +95,10 @@ def test_the_written_form_reads_the_same(
 @given(distributions)
 def test_probes_lie_within_and_reach_the_ends(distribution: Distribution) -> None:
     optuna = distribution.to_optuna()
-    probes = distribution.probes()
-    assert all(optuna._contains(optuna.to_internal_repr(value)) for _, value in probes)
+    boundary_values = distribution.boundary_values()
+    assert all(optuna._contains(optuna.to_internal_repr(value)) for _, value in boundary_values)
     arguments = distribution.arguments()
-    assert all(value == arguments[index] for index, value in probes if index is not None)
+    assert all(value == arguments[index] for index, value in boundary_values if index is not None)
 
 
 @given(distributions, st.floats(0, 1, exclude_max=True))
@@ -160,8 +160,8 @@ def test_a_step_that_optuna_would_not_take_is_left_as_it_was_drawn() -> None:
 
 
 def test_whole_numbers_are_probed_one_by_one_as_far_as_there_are_few() -> None:
-    assert sorted(value for _, value in Int(1, 5).probes()) == [1, 2, 3, 4, 5]
-    assert sorted(value for _, value in Int(1, 10**6).probes()) == [*range(1, 102), 10**6]
+    assert sorted(value for _, value in Int(1, 5).boundary_values()) == [1, 2, 3, 4, 5]
+    assert sorted(value for _, value in Int(1, 10**6).boundary_values()) == [*range(1, 102), 10**6]
 
 
 def test_a_distribution_built_in_python_is_checked_too() -> None:

@@ -32,7 +32,7 @@ def test_a_stepped_integer(text: str) -> None:
     assert not found.contains(80)
     assert [found.nearest(x) for x in (0, 25, 41, 99)] == [16, 32, 48, 64]
     assert found.to_optuna().step == 16  # type: ignore[attr-defined]
-    assert [value for _, value in found.probes()] == [16, 64, 32, 48]
+    assert [value for _, value in found.boundary_values()] == [16, 64, 32, 48]
 
 
 def test_an_integer_without_a_step_is_recorded_as_ever() -> None:

@@ -121,7 +121,7 @@ class Kept:
 
     def written(self) -> list[str]:
         """What was done since the last time, once nothing waits."""
-        self.keeper.settle()
+        self.keeper.flush()
         done, self.diary.done[:] = list(self.diary.done), []
         return done
 
@@ -164,7 +164,7 @@ def test_an_end_that_the_ledger_refuses_is_told_nobody(
     monkeypatch.setattr(Ledger, "finish", refuse)
     kept.ends(ending="failed", failure={"kind": "error", "reason": "a disk", "traceback": ""})
     with pytest.raises(LedgerError):
-        kept.keeper.settle()
+        kept.keeper.flush()
     run = kept.recorder.runs[kept.number]
     assert (run.status, "reason" in run.tags) == ("RUNNING", False)
 
@@ -203,7 +203,7 @@ def test_a_last_report_is_written_whatever_comes_before_the_end(kept: Kept, what
             kept.keeper.interrupt_live()
         case "fails":
             kept.keeper.on_trial_error(0, [], kept.trial)
-    kept.keeper.settle()
+    kept.keeper.flush()
     assert kept.sweep.ledger.trial(kept.number).reports == {1: 1.0}
 
 
@@ -212,7 +212,7 @@ def test_nobody_waits_for_a_ledger_that_takes_long(kept: Kept) -> None:
     other = kept.sweep.add(None)
     kept.diary.commits, kept.diary.done[:] = 0, []
     kept.diary.may_commit.clear()
-    kept.keeper._num_before = 0  # it was added by this driver
+    kept.keeper._num_existing = 0  # it was added by this driver
     kept.starts()
     for epoch in range(1, 6):
         kept.reports(epoch)
@@ -221,9 +221,9 @@ def test_nobody_waits_for_a_ledger_that_takes_long(kept: Kept) -> None:
     kept.ends()
     kept.keeper.on_step_begin(0, [])
     assert kept.diary.commits == 0
-    assert kept.keeper.num_ends == 1
+    assert kept.keeper.num_finished == 1
     kept.diary.may_commit.set()
-    kept.keeper.settle()
+    kept.keeper.flush()
     # The start, the reports, and the end; one of them came first, if not more.
     assert 3 <= kept.diary.commits <= 4
     for number in (kept.number, other):
@@ -234,7 +234,7 @@ def test_nobody_waits_for_a_ledger_that_takes_long(kept: Kept) -> None:
 def test_what_nobody_else_could_tell_is_recorded_at_once(kept: Kept) -> None:
     """A driver that dies before the ledger knows has told with what a trial began, and on what."""
     kept.diary.may_commit.clear()
-    kept.keeper._num_before = 0  # it was added by this driver
+    kept.keeper._num_existing = 0  # it was added by this driver
     kept.starts()
     kept.reports(1, resolved={"device": "cpu"}, set_aside=["generation 3: damaged"])
     run = kept.recorder.runs[kept.number]
@@ -249,14 +249,14 @@ def test_what_nobody_else_could_tell_is_recorded_at_once(kept: Kept) -> None:
 def test_what_the_ledger_notes_of_a_trial_is_told_again(kept: Kept, ends: bool) -> None:
     """Its driver may have died between the two."""
     kept.sweep.ledger.start(kept.number)
-    kept.sweep.ledger.note(kept.number, SIGNALS, ["the loss jumped"])
-    kept.sweep.ledger.note(kept.number, ACCUMULATION, 2)
+    kept.sweep.ledger.set_attr(kept.number, SIGNALS, ["the loss jumped"])
+    kept.sweep.ledger.set_attr(kept.number, ACCUMULATION, 2)
     if ends:
         kept.recorder.start(kept.number, {}, {})
         kept.ends()
     else:
         kept.starts()
-    kept.keeper.settle()
+    kept.keeper.flush()
     tags = kept.recorder.runs[kept.number].tags
     assert (tags["health"], tags["gradsweep.accumulation"]) == ("the loss jumped", "2")
     assert tags["gradsweep.attempts"] == ("1" if ends else "2")
@@ -277,7 +277,7 @@ def test_a_driver_that_is_replaced_while_it_writes_writes_no_more(kept: Kept) ->
     kept.recorder.log = log_and_stand_still  # type: ignore[method-assign]
     kept.diary.may_commit.set()
     with pytest.raises(LockLost):
-        kept.keeper.settle()
+        kept.keeper.flush()
     assert kept.diary.done.count("recorder.log") == 1
 
 
@@ -290,7 +290,7 @@ def test_a_member_goes_on_with_other_parameters_once_that_is_told(
     kept.keeper._spec = spec.model_copy(update={"early_stopping": stopping})
     kept.keeper._paused.add(kept.number)
     settled: list[None] = []
-    kept.keeper.settle = lambda: settled.append(None)  # type: ignore[method-assign]
+    kept.keeper.flush = lambda: settled.append(None)  # type: ignore[method-assign]
     kept.starts()
     assert bool(settled) == waits
 
@@ -316,13 +316,13 @@ def test_an_error_leaves_at_the_next_turn_and_nothing_is_written_after(
         patch.setattr(Ledger, "report_all", refuse)
         kept.reports(1)
         with pytest.raises(LedgerError):
-            kept.keeper.settle()
+            kept.keeper.flush()
     kept.diary.done.clear()
     acts: list[Callable[[], object]] = [
         lambda: kept.keeper.on_step_begin(0, []),
         lambda: kept.reports(2),
         kept.ends,
-        kept.keeper.settle,
+        kept.keeper.flush,
         kept.keeper.interrupt_live,
         lambda: kept.keeper.stop(kept.number, "enough", live=False),
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sweeps.driver import finalize
-from sweeps.driver.finalize import conclude
+from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
 from sweeps.early_stopping.failure_policy import Failure, RepeatedFailureDetector
 from sweeps.publishing.figure_worker import FigureWorkerPool
@@ -65,7 +65,7 @@ def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_bes
     )
     made.ledger.note_attempt({})
     with FigureWorkerPool(made.spec, made.paths, [], recorder) as gallery:
-        outcome = conclude(sweep, gallery, uninterrupted, same.hopeless)
+        outcome = finalize_attempt(sweep, gallery, uninterrupted, same.abort_reason)
     assert (outcome.exit_code, recorder.runs[None].status) == (code, status)
     if code:
         assert "failed in the same way: ValueError: x (task.py:3)" in str(outcome.cause)
@@ -82,8 +82,8 @@ class Watched:
         self.age = age
         self.asked: list[Any] = []
 
-    def hurry(self, ranked: list[int]) -> None:
-        self.asked.append(("hurry", ranked))
+    def flush_now(self, ranked: list[int]) -> None:
+        self.asked.append(("flush_now", ranked))
 
     def finish(self, timeout: float, ranked: list[int]) -> int:
         self.asked.append(("finish", timeout, ranked))
@@ -121,9 +121,9 @@ def test_end_waits_for_pictures_a_tenth_of_the_sweeps_time_once_all_else_is_ther
     monkeypatch.setattr(finalize, "export_trial", export)
     uninterrupted: Any = SimpleNamespace(requested=False, exit_code=0)
     sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)  # type: ignore[arg-type]
-    conclude(sweep, gallery, uninterrupted, None, report)  # type: ignore[arg-type]
+    finalize_attempt(sweep, gallery, uninterrupted, None, report)  # type: ignore[arg-type]
     best = [1] if several else [1, 1, 2, 0]
     rest = ["report"] if several else ["weights", "report"]
     after = [] if several else [("pictures", 1)]
-    assert asked == [("hurry", best), *rest, ("finish", patience, best), *after]
+    assert asked == [("flush_now", best), *rest, ("finish", patience, best), *after]
     assert recorder.runs[None].artifacts["report.html"] == b"page"

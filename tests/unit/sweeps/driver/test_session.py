@@ -29,11 +29,11 @@ def test_unfinished_trials_are_left_however_few_the_sweep_is_to_have(
         made.add(ending, 0.5)
     spec = with_overrides(made.spec, [f"trials={trials}"])
     sweep = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER)
-    assert sweep.left == 2 + max(0, trials - 4)
+    assert sweep.num_remaining == 2 + max(0, trials - 4)
     assert sweep.num_trials == max(4, trials)
     for number in (1, 3):
         made.ledger.finish(number, "complete")
-    assert sweep.left == max(0, trials - 4)
+    assert sweep.num_remaining == max(0, trials - 4)
 
 
 def test_a_stop_leaves_what_is_unfinished_and_begins_nothing(tmp_path: Path) -> None:
@@ -41,9 +41,9 @@ def test_a_stop_leaves_what_is_unfinished_and_begins_nothing(tmp_path: Path) -> 
     made.add("complete", 0.5)
     made.add(None, 0.7)
     sweep = SweepSession(made.paths, made.spec, made.ledger, NO_RECORDER, NO_RECORDER)
-    assert sweep.left == 1
+    assert sweep.num_remaining == 1
     made.ledger.finish(1, "pruned")
-    assert sweep.left == 0
+    assert sweep.num_remaining == 0
 
 
 def _resume(made: MadeSweep, *overrides: str, accepted: bool = False) -> SweepSpec:
@@ -175,7 +175,9 @@ def test_a_change_that_finds_nothing_to_train_is_told(
     for _ in range(3):
         made.add("complete", 0.7)
     spec = with_overrides(made.spec, overrides)
-    told = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER).in_vain(made.spec)
+    told = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER).no_effect_warning(
+        made.spec
+    )
     if remedy is not None:
         remedy = NOTHING_LEFT + remedy.format(resume="sweep resume small", root=tmp_path)
     assert told == remedy
@@ -185,7 +187,9 @@ def test_a_change_in_vain_of_a_sweep_that_a_stop_ended(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     made.add("complete", 0.5)
     spec = with_overrides(made.spec, ["budget.epochs=20"])
-    told = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER).in_vain(made.spec)
+    told = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER).no_effect_warning(
+        made.spec
+    )
     assert told is not None
     assert told.startswith(f"{NOTHING_LEFT}begin some with: sweep resume small -s stop.value=null")
 
@@ -198,7 +202,7 @@ def test_a_resume_says_that_its_change_finds_nothing_to_train(
         number = made.add("complete", 0.7)
         made.paths.trial(number).mkdir(parents=True, exist_ok=True)
     said: list[str] = []
-    monkeypatch.setattr("sweeps.driver.run.conclude", lambda *_: None)
+    monkeypatch.setattr("sweeps.driver.run.finalize_attempt", lambda *_: None)
     spec = with_overrides(made.spec, ["budget.epochs=20"])
     machine = Machine.probe()
     run_sweep(

@@ -173,9 +173,9 @@ def test_nobody_else_may_ask(paths: SweepPaths) -> None:
         assert paths.control.stat().st_mode & 0o077 == 0
         with pytest.raises(FileExistsError):  # another's, which could not be removed
             stop_requests.StopRequests(paths, "token")
-        stop_requests.order(paths)
+        stop_requests.request_stop(paths)
         shutil.rmtree(paths.control)
-        stop_requests.order(paths)
+        stop_requests.request_stop(paths)
         assert paths.control.stat().st_mode & 0o077 == 0
     finally:
         os.umask(before)

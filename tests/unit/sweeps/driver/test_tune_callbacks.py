@@ -66,7 +66,7 @@ def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> Non
 
     result = _result()
     keeper.on_trial_result(0, [trial], trial, result)
-    keeper.settle()
+    keeper.flush()
 
     numbers = {key for key, value in result.items() if isinstance(value, Number)}
     assert numbers == {OBJECTIVE, "epoch", "should_checkpoint", "done", "training_iteration"}
@@ -106,7 +106,7 @@ def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: 
     result = {"ending": "failed", "done": True} if fails else dict(last)
 
     keeper.on_trial_result(0, [trial], trial, result | {"earlier": [first, second]})
-    keeper.settle()
+    keeper.flush()
 
     told = [1, 2] if fails else [1, 2, 3]
     assert shown == told
@@ -118,11 +118,11 @@ def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: 
 
     again = {"rows": [], "signals": []}  # as by a run that had ended already
     keeper.on_trial_result(0, [trial], trial, dict(last) | again)
-    keeper.settle()
+    keeper.flush()
     assert sweep.ledger.trial(number).signals == ("the loss jumped",)
     well = {"epoch": 4, "step": 92, "signals": []}
     keeper.on_trial_result(0, [trial], trial, dict(last) | well)
-    keeper.settle()
+    keeper.flush()
     assert sweep.ledger.trial(number).signals == ()
     assert recorder.runs[number].tags["health"] == ""
 
@@ -167,11 +167,11 @@ def test_a_trial_that_has_not_begun_has_lost_nothing(tmp_path: Path) -> None:
     for _ in range(MOST_LOST_STARTS):
         keeper.on_trial_recover(0, [trial], trial)
     assert trial.max_failures == 0
-    assert keeper.hopeless is None
+    assert keeper.abort_reason is None
     keeper.on_trial_error(0, [trial], trial)
-    keeper.settle()
-    assert keeper.hopeless is not None
-    assert keeper.hopeless.failure.reason.startswith("lost: 6 workers in a row ended before")
+    keeper.flush()
+    assert keeper.abort_reason is not None
+    assert keeper.abort_reason.failure.reason.startswith("lost: 6 workers in a row ended before")
     assert not sweep.ledger.trial(number).finished, "it goes on when the sweep does"
 
 
@@ -200,7 +200,7 @@ def test_a_finished_trial_is_complete_if_it_has_a_value(
     recorder.start(number, {}, {})
     trial: Any = SimpleNamespace(config={"number": number}, last_result={"ending": "finished"})
     keeper.on_trial_complete(0, [trial], trial)
-    keeper.settle()
+    keeper.flush()
     record = sweep.ledger.trial(number)
     assert (record.state, record.reason, recorder.runs[number].status) == end
 
@@ -254,7 +254,7 @@ def test_driver_whose_lock_was_taken_over_writes_nothing(tmp_path: Path, act: Ac
     told = {"number": number, "params": {}, "config": config.model_dump(mode="json")}
     trial: Any = SimpleNamespace(config=told, get_pickled_error=lambda: None)
     keeper.on_trial_start(0, [trial], trial)
-    keeper.settle()
+    keeper.flush()
     keeper.on_step_begin(0, [trial])
 
     sweep.paths.lock.unlink()
@@ -263,7 +263,7 @@ def test_driver_whose_lock_was_taken_over_writes_nothing(tmp_path: Path, act: Ac
 
     def act_and_settle() -> None:
         act(keeper, trial)
-        keeper.settle()
+        keeper.flush()
 
     with pytest.raises(LockLost):
         act_and_settle()
@@ -327,9 +327,9 @@ def test_what_only_the_trials_process_is_refused_is_that_trials_failure(
     last = {"ending": "failed", "failure": failure}
     trial: Any = SimpleNamespace(config={"number": trial_number}, last_result=last)
     keeper.on_trial_complete(0, [trial], trial)
-    keeper.settle()
+    keeper.flush()
     record = sweep.ledger.trial(trial_number)
-    assert (keeper.hopeless is None) == own
+    assert (keeper.abort_reason is None) == own
     assert (record.state == "failed") == own
     if own:
         assert record.reason is not None

@@ -64,7 +64,7 @@ def test_nobody_waits_while_something_is_written_and_what_waits_is_written_toget
         writer.check()
     assert slow.written == []
     slow.may_end.set()
-    writer.settle()
+    writer.flush()
     assert slow.written == list(range(100))
     assert slow.batches == [1, 99]
 
@@ -93,7 +93,7 @@ def test_an_error_is_raised_as_it_was_and_nothing_is_written_after(
     slow.may_end.set()
     for _ in range(2):
         with pytest.raises(type(error)) as caught:
-            writer.settle()
+            writer.flush()
         assert caught.value is error
     with pytest.raises(type(error)):
         writer.check()
@@ -130,7 +130,7 @@ def test_who_puts_more_waits_for_a_thread_that_is_far_behind(
     assert not done.wait(0.05)
     slow.may_end.set()
     putting.join(30)
-    writer.settle()
+    writer.flush()
     assert done.is_set()
     assert slow.written == [0, 1, *([2] if why == "too many wait" else []), 3]
 

@@ -24,11 +24,11 @@ def _tell(policy: RepeatedFailureDetector, failures: list[Failure]) -> None:
 def test_three_trials_that_fail_in_the_same_way_are_enough() -> None:
     policy = RepeatedFailureDetector(3)
     _tell(policy, [RAISED, replace(RAISED, reason="ValueError: out of brie")])
-    assert policy.hopeless is None
+    assert policy.abort_reason is None
     policy.failed(7, RAISED)
-    assert policy.hopeless is not None
-    assert policy.hopeless.numbers == (0, 1, 7)
-    assert policy.hopeless.cause == (
+    assert policy.abort_reason is not None
+    assert policy.abort_reason.numbers == (0, 1, 7)
+    assert policy.abort_reason.cause == (
         "trials 0, 1 and 7 failed in the same way: ValueError: out of cheese (task.py:7)"
     )
 
@@ -38,7 +38,7 @@ def test_a_trial_that_gets_through_says_that_not_all_is_wrong() -> None:
     policy.failed(0, RAISED)
     policy.passed()
     policy.failed(2, RAISED)
-    assert policy.hopeless is None
+    assert policy.abort_reason is None
 
 
 @pytest.mark.parametrize(
@@ -52,23 +52,23 @@ def test_a_trial_that_gets_through_says_that_not_all_is_wrong() -> None:
 def test_another_type_or_place_is_another_way(other: Failure) -> None:
     policy = RepeatedFailureDetector(2)
     _tell(policy, [RAISED, other])
-    assert policy.hopeless is None
+    assert policy.abort_reason is None
 
 
 @pytest.mark.parametrize("kind", ["non_finite", "oom"])
 def test_what_parameters_bring_about_does_not_count(kind: str) -> None:
     policy = RepeatedFailureDetector(2)
     _tell(policy, [Failure(kind, f"{kind}: ...", "", "step.py:1")] * 5)
-    assert policy.hopeless is None
+    assert policy.abort_reason is None
 
 
 def test_a_limit_of_one_stops_at_the_first_and_none_never() -> None:
     strict, lenient = RepeatedFailureDetector(1), RepeatedFailureDetector(0)
     for policy in (strict, lenient):
         _tell(policy, [RAISED] * 9)
-    assert strict.hopeless is not None
-    assert strict.hopeless.cause.startswith("trial 0 failed: ValueError")
-    assert lenient.hopeless is None
+    assert strict.abort_reason is not None
+    assert strict.abort_reason.cause.startswith("trial 0 failed: ValueError")
+    assert lenient.abort_reason is None
 
 
 @pytest.mark.parametrize("max_retries", [0, 3])

@@ -88,7 +88,7 @@ def test_never_more_than_one_in_reduction_and_never_a_worse_one(
 
 
 LADDER = SuccessiveHalving(
-    rungs=rungs(1, 2, EPOCHS), minimize=True, awaited=0, reduction=2, epochs=EPOCHS
+    rungs=rungs(1, 2, EPOCHS), minimize=True, num_trials=0, reduction=2, epochs=EPOCHS
 )
 """Rungs at 1, 2, 4 and 8 of nine epochs."""
 
@@ -98,7 +98,7 @@ class Serial:
 
     def __init__(self, curves: list[list[float]]) -> None:
         self.curves = curves
-        self.ladder = replace(LADDER, awaited=len(curves))
+        self.ladder = replace(LADDER, num_trials=len(curves))
         self.reports: dict[int, dict[int, float]] = {}
         self.complete: set[int] = set()
         self.handed_out: list[tuple[int, int]] = []
@@ -111,7 +111,7 @@ class Serial:
         """Run until nothing is left, or until so many epochs were trained; True at the end."""
         while (number := self._next()) is not None:
             reports = self.reports.setdefault(number, {})
-            until = self.ladder.until(max(reports, default=0)) or EPOCHS
+            until = self.ladder.pause_at_epoch(max(reports, default=0)) or EPOCHS
             while max(reports, default=0) < until:
                 if dies_after == 0:
                     return False
@@ -153,7 +153,7 @@ def test_at_each_rung_as_many_go_on_as_there_are_places(seed: int, count: int) -
         assert len(there) == places
         places = max(len(there) // 2, 1)
         assert sum(above in sweep.reports[n] for n in there) == places
-    behind = sweep.ladder.left_behind(sweep.reports, sweep.unfinished)
+    behind = sweep.ladder.never_promoted(sweep.reports, sweep.unfinished)
     assert behind == sweep.unfinished
 
 
@@ -189,14 +189,14 @@ def test_a_promotion_comes_before_a_new_trial() -> None:
 
 
 def test_of_few_trials_the_best_that_came_farthest_trains_to_the_end() -> None:
-    ladder = replace(LADDER, awaited=3)
+    ladder = replace(LADDER, num_trials=3)
     reports = {0: {1: 0.9, 2: math.nan}, 1: {1: 0.5}, 2: {1: 0.4}}
     assert ladder.next_promotion(reports, {0, 1, 2}, live={2}) is None
-    assert replace(ladder, awaited=4).next_promotion(reports, {0, 1, 2}) is None
+    assert replace(ladder, num_trials=4).next_promotion(reports, {0, 1, 2}) is None
     assert ladder.next_promotion(reports, {0, 1, 2}) == 2
     assert replace(ladder, minimize=False).next_promotion(reports, {0, 1, 2}) == 1
     assert ladder.next_promotion(reports, {0}) is None, "none that could be the best"
-    assert ladder.left_behind(reports, {0}) == {0}
+    assert ladder.never_promoted(reports, {0}) == {0}
     failed = {0: dict.fromkeys(range(1, EPOCHS), 0.1), 1: {1: 0.5}, 2: {1: 0.4}}
     assert ladder.next_promotion(failed, {1, 2}) == 2, "who had gone on came to no end"
 
@@ -215,12 +215,12 @@ def test_a_trial_that_ended_while_it_waited_makes_room_for_the_next() -> None:
 
 def test_nobody_is_left_behind_while_somebody_can_still_come() -> None:
     reports = {0: {1: 0.1}, 1: {1: 0.2}, 2: {1: 0.3, 2: 0.3}}
-    assert replace(LADDER, awaited=4).left_behind(reports, {0, 1, 2}) == frozenset()
-    assert replace(LADDER, awaited=3).left_behind(reports, {0, 1, 2}) == frozenset()
+    assert replace(LADDER, num_trials=4).never_promoted(reports, {0, 1, 2}) == frozenset()
+    assert replace(LADDER, num_trials=3).never_promoted(reports, {0, 1, 2}) == frozenset()
     at_the_end = {**reports, 2: dict.fromkeys(range(1, EPOCHS + 1), 0.3)}
-    assert replace(LADDER, awaited=3).left_behind(at_the_end, {0, 1}) == {0, 1}
+    assert replace(LADDER, num_trials=3).never_promoted(at_the_end, {0, 1}) == {0, 1}
     under_way = {**reports, 2: {1: 0.3, 2: 0.3, 3: 0.2}}
-    assert replace(LADDER, awaited=3).left_behind(under_way, {0, 1, 2}) == frozenset()
+    assert replace(LADDER, num_trials=3).never_promoted(under_way, {0, 1, 2}) == frozenset()
 
 
 @pytest.mark.parametrize(

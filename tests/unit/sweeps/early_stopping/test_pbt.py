@@ -16,7 +16,7 @@ from sweeps.config.search_space import SearchSpace, mutable
 from sweeps.config.space import Choice, Int, LogUniform, QUniform, Uniform
 from sweeps.config.spec import parse_spec
 from sweeps.early_stopping.pb2 import PopulationBasedBandits
-from sweeps.early_stopping.pbt import PopulationBasedTraining, heirs, perturbed
+from sweeps.early_stopping.pbt import PopulationBasedTraining, explore, select_exploits
 from sweeps.ledger.reader import PbtPerturbation, TrialRecord
 from sweeps.search.dry_run import rehearse
 
@@ -32,7 +32,7 @@ VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([math.nan, math.inf]))
 def test_the_worst_go_on_from_the_best(
     values: dict[int, float], quantile: float, minimize: bool, seed: int
 ) -> None:
-    found = heirs(values, quantile=quantile, minimize=minimize, seed=seed)
+    found = select_exploits(values, quantile=quantile, minimize=minimize, seed=seed)
     sign = 1 if minimize else -1
     finite = {n: sign * v for n, v in values.items() if math.isfinite(v)}
     loss = {n: finite.get(n, math.inf) for n in values}
@@ -47,12 +47,12 @@ def test_the_worst_go_on_from_the_best(
     if finite and len(values) > 1 and len(finite) >= count:
         assert len(found) == count
     shuffled = dict(random.Random(0).sample(list(values.items()), len(values)))
-    assert heirs(shuffled, quantile=quantile, minimize=minimize, seed=seed) == found
+    assert select_exploits(shuffled, quantile=quantile, minimize=minimize, seed=seed) == found
 
 
 def test_donors_differ_from_heir_to_heir_and_from_seed_to_seed() -> None:
     values = {number: float(number) for number in range(40)}
-    drawn = [heirs(values, quantile=0.25, minimize=True, seed=seed) for seed in range(3)]
+    drawn = [select_exploits(values, quantile=0.25, minimize=True, seed=seed) for seed in range(3)]
     assert all(found.keys() == set(range(30, 40)) for found in drawn)
     assert all(set(found.values()) <= set(range(10)) for found in drawn)
     assert all(len(set(found.values())) > 3 for found in drawn)
@@ -63,7 +63,7 @@ def test_donors_differ_from_heir_to_heir_and_from_seed_to_seed() -> None:
 def test_nobody_leaves_a_rung_before_all_have_come_to_it(
     data: st.DataObject, members: int, slots: int
 ) -> None:
-    population = PopulationBasedTraining(rungs=(2, 4), minimize=True, awaited=members)
+    population = PopulationBasedTraining(rungs=(2, 4), minimize=True, num_trials=members)
     reports: dict[int, dict[int, float]] = {}
     live: dict[int, int] = {}
     unfinished: set[int] = set()
@@ -73,7 +73,7 @@ def test_nobody_leaves_a_rung_before_all_have_come_to_it(
             rung = max(reports[number])
             assert all(max(r, default=0) >= rung for n, r in reports.items() if n in unfinished)
             assert len(reports) == members
-            live[number] = population.until(rung) or 6
+            live[number] = population.pause_at_epoch(rung) or 6
         elif len(live) < slots and len(reports) < members:
             number = len(reports)
             reports[number] = {}
@@ -94,7 +94,7 @@ def test_nobody_leaves_a_rung_before_all_have_come_to_it(
                 if epoch == 6:
                     unfinished.remove(number)
     assert not unfinished, "all came to their end"
-    assert population.left_behind(reports, unfinished) == frozenset()
+    assert population.never_promoted(reports, unfinished) == frozenset()
 
 
 SPACE = SearchSpace(
@@ -127,11 +127,11 @@ def test_changed_parameters_lie_in_the_space_and_near_or_anew(
 ) -> None:
     before = SPACE.drawn(point)
     assert before is not None
-    after = perturbed(before, SPACE, resample=resample, seed=seed)
-    assert SPACE.restated(after) == after
+    after = explore(before, SPACE, resample=resample, seed=seed)
+    assert SPACE.project(after) == after
     changed = {key for key in before if after[key] != before[key]}
     assert changed <= set(mutable(SPACE))
-    assert after == perturbed(before, SPACE, resample=resample, seed=seed)
+    assert after == explore(before, SPACE, resample=resample, seed=seed)
 
 
 def test_without_resampling_a_number_changes_by_a_fifth_and_a_choice_by_one() -> None:
@@ -144,12 +144,12 @@ def test_without_resampling_a_number_changes_by_a_fifth_and_a_choice_by_one() ->
         "train.schedule.warmup": 0.1,
         "task.width": 32,
     }
-    found = [perturbed(before, SPACE, resample=0, seed=seed) for seed in range(50)]
+    found = [explore(before, SPACE, resample=0, seed=seed) for seed in range(50)]
     assert {round(one["train.optimizer.lr"], 6) for one in found} == {0.008, 0.012}
     assert {round(one["train.optimizer.weight_decay"], 6) for one in found} == {0.072, 0.1}
     assert {one["train.optimizer.momentum"] for one in found} == {0.6, 0.8}
     assert {one["train.clip.max_norm"] for one in found} == {0.1, 10.0}
-    anew = {perturbed(before, SPACE, resample=1, seed=s)["train.optimizer.lr"] for s in range(50)}
+    anew = {explore(before, SPACE, resample=1, seed=s)["train.optimizer.lr"] for s in range(50)}
     assert len(anew) == 50
 
 
@@ -169,7 +169,7 @@ early_stopping: {scheduler: pbt}
 """
     space = parse_spec(text, "s.yaml").search_space()
     before = {"train.optimizer.lr": 0.5, "train.clip.max_norm": 0.5}
-    found = [perturbed(before, space, resample=0, seed=seed) for seed in range(30)]
+    found = [explore(before, space, resample=0, seed=seed) for seed in range(30)]
     assert all(space.allows(one) for one in found)
     assert sum(one != before for one in found) > 20
 
@@ -179,8 +179,8 @@ def test_what_was_a_choice_before_the_space_was_edited_is_drawn_anew(was: Any) -
     key = "train.clip.max_norm"
     space = SearchSpace({key: Uniform(0.1, 10.0)})
     for seed in range(20):
-        changed = perturbed({key: was}, space, resample=0, seed=seed)
-        assert space.restated(changed) == changed
+        changed = explore({key: was}, space, resample=0, seed=seed)
+        assert space.project(changed) == changed
     members = {
         number: TrialRecord(
             number=number, state="running", params={key: value}, suggested={key: value},
@@ -232,7 +232,7 @@ def test_the_bandit_chooses_beside_one_that_diverged_beyond_measure(loss: float)
     members[0].reports[2] = loss
     bandit = PopulationBasedBandits(RATES, members, 2, minimize=True)
     chosen = [bandit.choose({"train.optimizer.lr": 1e-4}, seed=s) for s in range(3)]
-    assert all(RATES.restated(one) == one for one in chosen)
+    assert all(RATES.project(one) == one for one in chosen)
     assert all(map(math.isfinite, bandit._gains))
 
 

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.early_stopping.stop_criteria import StopCriterionMet, StopMonitor, fired
+from sweeps.early_stopping.stop_criteria import (
+    StopCriterionMet,
+    StopMonitor,
+    active_stop_criterion,
+)
 from sweeps.ledger import bulk_writes
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader, TrialRecord, TrialSummary
@@ -61,7 +65,7 @@ def _trials(*told: tuple[str, float | None], reason: str | None = None) -> list[
 
 
 def _key(spec: SweepSpec, trials: list[TrialSummary], seconds: float = 0.0) -> str | None:
-    found = fired(spec, trials, seconds)
+    found = active_stop_criterion(spec, trials, seconds)
     return found and found.key
 
 
@@ -144,7 +148,7 @@ def test_who_was_stopped_by_hand_or_with_the_sweep_was_not_tried() -> None:
 
 def test_time_is_that_of_all_attempts() -> None:
     assert _key(_spec("{hours: 0.5}"), [], seconds=1799.0) is None
-    found = fired(_spec("{hours: 0.5}"), [], seconds=1800.0)
+    found = active_stop_criterion(_spec("{hours: 0.5}"), [], seconds=1800.0)
     assert found == StopCriterionMet("stop.hours", "its 0.5 hours are over", ("stop.hours=1",))
 
 
@@ -155,9 +159,9 @@ def test_time_is_that_of_all_attempts() -> None:
 def test_a_sweep_whose_time_is_long_over_is_given_twice_of_what_it_took(
     hours: float, seconds: float, go_on: float
 ) -> None:
-    found = fired(_spec(f"{{hours: {hours}}}"), [], seconds)
+    found = active_stop_criterion(_spec(f"{{hours: {hours}}}"), [], seconds)
     assert found is not None
-    assert found.go_on == (f"stop.hours={go_on}",)
+    assert found.continue_overrides == (f"stop.hours={go_on}",)
 
 
 def test_a_sweep_that_had_come_to_its_end_was_not_stopped() -> None:
@@ -172,18 +176,18 @@ def test_each_stop_says_with_what_the_sweep_goes_on() -> None:
     trials = _trials(*[("complete", 1.0)] * 5)
     for stop in ("{value: 2}", "{plateau: {trials: 2}}", "{hours: 1}"):
         spec = _spec(stop)
-        found = fired(spec, trials, 3600.0)
+        found = active_stop_criterion(spec, trials, 3600.0)
         assert found is not None
-        change = parse_spec(spec.to_yaml(), "s.yaml", found.go_on)
-        assert fired(change, trials, 3600.0) is None
+        change = parse_spec(spec.to_yaml(), "s.yaml", found.continue_overrides)
+        assert active_stop_criterion(change, trials, 3600.0) is None
 
 
 def test_a_stop_that_met_the_last_trials_says_that_the_sweep_needs_more() -> None:
     spec = _spec("{hours: 1}").model_copy(update={"trials": 2})
     cut = _trials(("complete", 1.0), ("pruned", 2.0), reason=BY_THE_SWEEP + "its time is over")
-    found = fired(spec, cut, 3600.0)
+    found = active_stop_criterion(spec, cut, 3600.0)
     assert found is not None
-    assert found.go_on == ("stop.hours=2", "trials=4")
+    assert found.continue_overrides == ("stop.hours=2", "trials=4")
 
 
 @pytest.mark.parametrize(("points", "go_on"), [(2, ()), (3, ("stop.hours=2", "trials=3"))])
@@ -195,9 +199,9 @@ def test_a_stop_that_met_the_last_trials_of_a_grid_names_no_more_than_it_has(
     text += f"space: {{train.optimizer.lr: {{choice: {rates}}}}}\nsearch: {{sampler: grid}}\n"
     spec = parse_spec(text, "s.yaml")
     cut = _trials(("complete", 1.0), ("pruned", 2.0), reason=BY_THE_SWEEP + "its time is over")
-    found = fired(spec, cut, 3600.0)
+    found = active_stop_criterion(spec, cut, 3600.0)
     assert found is not None
-    assert found.go_on == go_on
+    assert found.continue_overrides == go_on
     if go_on:
         parse_spec(spec.to_yaml(), "s.yaml", go_on)
 
@@ -288,7 +292,7 @@ def test_a_stopped_sweep_is_finished_until_its_spec_lets_it_go_on(tmp_path: Path
     [
         (TrialState(OPEN), [MissingRun(0), UnrecordedEnd(0, "pruned", "why")]),
         (
-            TrialState(OPEN, left_open=True),
+            TrialState(OPEN, stale_writer=True),
             [MissingRun(0), StaleWriter(0), UnrecordedEnd(0, "pruned", "why")],
         ),
         (TrialState(OPEN, trained=True), [MissingRun(0), UnrecordedEnd(0, "complete")]),
@@ -302,7 +306,7 @@ def test_a_stopped_sweep_is_finished_until_its_spec_lets_it_go_on(tmp_path: Path
 def test_who_is_unfinished_when_the_sweep_is_over_has_its_end(
     trial: TrialState, expected: list[Any]
 ) -> None:
-    facts = SweepState((trial,), parameters=frozenset(OPEN.params), awaited=4, stop="why")
+    facts = SweepState((trial,), parameters=frozenset(OPEN.params), num_awaited=4, stop="why")
     assert reconcile(facts) == expected
 
 

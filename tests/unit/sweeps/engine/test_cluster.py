@@ -22,15 +22,21 @@ from rich.console import Console
 from sweeps.config.sections import ResourcesConfig
 from sweeps.engine import cluster_address, code_upload, node_checks
 from sweeps.engine.cluster import Cluster, refusal
-from sweeps.engine.cluster_address import ClusterRefused, find_address, is_loopback, knock, locate
-from sweeps.engine.code_upload import pack
+from sweeps.engine.cluster_address import (
+    ClusterRefused,
+    find_address,
+    is_loopback,
+    locate,
+    tcp_probe,
+)
+from sweeps.engine.code_upload import package_code
 from sweeps.engine.node_checks import (
     _make_look,
     _meeting_place,
     _unseen,
+    check_nodes,
     fault_of,
     machine_of,
-    survey,
 )
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
 from sweeps.paths import SweepPaths
@@ -118,9 +124,9 @@ def test_loopback() -> None:
 
 
 def test_who_listens_can_be_reached(listener: str) -> None:
-    assert knock(listener) is None
-    assert "refused" in str(knock("127.0.0.1:1"))
-    assert "label empty or too long" in str(knock("head..example:6379"))
+    assert tcp_probe(listener) is None
+    assert "refused" in str(tcp_probe("127.0.0.1:1"))
+    assert "label empty or too long" in str(tcp_probe("head..example:6379"))
 
 
 @pytest.fixture
@@ -160,7 +166,7 @@ def test_code_travels_without_sweeps_environments_and_large_files(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_upload, "LARGE", 200)
-    luggage = pack(project, project / "runs", ["task"])
+    luggage = package_code(project, project / "runs", ["task"])
     assert luggage is not None
     assert _sent(luggage) == {"task.py", "package/deep/module.py", "data/small.csv", ".gitignore"}
     assert luggage.size == 10 + 20 + 30 + len("ignored/\n")
@@ -176,13 +182,13 @@ def test_code_that_git_ignores_is_refused_where_a_task_is_made_of_it(
     with pytest.raises(
         ClusterRefused, match=r"(task|deep/module)\.py does not travel to the clus"
     ):
-        pack(project, project / "runs", ["json", "task", "package.deep.module"])
+        package_code(project, project / "runs", ["json", "task", "package.deep.module"])
 
 
 def test_installed_tasks_need_no_luggage(project: Path) -> None:
-    assert pack(project, project / "runs", []) is None
-    assert pack(project, project / "runs", ["json", "elsewhere.task"]) is None
-    luggage = pack(project, project.parent / "runs", ["json", "package.deep.module"])
+    assert package_code(project, project / "runs", []) is None
+    assert package_code(project, project / "runs", ["json", "elsewhere.task"]) is None
+    luggage = package_code(project, project.parent / "runs", ["json", "package.deep.module"])
     assert luggage is not None
     assert luggage.told() is None
     assert "/runs" not in luggage.excludes
@@ -193,12 +199,12 @@ def test_too_much_luggage_is_refused_and_the_largest_named(
 ) -> None:
     monkeypatch.setattr(code_upload, "LIMIT", 300)
     with pytest.raises(ClusterRefused) as refused:
-        pack(project, project / "runs", ["task"])
+        package_code(project, project / "runs", ["task"])
     assert "369 B would travel" in str(refused.value)
     assert "the largest are data/ (330 B), package/ (20 B), task.py (10 B)" in str(refused.value)
     monkeypatch.setattr(code_upload, "MOST_FILES", 3)
     with pytest.raises(ClusterRefused, match=r"more than 3 files .* the most are in "):
-        pack(project, project / "runs", ["task"])
+        package_code(project, project / "runs", ["task"])
 
 
 @pytest.mark.parametrize(
@@ -222,7 +228,7 @@ def test_what_is_wrong_with_a_node(answer: dict[str, Any] | str, said: str | Non
 
 def test_a_cluster_without_cpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ClusterRefused, match="no node of the cluster has CPUs"):
-        survey({"a": NODE | {"Resources": {"memory": 1.0}}}, tmp_path / "runs")
+        check_nodes({"a": NODE | {"Resources": {"memory": 1.0}}}, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 
@@ -261,13 +267,13 @@ def test_a_cluster_is_lost_with_its_head_and_with_the_node_here(
     with socket.socket(socket.AF_UNIX) as node:
         node.bind(str(socket_of_node))
         node.listen()
-        assert Cluster(listener, (), str(socket_of_node)).fault() is None
+        assert Cluster(listener, (), str(socket_of_node)).health_error() is None
         assert not Cluster(listener, (), str(socket_of_node)).node_died(RuntimeError("its own"))
         assert Cluster("127.0.0.1:1", (), str(socket_of_node)).node_died(RuntimeError("no head"))
-        gone = Cluster("127.0.0.1:1", (), str(socket_of_node)).fault()
+        gone = Cluster("127.0.0.1:1", (), str(socket_of_node)).health_error()
     assert "its head at 127.0.0.1:1 does not answer" in str(gone)
     assert "its node on this machine is gone" in str(
-        Cluster(listener, (), str(socket_of_node)).fault()
+        Cluster(listener, (), str(socket_of_node)).health_error()
     )
 
 

@@ -17,12 +17,12 @@ import pytest
 from sweeps.engine.process_cleanup import (
     TOKEN_VARIABLE,
     claim_scratch,
-    clean_up_after_the_dead,
+    clean_up_dead_drivers,
     end_orphans,
     find_orphans,
     kill_children,
-    mark_children,
     scratch_directory,
+    tag_child_processes,
 )
 
 _SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -106,7 +106,7 @@ def test_no_orphans_is_no_error() -> None:
 
 def test_this_process_is_never_an_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "")
-    mark_children("me")
+    tag_child_processes("me")
     assert find_orphans("me") == []
 
 
@@ -142,12 +142,12 @@ def test_only_what_a_dead_driver_left_is_cleared(place: Path) -> None:
     code = f"log = open({str(dead / 'worker.log')!r}, 'w');" + _SLEEP
     try:
         with _start(code, "") as worker:
-            clean_up_after_the_dead()
+            clean_up_dead_drivers()
             assert dead.exists()
             assert worker.poll() is None
             drivers[0].kill()
             drivers[0].wait()
-            assert clean_up_after_the_dead() == (1, 1)
+            assert clean_up_dead_drivers() == (1, 1)
             assert not psutil.pid_exists(worker.pid)
         assert not dead.exists()
         assert living.exists()
@@ -162,7 +162,7 @@ def test_only_what_a_dead_driver_left_is_cleared(place: Path) -> None:
 @pytest.mark.usefixtures("place")
 def test_a_driver_that_is_known_to_be_dead_needs_no_directory() -> None:
     with _start(_SLEEP, "0123456789ab-and-more") as child:
-        assert clean_up_after_the_dead("0123456789ab-and-more") == (1, 1)
+        assert clean_up_dead_drivers("0123456789ab-and-more") == (1, 1)
         assert not psutil.pid_exists(child.pid)
 
 
@@ -170,7 +170,7 @@ def test_a_driver_that_is_known_to_be_dead_needs_no_directory() -> None:
 def test_a_directory_that_is_not_a_drivers_stays() -> None:
     stranger = scratch_directory("0123456789abcdef")
     stranger.mkdir()
-    assert clean_up_after_the_dead() == (0, 0)
+    assert clean_up_dead_drivers() == (0, 0)
     assert stranger.exists()
 
 
@@ -206,7 +206,7 @@ def test_a_driver_that_died_before_it_had_its_directory_leaves_nothing(
     living.mkdir()
     with open(living / "driver", "w", encoding="utf-8") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
-        assert clean_up_after_the_dead() == (1, 0)
+        assert clean_up_dead_drivers() == (1, 0)
         assert list(place.iterdir()) == [living]
 
 
@@ -218,14 +218,14 @@ def test_a_driver_that_was_taken_for_dead_makes_its_directory_again(
     def clean_up_first(file: IO[str], operation: int) -> None:
         if not cleaned:
             monkeypatch.setattr(fcntl, "flock", flock)
-            cleaned.append(clean_up_after_the_dead())
+            cleaned.append(clean_up_dead_drivers())
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", clean_up_first)
     with claim_scratch(token):
         assert cleaned == [(1, 0)]
         assert list(place.iterdir()) == [scratch_directory(token)]
-        assert clean_up_after_the_dead() == (0, 0)
+        assert clean_up_dead_drivers() == (0, 0)
 
 
 def test_what_another_user_made_ends_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,11 +237,11 @@ def test_what_another_user_made_ends_nothing(place: Path, monkeypatch: pytest.Mo
             (place / name / "driver").touch()
         me = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-        assert clean_up_after_the_dead() == (0, 0)
+        assert clean_up_dead_drivers() == (0, 0)
         assert worker.poll() is None
         assert len(list(place.iterdir())) == 2
         monkeypatch.setattr(os, "geteuid", lambda: me)
-        assert clean_up_after_the_dead() == (1, 1)
+        assert clean_up_dead_drivers() == (1, 1)
 
 
 @pytest.mark.usefixtures("place")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.engine.signals import ExitRequested, Interruption, leaving
+from sweeps.engine.signals import ExitRequested, Interruption, exit_on_signal
 
 
 class Heard:
@@ -30,7 +30,7 @@ def test_the_first_drains_and_the_second_leaves() -> None:
         assert heard.first.wait(5)
         assert interruption.requested
         assert interruption.exit_code == 143
-        assert 20 < interruption.trials_left < interruption.left <= 30
+        assert 20 < interruption.trial_grace_remaining < interruption.left <= 30
         assert not heard.last.is_set()
         os.kill(os.getpid(), signal.SIGINT)
         assert heard.last.wait(5)
@@ -74,12 +74,12 @@ def test_a_library_that_takes_the_signals_does_not_deafen_it() -> None:
 
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with Heard().interruption, leaving():
+    with Heard().interruption, exit_on_signal():
         pass
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_with_nothing_to_drain_the_first_signal_leaves() -> None:
-    with pytest.raises(ExitRequested) as left, leaving():
+    with pytest.raises(ExitRequested) as left, exit_on_signal():
         os.kill(os.getpid(), signal.SIGTERM)
     assert left.value.exit_code == 143

@@ -136,7 +136,7 @@ def test_what_a_task_leaves_running_is_ended_and_not_waited_for(
     started = time.monotonic()
     assert inspection.facts().num_train == 60
     assert time.monotonic() - started < 50
-    inspection.give_up()  # as when a signal comes after the answer
+    inspection.terminate()  # as when a signal comes after the answer
     left = (tmp_path / "pids").read_text().split()
     assert len(left) == 2
     wait_until(lambda: not any(_runs(int(pid)) for pid in left), seconds=10)
@@ -165,5 +165,5 @@ def test_what_a_task_prints_need_not_be_text(
 )
 def test_nothing_is_measured_where_it_would_decide_nothing(more: str, gpu: float) -> None:
     inspection = TaskInspector(_spec(more=more), ResourcePlan(1, gpu, 4))
-    inspection.give_up()
+    inspection.terminate()
     assert len(inspection._configs.splitlines()) == 2

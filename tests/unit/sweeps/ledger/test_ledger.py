@@ -101,8 +101,8 @@ def test_where_it_was_best_is_known_and_of_equals_the_earlier(in_file: Ledger) -
 def test_signals_are_the_last_that_were_noted(in_file: Ledger) -> None:
     number = _ask(in_file)
     assert in_file.trial(number).signals is None
-    in_file.note(number, SIGNALS, ["memory grew"])
-    in_file.note(number, SIGNALS, ["memory grew", "loss jumped"])
+    in_file.set_attr(number, SIGNALS, ["memory grew"])
+    in_file.set_attr(number, SIGNALS, ["memory grew", "loss jumped"])
     assert in_file.trial(number).signals == ("memory grew", "loss jumped")
 
 
@@ -244,7 +244,7 @@ def test_what_its_writer_remembers_of_an_open_trial_is_what_is_stored(
         lambda: ledger.report(0, epoch=1, step=10, value=0.5),
         lambda: ledger.report(1, epoch=1, step=10, value=float("nan")),
         lambda: ledger.report(0, epoch=1, step=10, value=0.1),
-        lambda: ledger.note(0, SIGNALS, ("a", "b")),
+        lambda: ledger.set_attr(0, SIGNALS, ("a", "b")),
         lambda: ledger.mutate(2, {0: lost, 1: lost}),
         lambda: ledger.take_back_mutation(1),
         lambda: ledger.start(0),
@@ -465,12 +465,12 @@ def test_what_is_stored_at_once_is_stored_whole_or_not_at_all(ledger: Ledger) ->
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        ledger.at_once(fail)
+        ledger.transaction(fail)
     for _ in range(2):  # as remembered, and as read
         assert [trial.reports for trial in ledger.trials()] == [{}, {}]
         assert [ledger.trial(number).state for number in numbers] == ["running"] * 2
         ledger = Ledger.open(ledger.place)
-    ledger.at_once(store)
+    ledger.transaction(store)
     for _ in range(2):
         assert [trial.reports for trial in ledger.trials()] == [{1: 0.5}] * 2
         assert [ledger.trial(number).state for number in numbers] == ["complete", "running"]

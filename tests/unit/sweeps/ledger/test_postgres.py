@@ -98,7 +98,7 @@ def test_a_driver_with_another_directory_is_refused_until_the_first_one_is_dead(
     with _holder_process(cluster, tmp_path / "there") as child:
         try:
             refused: Callable[[], object]
-            for refused in (lock.acquire, here.refuse_new):
+            for refused in (lock.acquire, here.check_available):
                 with pytest.raises(SweepLockedError) as held:
                     refused()
                 assert f"run by process {child.pid} on {socket.gethostname()};" in str(held.value)
@@ -297,7 +297,7 @@ def test_a_database_that_refuses_is_told_by_its_address_cause_and_remedy(
         ):
             place = LedgerDatabase(uri, "digits", tmp_path)
             started = time.monotonic()
-            for use in (place.refuse_new, lambda at=place: at.lock().acquire(holder())):
+            for use in (place.check_available, lambda at=place: at.lock().acquire(holder())):
                 with pytest.raises(LedgerRefused) as refused:
                     use()
                 told = str(refused.value)
@@ -313,11 +313,11 @@ def test_a_database_that_refuses_is_told_by_its_address_cause_and_remedy(
 def test_a_name_is_given_once_in_a_database(cluster: Cluster, tmp_path: Path) -> None:
     with held_place(cluster, tmp_path / "a", "once") as first:
         Ledger.create(first, mode="min", sweep_id="a")
-        first.remove_unborn(tmp_path)
+        first.remove_incomplete(tmp_path)
         assert first.num_trials() is None, "what died before it was a sweep is nobody's"
         Ledger.create(first, mode="min", sweep_id="b")
     second = LedgerDatabase(cluster.uri, "once", tmp_path / "b")
-    for use in (second.refuse_new, lambda: second.remove_unborn(tmp_path)):
+    for use in (second.check_available, lambda: second.remove_incomplete(tmp_path)):
         with pytest.raises(SweepTaken) as refused:
             use()
         assert re.fullmatch(
@@ -329,14 +329,14 @@ def test_a_name_is_given_once_in_a_database(cluster: Cluster, tmp_path: Path) ->
         )
     plain = cluster.uri.replace("+psycopg2", "")
     with pytest.raises(SweepTaken) as refused:
-        LedgerDatabase(plain, "once", tmp_path / "b").refuse_new()
+        LedgerDatabase(plain, "once", tmp_path / "b").check_available()
     assert str(refused.value).startswith(f"{plain} holds ")
     told = f"--storage '{cluster.uri}' "  # that of no driver means another one to SQLAlchemy
     assert told in str(refused.value)
     with held_place(cluster, tmp_path / "a", "once") as again:
         _add(Ledger.open(again))
         with pytest.raises(SweepTaken, match="of 1 trials already"):
-            again.remove_unborn(tmp_path)
+            again.remove_incomplete(tmp_path)
 
 
 def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
@@ -344,20 +344,20 @@ def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
         _do(mixed, "CREATE TABLE alembic_version (version_num text)")
         place = LedgerDatabase(mixed.uri, "digits", tmp_path)
         with pytest.raises(LedgerError, match=r"holds the tables of another program, such as MLf"):
-            place.refuse_new()
+            place.check_available()
         assert mixed.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == [
             ("alembic_version",)
         ]
         _do(mixed, "DROP TABLE alembic_version")
         _do(mixed, "CREATE TABLE version_info (release text)")
         with pytest.raises(LedgerError, match="holds the tables of another program"):
-            place.refuse_new()
+            place.check_available()
         _do(mixed, "DROP TABLE version_info")
         with held_place(mixed, tmp_path) as made:
             Ledger.create(made, mode="min", sweep_id="s")
         _do(mixed, "UPDATE version_info SET schema_version = 11")
         with pytest.raises(LedgerError, match=r"has tables of version 11 .* reads version 12 "):
-            place.refuse_new()
+            place.check_available()
 
 
 @pytest.mark.parametrize("commits", [2, 3])
@@ -375,7 +375,7 @@ def test_a_driver_that_died_while_it_made_the_tables_leaves_a_database_that_is_u
 
     def begin(name: str) -> LedgerReader:
         place = LedgerDatabase(uri, name, tmp_path)
-        place.refuse_new()
+        place.check_available()
         place.lock().acquire(holder())
         Ledger.create(place, mode="min", sweep_id="s")
         return LedgerReader(place)

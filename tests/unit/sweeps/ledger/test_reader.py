@@ -93,7 +93,7 @@ def _fill(ledger: Ledger, draw: random.Random, mode: str) -> None:
 def test_it_equals_the_ledger(place: LedgerLocation, seed: int, mode: Any) -> None:
     _fill(Ledger.create(place, mode=mode, sweep_id="s-1"), random.Random(seed), mode)
     ledger = Ledger.open(place)
-    ledger.conclude()
+    ledger.mark_published()
     records = ledger.trials()
     assert {record.state for record in records} == {
         "waiting",

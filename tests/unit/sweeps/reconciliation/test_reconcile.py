@@ -22,7 +22,7 @@ from sweeps.early_stopping.schedulers import make_scheduler, stopped_trials
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
 from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
-from sweeps.reconciliation.collect_state import gather
+from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import (
     Correction,
     MissingMetrics,
@@ -41,7 +41,7 @@ from sweeps.reconciliation.reconcile import (
     UnrecordedEnd,
     reconcile,
 )
-from sweeps.reconciliation.repairs import UnknownDirectoryInTheWay, apply, tell
+from sweeps.reconciliation.repairs import UnknownDirectoryInTheWay, apply, send_to_tracker
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask
@@ -89,39 +89,41 @@ def ledger(paths: SweepPaths) -> Ledger:
 
 
 def _facts(*trials: TrialState, **more: Any) -> SweepState:
-    return SweepState(trials, parameters=frozenset(PARAMS), awaited=4, **more)
+    return SweepState(trials, parameters=frozenset(PARAMS), num_awaited=4, **more)
 
 
 @pytest.mark.parametrize(
     ("trial", "expected"),
     [
         pytest.param(TrialState(OPEN), [], id="nothing is known elsewhere"),
-        pytest.param(TrialState(OPEN, told="INTERRUPTED"), [], id="interrupted and known to be"),
+        pytest.param(
+            TrialState(OPEN, tracked_status="INTERRUPTED"), [], id="interrupted and known to be"
+        ),
         pytest.param(
             TrialState(OPEN, CURVE), [MissingReport(0, CURVE[1])], id="the ledger lacks a report"
         ),
         pytest.param(
-            TrialState(OPEN, CURVE, told="RUNNING", rows=ROWS, unlogged=True),
+            TrialState(OPEN, CURVE, tracked_status="RUNNING", rows=ROWS, unlogged=True),
             [MissingReport(0, CURVE[1]), MissingMetrics(0, ROWS), OrphanedRun(0, 7)],
             id="killed between store and ledger",
         ),
         pytest.param(
-            TrialState(OPEN, CURVE, trained=True, told="RUNNING"),
+            TrialState(OPEN, CURVE, trained=True, tracked_status="RUNNING"),
             [MissingReport(0, CURVE[1]), UnrecordedEnd(0, "complete")],
             id="killed between the last commit and its report",
         ),
         pytest.param(
-            TrialState(OPEN, CURVE[:1], trained=True, left_open=True, told="RUNNING"),
+            TrialState(OPEN, CURVE[:1], trained=True, stale_writer=True, tracked_status="RUNNING"),
             [StaleWriter(0), UnrecordedEnd(0, "complete")],
             id="killed before it closed its checkpoints, and trained to its end",
         ),
         pytest.param(
-            TrialState(OPEN, CURVE[:1], left_open=True, told="INTERRUPTED"),
+            TrialState(OPEN, CURVE[:1], stale_writer=True, tracked_status="INTERRUPTED"),
             [],
             id="killed before it closed its checkpoints, which somebody will",
         ),
         pytest.param(
-            TrialState(replace(OPEN, state="pruned"), told="KILLED", left_open=True),
+            TrialState(replace(OPEN, state="pruned"), tracked_status="KILLED", stale_writer=True),
             [StaleWriter(0)],
             id="killed before it closed its checkpoints, and stopped for good",
         ),
@@ -131,7 +133,7 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
             id="trained to its end, and the outbox is lost",
         ),
         pytest.param(
-            TrialState(OPEN, CURVE[:1], stopped=True, told="RUNNING"),
+            TrialState(OPEN, CURVE[:1], stopped=True, tracked_status="RUNNING"),
             [UnrecordedEnd(0, "pruned")],
             id="killed between a report and the verdict on it",
         ),
@@ -141,7 +143,9 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
             id="the outbox is lost in the middle of a trial",
         ),
         pytest.param(
-            TrialState(OPEN, CURVE[:1], stopped=True, went_on=True, told="RUNNING"),
+            TrialState(
+                OPEN, CURVE[:1], stopped=True, trained_past_report=True, tracked_status="RUNNING"
+            ),
             [OrphanedRun(0)],
             id="killed after the verdict, which was to go on",
         ),
@@ -151,15 +155,17 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
             id="killed while parameters were stored",
         ),
         pytest.param(
-            TrialState(replace(OPEN, params={}, reports={}), begun=True),
+            TrialState(replace(OPEN, params={}, reports={}), started=True),
             [UncountedAttempt(0)],
             id="killed before its attempt was counted; the space was edited since",
         ),
         pytest.param(
-            TrialState(replace(OPEN, state="complete"), told="FINISHED"), [], id="all is well"
+            TrialState(replace(OPEN, state="complete"), tracked_status="FINISHED"),
+            [],
+            id="all is well",
         ),
         pytest.param(
-            TrialState(replace(OPEN, state="complete"), told="RUNNING"),
+            TrialState(replace(OPEN, state="complete"), tracked_status="RUNNING"),
             [StaleRunStatus(0, "FINISHED", ())],
             id="complete and not told",
         ),
@@ -174,12 +180,12 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
             id="failed before it trained, and the outbox is lost",
         ),
         pytest.param(
-            TrialState(replace(OPEN, state="pruned"), rows=ROWS, told="INTERRUPTED"),
+            TrialState(replace(OPEN, state="pruned"), rows=ROWS, tracked_status="INTERRUPTED"),
             [StaleRunStatus(0, "KILLED", ROWS)],
             id="interrupted, gone on and pruned, and all since the interruption is lost",
         ),
         pytest.param(
-            TrialState(replace(OPEN, state="failed"), told="RUNNING"),
+            TrialState(replace(OPEN, state="failed"), tracked_status="RUNNING"),
             [StaleRunStatus(0, "FAILED", ())],
             id="failed and not told",
         ),
@@ -193,7 +199,7 @@ def test_facts_of_a_trial_ask_for_corrections(
 
 
 def test_directories_without_a_trial_are_named_and_only_those_in_the_way_forbid() -> None:
-    facts = _facts(TrialState(OPEN, told="KILLED"), strangers=["0002", "0009", "notes"])
+    facts = _facts(TrialState(OPEN, tracked_status="KILLED"), strangers=["0002", "0009", "notes"])
     assert reconcile(facts) == [
         UnknownDirectory("0002", in_the_way=True),
         UnknownDirectory("0009", in_the_way=False),
@@ -248,7 +254,9 @@ class Sweep:
             return stopped_trials(scheduler, reports, unfinished)
 
         trials = self.ledger.trials()
-        return reconcile(gather(self.paths, self.spec, trials, live=False, judge=judge, stop=stop))
+        return reconcile(
+            read_sweep_state(self.paths, self.spec, trials, live=False, judge=judge, stop=stop)
+        )
 
     def apply(self, stop: str | None = None) -> None:
         apply(
@@ -305,7 +313,7 @@ def test_a_run_that_is_told_again_says_nothing_of_a_change_that_was_never_traine
         record, reports={1: 0.5}, epoch=1, step=2, suggested=record.params,
         params=changed, lineage=(PbtPerturbation(1, 3, changed),),
     )  # fmt: skip
-    tell(MissingRun(number), sweep.paths, sweep.spec, record, sweep.recorder)
+    send_to_tracker(MissingRun(number), sweep.paths, sweep.spec, record, sweep.recorder)
     run = sweep.recorder.runs[number]
     assert "gradsweep.lineage" not in run.tags
     assert float(run.params["space.train.optimizer.lr"]) == record.suggested["train.optimizer.lr"]
@@ -429,7 +437,7 @@ def test_a_trial_whose_run_was_lost_while_it_went_on_is_told_again_once(sweep: S
     outbox = Outbox(sweep.paths.outbox)
     outbox.append(number, "start", {"params": {}, "tags": {}, "time": 0})
     outbox.append_rows(number, rows[:4])
-    outbox.forget(number)
+    outbox.reset_run(number)
     outbox.append_rows(number, rows[4:])
     outbox.append(number, "finish", {"status": "FINISHED", "time": 0, "tags": {}})
     outbox.close()
@@ -538,7 +546,7 @@ def test_a_strange_directory_is_left_alone_and_refused_where_a_trial_is_to_come(
 
 
 def test_a_gap_stops_everything_before_anything_is_written(sweep: Sweep) -> None:
-    facts = _facts(TrialState(replace(OPEN, number=1), told="RUNNING"))
+    facts = _facts(TrialState(replace(OPEN, number=1), tracked_status="RUNNING"))
     with pytest.raises(LedgerError, match=r"ledger\.db is not whole: the ledger has no trial 0"):
         apply(
             [*reconcile(facts), OrphanedRun(1)], sweep.paths, sweep.spec, sweep.ledger,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sweeps.config.spec import SweepSpec
 from sweeps.ledger.ledger import TrialRecord
-from sweeps.recording.downsampling import recorded
+from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import attempt_tags, curve_tags, end_tags, health_tags
 from trainable.metrics_file import Row
 
@@ -31,23 +31,23 @@ def curve(steps: int, *, layers_every: int = 0) -> list[Row]:
 
 
 def test_every_step_is_recorded_unless_asked_otherwise() -> None:
-    assert list(recorded(curve(40), 1)) == curve(40)
+    assert list(thin_rows(curve(40), 1)) == curve(40)
 
 
 def test_first_step_every_nth_and_each_epochs_end_stay_whole() -> None:
     rows = curve(40)
-    assert list(recorded(rows, 7)) == [rows[s - 1] for s in (1, 7, 14, 15, 21, 28, 30, 35)]
+    assert list(thin_rows(rows, 7)) == [rows[s - 1] for s in (1, 7, 14, 15, 21, 28, 30, 35)]
 
 
 def test_last_row_of_a_curve_that_ended_stays() -> None:
-    assert [row.step for row in recorded(curve(40), 20)] == [1, 15, 20, 30, 40]
-    assert [row.step for row in recorded(curve(37), 20)] == [1, 15, 20, 30]
-    assert [row.step for row in recorded(curve(37), 20, ended=True)] == [1, 15, 20, 30, 37]
-    assert list(recorded([], 20, ended=True)) == []
+    assert [row.step for row in thin_rows(curve(40), 20)] == [1, 15, 20, 30, 40]
+    assert [row.step for row in thin_rows(curve(37), 20)] == [1, 15, 20, 30]
+    assert [row.step for row in thin_rows(curve(37), 20, ended=True)] == [1, 15, 20, 30, 37]
+    assert list(thin_rows([], 20, ended=True)) == []
 
 
 def test_norms_of_layers_have_an_interval_of_their_own() -> None:
-    rows = list(recorded(curve(12, layers_every=4), 5))
+    rows = list(thin_rows(curve(12, layers_every=4), 5))
     assert [(row.step, sorted(row.metrics)) for row in rows] == [
         (1, ["train/loss", "train/lr"]),
         (4, ["grad_norm/0"]),
@@ -59,8 +59,10 @@ def test_norms_of_layers_have_an_interval_of_their_own() -> None:
 
 
 def test_two_rows_of_one_step_are_one() -> None:
-    step, boundary = Row(4, 1, {"train/loss": 0.5}), Row(4, 2, {"epoch": 1.0})
-    assert list(recorded([step, boundary], 3)) == [Row(4, 2, {"train/loss": 0.5, "epoch": 1.0})]
+    step, end_of_epoch = Row(4, 1, {"train/loss": 0.5}), Row(4, 2, {"epoch": 1.0})
+    assert list(thin_rows([step, end_of_epoch], 3)) == [
+        Row(4, 2, {"train/loss": 0.5, "epoch": 1.0})
+    ]
 
 
 @given(every=st.integers(1, 30), cuts=st.lists(st.integers(0, 60), max_size=5))
@@ -70,7 +72,9 @@ def test_what_is_kept_does_not_depend_on_how_the_curve_arrives(
     rows = curve(60, layers_every=4)
     places = [0, *sorted(cuts), 60]
     parts = [rows[a:b] for a, b in itertools.pairwise(places)]
-    assert [row for part in parts for row in recorded(part, every)] == list(recorded(rows, every))
+    assert [row for part in parts for row in thin_rows(part, every)] == list(
+        thin_rows(rows, every)
+    )
 
 
 def test_a_sweep_says_what_its_curves_leave_out() -> None:

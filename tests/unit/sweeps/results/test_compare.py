@@ -16,7 +16,7 @@ from sweeps.formatting import format_number
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.publishing.model_card import model_card
 from sweeps.recording.tags import leaders_view
-from sweeps.recording.trial_config import trained_with
+from sweeps.recording.trial_config import load_trial_config
 from sweeps.results import render
 from sweeps.results.compare import Incomparable, compare
 from tests.specs import with_overrides
@@ -87,7 +87,7 @@ def test_each_trial_has_the_configuration_that_it_was_trained_with(tmp_path: Pat
     assert [one["params"]["train.batch_size"] for one in found["leaders"]] == [64, 128]
     assert found["differing"] == ["train.batch_size", "train.optimizer.lr"]
     first = sweep.view.records[0]
-    config = trained_with(sweep.paths, sweep.view.spec, first)
+    config = load_trial_config(sweep.paths, sweep.view.spec, first)
     assert TrialConfig.model_validate(config) == sweep.spec.trial_config(0, first.best_params)
     generation = Generation("", 0, 1, 1, "val/loss", "min", 0.3, 1, "ab")
     assert "| `train.batch_size` | 64 | fixed |" in model_card(
@@ -110,7 +110,7 @@ def test_a_card_claims_what_was_tried_and_no_samples_that_no_metric_names(
     sweep.add("complete", 0.3)
     (record,) = sweep.view.records
     generation = Generation("", 0, 1, 1, "train/loss", "min", 0.3, 1, "ab")
-    config = trained_with(sweep.paths, sweep.spec, record)
+    config = load_trial_config(sweep.paths, sweep.spec, record)
     card = model_card(sweep.spec, record, config, generation, {}, ended)
     assert f"\nThe best of {among}, by the min of train/loss.\n" in card
     assert "\ntrain/loss 0.3, after epoch 1 (step 1)." in card
@@ -166,8 +166,8 @@ def test_pages_name_the_leaders_runs_and_their_experiments(tmp_path: Path) -> No
         sweep.add("complete", 0.5 - 0.1 * number)
         outbox = Outbox(sweep.paths.outbox)
         outbox.found(str(number + 1))
-        outbox.adopt(SWEEP, f"parent{number}", held=None)
-        outbox.adopt(0, f"run{number}", held=None)
+        outbox.set_run_id(SWEEP, f"parent{number}", held=None)
+        outbox.set_run_id(0, f"run{number}", held=None)
         outbox.close()
     found = compare([s.view for s in sweeps], top=5)
     for page, path in (("compare", "/compare-runs"), ("metric", "/metric")):
@@ -187,11 +187,11 @@ def test_the_charts_are_named_once_their_view_is_at_the_server(tmp_path: Path) -
         sweep.add("complete", 0.5)
         outbox = Outbox(sweep.paths.outbox)
         outbox.found(str(number + 1))
-        outbox.adopt(0, f"run{number}", held=None)
+        outbox.set_run_id(0, f"run{number}", held=None)
         assert compare([s.view for s in sweeps], top=5)["mlflow_charts_page"] is None
         view = leaders_view(sweep.spec)
         outbox.append(SWEEP, "experiment", {view.tag: view.state})
-        batch = outbox.claim(SWEEP)
+        batch = outbox.next_batch(SWEEP)
         assert batch is not None
         outbox.delivered(batch)
         outbox.close()

@@ -16,7 +16,7 @@ from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.results import messages
-from sweeps.results.sweep_status import SweepOutcome, no_success
+from sweeps.results.sweep_status import SweepOutcome, failure_cause
 from trainable.errors import ConfigError
 
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
@@ -34,16 +34,16 @@ SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
 )
 def test_a_check_says_what_it_leaves_to_the_run(more: str, said: str) -> None:
     out = io.StringIO()
-    messages.left_to_the_run(Console(file=out), parse_spec(SPEC + more, "s.yaml"))
+    messages.not_checked(Console(file=out), parse_spec(SPEC + more, "s.yaml"))
     assert out.getvalue() == said
 
 
 def test_who_cannot_have_more_trials_is_not_told_to_ask_for_them(tmp_path: Path) -> None:
-    failed = SweepOutcome(NO_SUCCESS, [], 4, pending=0, cause="none", most_trials=4)
+    failed = SweepOutcome(NO_SUCCESS, [], 4, pending=0, cause="none", max_trials=4)
     for outcome, last in (
         (failed, "run FILE --name NAME\n"),
         (replace(failed, num_left=1), "resume small --root .*\n"),
-        (replace(failed, most_trials=8), "resume small -s trials=8 --root .*\n"),
+        (replace(failed, max_trials=8), "resume small -s trials=8 --root .*\n"),
     ):
         assert re.search(f"{last}$", _said(outcome, tmp_path)), _said(outcome, tmp_path)
 
@@ -55,10 +55,10 @@ def test_what_no_resume_may_change_is_corrected_in_a_new_sweep(
     error = ConfigError("'val/los' is not reported; write val/loss", key=key)
     failure = Failure(error.kind, f"{error.kind}: {error}", "", "loop.py:358")
     ended = TrialSummary(number=0, state="failed", params={}, value=None, reason=failure.reason)
-    for cause in (no_success([ended])[1], RepeatedFailure((0, 1, 2), failure).cause):
+    for cause in (failure_cause([ended])[1], RepeatedFailure((0, 1, 2), failure).cause):
         for left in (0, 3):
             said = _said(
-                SweepOutcome(NO_SUCCESS, [], 6, 0, num_left=left, cause=cause, most_trials=12),
+                SweepOutcome(NO_SUCCESS, [], 6, 0, num_left=left, cause=cause, max_trials=12),
                 tmp_path,
             )
             last = "correct it, then start a new sweep with:\n.* run FILE --name NAME\n$"

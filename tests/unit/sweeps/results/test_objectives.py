@@ -22,9 +22,9 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader, undominated
 from sweeps.publishing.export import export_best
 from sweeps.publishing.report_figures import figures
-from sweeps.reconciliation.collect_state import gather
-from sweeps.reconciliation.reconcile import missed, reconcile
-from sweeps.reconciliation.repairs import catch_up
+from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.reconcile import reconcile, unreported
+from sweeps.reconciliation.repairs import backfill
 from sweeps.recording.tags import front_tags
 from sweeps.results import render
 from sweeps.results.sweep_status import NoBest, NoChoice
@@ -118,10 +118,10 @@ def test_what_a_killed_driver_did_not_tell_is_told_as_it_was_reported(sweep: Mad
         Row(20, 0, {"val/loss": 0.4, "train/samples_per_second": 800.0, "epoch": 2.0}),
     )
     commit(sweep.paths.trial(number), 2, step=20)
-    facts = gather(sweep.paths, sweep.spec, sweep.ledger.trials(), live=False)
+    facts = read_sweep_state(sweep.paths, sweep.spec, sweep.ledger.trials(), live=False)
     told = [str(wrong) for wrong in reconcile(facts)]
     assert f"trial {number}: the ledger lacks the report of epoch 2" in told
-    catch_up(missed(facts.trials[0]), sweep.ledger, NullRecorder())
+    backfill(unreported(facts.trials[0]), sweep.ledger, NullRecorder())
     sweep.ledger.finish(number, "complete")
     # epoch 1 was measured anew after a kill, and stays as it was first told
     assert sweep.view.ledger.reports_of(number) == {1: [0.5, 900.0], 2: [0.4, 800.0]}
@@ -156,7 +156,7 @@ def test_a_sweep_without_a_complete_trial_has_no_front(sweep: MadeSweep) -> None
     assert told.splitlines()[1].split()[-1] == "-"
     assert "best:" not in told
     with pytest.raises(NoBest):
-        sweep.view.chosen(0)
+        sweep.view.select_trial(0)
 
 
 def test_a_choice_with_one_metric_is_the_best_or_refused(tmp_path: Path) -> None:

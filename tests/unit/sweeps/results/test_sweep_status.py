@@ -106,14 +106,14 @@ def test_concluded_only_once_everything_was_published(sweep: MadeSweep) -> None:
     for _ in range(3):
         sweep.add("complete", 0.5)
     assert not sweep.view.concluded
-    sweep.ledger.conclude()
+    sweep.ledger.mark_published()
     assert not sweep.view.concluded, "tracking was never told how the trials ended"
     outbox = Outbox(sweep.paths.outbox)
     for number in range(3):
         outbox.append(number, "finish", {"status": "FINISHED", "tags": {}, "time": 0})
     assert not sweep.view.concluded, "nothing is delivered"
     for number in range(3):
-        batch = outbox.claim(number)
+        batch = outbox.next_batch(number)
         assert batch is not None
         outbox.delivered(batch)
     outbox.close()

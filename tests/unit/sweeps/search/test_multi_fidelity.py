@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sweeps.config.spec import EarlyStoppingConfig, parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.suggestion import Suggestion
-from sweeps.search.multi_fidelity import at_one_rung, compared_at
+from sweeps.search.multi_fidelity import compared_at, project_to_rung
 from sweeps.search.suggest import Suggester
 
 COMPLETE, PRUNED, FAIL, RUNNING = (
@@ -33,7 +33,7 @@ def _trial(state: TrialState, *reports: float) -> FrozenTrial:
 
 def _shown(trials: list[FrozenTrial], enough: int, *, minimize: bool = True) -> list[Any]:
     """Of each trial, what it counts as complete with, or else its state."""
-    shown = at_one_rung(trials, RUNGS, startup=enough, enough=enough, minimize=minimize)
+    shown = project_to_rung(trials, RUNGS, startup=enough, enough=enough, minimize=minimize)
     return [one.value if one.state == COMPLETE else one.state for one in shown]
 
 
@@ -73,9 +73,9 @@ def test_a_higher_rung_needs_fewer_than_the_startup() -> None:
     """Who is ahead after one epoch need not be it after three."""
     ended = [_trial(PRUNED, 0.1), _trial(PRUNED, 0.2), _trial(PRUNED, 0.5, 0.4, 0.3)]
     trials = [*ended, _trial(PRUNED, 0.6, 0.3, 0.2)]
-    shown = at_one_rung(trials, RUNGS, startup=4, enough=2, minimize=True)
+    shown = project_to_rung(trials, RUNGS, startup=4, enough=2, minimize=True)
     assert [one.value for one in shown] == [None, None, 0.3, 0.2]
-    shown = at_one_rung(trials, RUNGS, startup=5, enough=2, minimize=True)
+    shown = project_to_rung(trials, RUNGS, startup=5, enough=2, minimize=True)
     assert [one.state for one in shown] == [PRUNED] * 4, "four trials are no startup of five"
 
 
@@ -90,11 +90,11 @@ def test_a_rung_is_taken_that_as_many_have_reached_as_its_model_needs(
     ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
     space = {key: one.to_optuna() for key, one in spec.space.items()}
     for number in range(24):
-        went_on = number in (0, 6, 12, 18)
-        x = 0.2 + number / 1000 if went_on else 0.8 + number / 1000
+        trained_past_report = number in (0, 6, 12, 18)
+        x = 0.2 + number / 1000 if trained_past_report else 0.8 + number / 1000
         ledger.add(Suggestion({"task.x": x}, space))
-        ledger.report(number, epoch=1, step=1, value=0.5 if went_on else 0.4)
-        if went_on:
+        ledger.report(number, epoch=1, step=1, value=0.5 if trained_past_report else 0.4)
+        if trained_past_report:
             ledger.report(number, epoch=3, step=3, value=0.1 + abs(x - 0.2))
         ledger.finish(number, "pruned")
     proposer = Suggester(spec, ledger)

@@ -54,7 +54,7 @@ class Driver:
             FIFOScheduler(),
             fence=lambda: None,
             refuse=lambda *told: self.book.refuse(*told),
-            settle=lambda: self.book.settle(),
+            settle=lambda: self.book.flush(),
             concurrency=1,
             threads=1,
         )
@@ -93,7 +93,7 @@ class Driver:
         trial.last_result["ending"] = "paused" if config["until"] else "finished"
         self.searcher.on_trial_complete(f"t{self.turn}")
         self.book.on_trial_complete(0, [], trial)
-        self.book.settle()
+        self.book.flush()
         return True
 
     def states(self) -> list[str]:
@@ -124,7 +124,7 @@ def test_a_paused_trial_runs_on_in_tracking_until_it_has_its_end(driver: Driver)
     assert driver.statuses() == [("RUNNING", ""), ("RUNNING", "")]
     while driver.run_one():
         pass
-    for number in sorted(driver.searcher.left_behind()):
+    for number in sorted(driver.searcher.never_promoted()):
         driver.book.stop(number, None, live=False)
     assert driver.states() == ["pruned", "pruned", "pruned", "complete"]
     assert driver.statuses() == [("KILLED", "asha_promote")] * 3 + [("FINISHED", "")]
@@ -139,9 +139,9 @@ def test_a_driver_that_leaves_interrupts_who_is_paused_and_the_next_one_promotes
 ) -> None:
     for _ in range(2):
         driver.run_one()
-    driver.searcher.draining = True
+    driver.searcher.stopping = True
     assert not driver.run_one()
-    assert driver.searcher.left_behind() == frozenset(), "they wait for the next driver"
+    assert driver.searcher.never_promoted() == frozenset(), "they wait for the next driver"
     driver.book.interrupt_live()
     assert driver.statuses() == [("KILLED", "interrupt")] * 2
     again = Driver(driver.paths, spec, driver.recorder)

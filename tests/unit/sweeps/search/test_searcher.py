@@ -150,7 +150,7 @@ def test_what_trials_told_is_waited_for_where_it_makes_a_difference_and_somethin
 
 def test_draining_hands_out_nothing(tmp_path: Path, spec: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", spec)
-    driver.searcher.draining = True
+    driver.searcher.stopping = True
     assert driver.ask("a") == Searcher.FINISHED
     assert driver.ledger.trials() == []
 
@@ -201,14 +201,14 @@ def test_a_paused_trial_is_handed_out_once_it_is_promoted_and_nobody_before(
     train("c", promoted, 0.3)
     third = driver.ask("e")
     assert (third["number"], third["until"]) == (2, 1)
-    assert driver.searcher.left_behind() == frozenset()
+    assert driver.searcher.never_promoted() == frozenset()
     train("e", third, 0.6)
     last = driver.ask("f")
     assert (last["number"], last["until"]) == (1, None), "nobody else would train to the end"
     train("f", last, 0.2)
     driver.ledger.finish(1, "complete")
     assert driver.ask("g") == Searcher.FINISHED
-    assert driver.searcher.left_behind() == {0, 2}
+    assert driver.searcher.never_promoted() == {0, 2}
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_smaller_micro_batches_are_kept_where_they_fit_the_spec_as_it_is_now(
     tmp_path: Path, spec: SweepSpec, train: dict[str, int], accumulation: int
 ) -> None:
     driver = Driver(tmp_path / "l.db", spec)
-    driver.ledger.note(driver.ask("a")["number"], ACCUMULATION, 4)
+    driver.ledger.set_attr(driver.ask("a")["number"], ACCUMULATION, 4)
     now = spec.model_copy(update={"train": spec.train.model_copy(update=train)})
     config = Driver(tmp_path / "l.db", now).ask("b")
     assert (config["number"], config["config"]["train"]["accumulation"]) == (0, accumulation)
@@ -235,7 +235,7 @@ def test_while_a_stop_holds_nothing_is_handed_out_and_the_live_are_waited_for(
     driver = Driver(tmp_path / "l.db", spec)
     driver.searcher._concurrency = 2
     driver.ask("a")
-    driver.searcher.holding = True
+    driver.searcher.paused = True
     assert driver.ask("b") is None
     driver.searcher.on_trial_complete("a")
     assert driver.ask("b") == Searcher.FINISHED
@@ -261,7 +261,7 @@ def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
         make_scheduler(spec.early_stopping, epochs=10, mode="min"),
         fence=lambda: None,
         refuse=book.refuse,
-        settle=book.settle,
+        settle=book.flush,
         concurrency=9,
         threads=1,
     )
@@ -280,7 +280,7 @@ def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
         assert (run.status, run.tags["failure.kind"]) == ("FAILED", "config")
         assert run.params["space.train.accumulation"] == "8"
     assert shown == [(trial.number, "failed", None, trial.reason) for trial in refused]
-    assert book.hopeless is None
+    assert book.abort_reason is None
 
 
 def test_driver_whose_lock_was_taken_over_adds_no_trial(tmp_path: Path, spec: SweepSpec) -> None:
