@@ -63,7 +63,8 @@ _PROPERTY = "fault"
 _PROMISE = re.compile(r"^\| (\d+) \|.*\| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)
 _MAY_BE_SKIPPED = {25, 32}
 """Rows whose tests may be skipped: no GPU is there, or no network namespace can be made."""
-_README = Path(__file__).parents[2] / "README.md"
+MATRIX = Path(__file__).parents[2] / "docs" / "fault-matrix.md"
+"""The page whose table names the tests of each row."""
 _WHOLE = "chaos or fault"
 """The mark expression with which all of the matrix runs."""
 _MARK = re.compile(r"@pytest\.mark\.fault\(\s*(\d+),.*?\ndef (test_\w+)\(", re.DOTALL)
@@ -78,9 +79,9 @@ def find_tests(directory: Path) -> dict[int, list[str]]:
     return dict(found)
 
 
-def promised_tests(readme: str) -> dict[int, list[str]]:
-    """Which tests each row of the README's table names; a row that names none is not in it."""
-    return {int(row): re.findall(r"`(\w+)`", cell) for row, cell in _PROMISE.findall(readme)}
+def promised_tests(page: str) -> dict[int, list[str]]:
+    """Return the tests that each row of the page's table names; a row without tests is left out."""
+    return {int(row): re.findall(r"`(\w+)`", cell) for row, cell in _PROMISE.findall(page)}
 
 
 class FaultTable:
@@ -131,11 +132,11 @@ class FaultTable:
             return "partly" if "skipped" in ends else "passed"
         return "skipped" if ends else "not run"
 
-    def broken_promises(self, readme: str) -> list[str]:
-        """The tests that the README's table names, and of which not every case has passed."""
+    def broken_promises(self, page: str) -> list[str]:
+        """Return the tests that the page's table names and of which not every case has passed."""
         return [
             name
-            for row, names in promised_tests(readme).items()
+            for row, names in promised_tests(page).items()
             for name in names
             if not self._kept(name, {"passed", *(["skipped"] if row in _MAY_BE_SKIPPED else [])})
         ]
@@ -154,15 +155,15 @@ class FaultTable:
             count, seconds = len(self.ended.get(row, [])), self.seconds.get(row, 0.0)
             lines.append(f"{row:3}  {self.result(row):8}  {count:5}  {seconds:7.1f}  {what}")
         if self._broken:
-            lines.append(f"the README promises what these tests did not show: {self._broken}")
+            lines.append(f"{MATRIX.name} names tests that did not pass: {self._broken}")
         return [*lines, f"CHAOS_SEED={SEED}"]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """All of the matrix passes only if it shows everything that the README promises."""
+        """Fail a run of the whole matrix if a test that the page names has not passed."""
         options = session.config.option
         if options.markexpr == _WHOLE and not (options.keyword or options.collectonly):
-            self._broken = self.broken_promises(_README.read_text(encoding="utf-8"))
+            self._broken = self.broken_promises(MATRIX.read_text(encoding="utf-8"))
             if self._broken and not hasattr(session.config, "workerinput"):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
