@@ -118,6 +118,8 @@ class SweepLock:
         self._leaves = False
         self.previous: LockOwner | None = None
         """Who held the lock before; set by `acquire` when that driver never released it."""
+        self.token = ""
+        """The token of this driver, by which its processes are found; set by `acquire`."""
 
     def acquire(self) -> LockOwner:
         """Take the lock.
@@ -144,6 +146,7 @@ class SweepLock:
         file.write(json.dumps(asdict(holder)))
         file.flush()
         os.fsync(file.fileno())
+        self.token = holder.token
         return holder
 
     def _lock_file(self) -> IO[str]:

@@ -37,7 +37,7 @@ from trainable.config_reads import recorded
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.files import files_of
-from trainable.logged import Log, close_run, joined, means, run_log
+from trainable.logged import Log, close_run, closed_on_error, joined, means, run_log
 from trainable.metrics_file import History, Row, read_rows
 from trainable.precision import device_name
 from trainable.seeding import derive_seed, set_determinism, set_seed
@@ -192,7 +192,7 @@ class CustomLoop(BaseRun):
             mode=config.modes[0],
             files=files,
         )
-        with store.closed_on_error():
+        with store.closed_on_error(), closed_on_error(directory):
             if restore is None:
                 saved = with_inheritance(directory, store.resume(), store.set_aside)
             else:

@@ -13,7 +13,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -291,6 +292,16 @@ def run_log(directory: Path) -> Log:
 def close_run(directory: Path) -> None:
     """Close the log of a run."""
     _OPEN.pop(directory, None)
+
+
+@contextmanager
+def closed_on_error(directory: Path) -> Iterator[None]:
+    """Close the log of a run if the run cannot be opened."""
+    try:
+        yield
+    except BaseException:
+        close_run(directory)
+        raise
 
 
 def current_run() -> tuple[Log, Path] | None:

@@ -1,31 +1,33 @@
-"""Running a sweep: `run`, `resume` and `extend` are the same operation.
+"""Run a sweep: `run`, `resume` and adding trials are the same operation.
 
-Take the lock; clean up after a dead driver; open the ledger and put right what was left half
-done; start a fresh Tuner whose searcher first hands out the unfinished trials and then asks for
-new ones; tell the scheduler the past; record; publish the best. Ray's own directory is thrown
-away at the end.
+`run_sweep` acquires the lock, opens the sweep, reconciles it with what an earlier driver left,
+starts the engine, runs the trials and finalizes the sweep. What must not live here: Ray Tune's
+loop over trials (`tune_loop`), and what is published at the end (`finalize`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import describe_changes, read_spec
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.finalize import finalize_attempt
-from sweeps.driver.session import open_sweep
+from sweeps.driver.session import SweepSession, open_sweep
 from sweeps.driver.shutdown import exit_on_cluster_loss, make_signal_handler, remove_scratch
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import tune_trials
+from sweeps.early_stopping.failure_policy import RepeatedFailure
 from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_processes
 from sweeps.engine.resources import Machine, ResourcePlan
+from sweeps.engine.signals import Interruption
 from sweeps.ledger.ledger import TrialRecord
-from sweeps.ledger.location import ledger_location
+from sweeps.ledger.location import LedgerLocation, ledger_location
 from sweeps.paths import SweepExists, SweepPaths
 from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.publishing.report_worker import ReportWorker
@@ -35,11 +37,11 @@ from sweeps.sweep_lock import SweepLock
 from tracking.address import credentials
 from trainable.files import make_directory
 
-ViewFactory = Callable[
+ObserverFactory = Callable[
     [int, int, tuple[int, float] | None], AbstractContextManager[ProgressObserver]
 ]
-"""Makes the view, given how many trials were finished before, of how many in all, and the best one
-and its value."""
+"""Makes the progress display. Its arguments: the number of trials finished before, the number of
+all trials, and the number and value of the best trial so far."""
 
 
 def run_sweep(
@@ -47,7 +49,7 @@ def run_sweep(
     spec: SweepSpec,
     plan: ResourcePlan,
     machine: Machine | Cluster,
-    make_view: ViewFactory,
+    make_view: ObserverFactory,
     *,
     new: bool,
     origin: Origin | None = None,
@@ -61,116 +63,177 @@ def run_sweep(
     """Run a sweep to its end, or until it is interrupted.
 
     Args:
-        paths: Where the sweep lives.
-        spec: What to run; for a resumed sweep, with what was changed.
-        plan: Resources per trial and how many at once.
-        machine: What a local Ray may use, or the cluster that this process is connected to.
-        new: Whether the sweep must not exist yet; otherwise it must.
-        origin: What its trials are run from; None leaves that unknown.
-        accept_changes: Go on although code, data or what values mean has changed.
-        grace: Seconds from the first signal until this process has ended; trials have most of
+        paths: The sweep's directory.
+        spec: The spec to run; of a resumed sweep, with its changes.
+        plan: Resources per trial and how many trials run at once.
+        machine: What a local Ray may use, or the cluster to which this process is connected.
+        make_view: Makes the progress display.
+        new: Whether the sweep must not exist yet; otherwise it must exist.
+        origin: The code and data of its trials; None: unknown.
+        accept_changes: Resume although code, data or the meaning of values has changed.
+        grace: Seconds from the first signal until this process has ended. Trials have most of
             them to save their state.
-        offline: Ask no tracking server: everything stays in the outbox.
-        say: Told in a few words what is happening when it takes long.
-        warn: Told in a sentence what the user should know and need not act on.
-        tell: Told how the sweep ended, before it is left: a signal can still come meanwhile.
+        offline: Contact no tracking server; everything stays in the outbox.
+        say: Receives a few words about each step that takes long.
+        warn: Receives sentences that the user should know and need not act on.
+        tell: Receives the outcome before the lock is released; a signal can still come meanwhile.
 
     Raises:
-        SweepHeld: Another driver holds it.
+        SweepLockedError: Another driver holds the lock.
         SweepExists: `new`, and the name is taken.
-        LockLost: The lock was taken away from under this driver.
+        LockLost: The lock was removed or replaced under this driver.
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
-        OriginChanged: Trials before and after could not be compared.
-        StrangerInTheWay: A new trial would find files that are not its own.
+        OriginChanged: Trials before and after the change could not be compared.
+        UnknownDirectoryInTheWay: A new trial would find files that are not its own.
     """
-    place = ledger_location(paths, spec)
-    lock = SweepLock(paths.lock, place.lock())
-    token = lock.acquire().token
+    location = ledger_location(paths, spec)
+    with (
+        _acquired_lock(paths, location) as lock,
+        _listening(paths, lock, grace) as (requests, interruption),
+    ):
+        if new and paths.exists():
+            raise SweepExists(paths)
+        _take_over_processes(lock, machine)
+        before = spec if new else read_spec(paths.spec).spec
+        sweep = open_sweep(
+            paths,
+            spec,
+            origin or Origin(),
+            new=new,
+            accept_changes=accept_changes,
+            offline=offline,
+            place=location,
+            fence=lock.check,
+        )
+        driver = _Driver(sweep, plan, machine, lock, requests, interruption, make_view, say)
+        try:
+            _reconcile(sweep, before, warn)
+            driver.run_and_finalize(tell)
+        finally:
+            sweep.tracking.close(timeout=0.0)
+
+
+@contextmanager
+def _acquired_lock(paths: SweepPaths, location: LedgerLocation) -> Iterator[SweepLock]:
+    """Hold the sweep's lock, and remove the driver's scratch files before and after."""
+    lock = SweepLock(paths.lock, location.lock())
+    lock.acquire()
     try:
-        remove_scratch(paths)  # of an earlier driver, with what it was asked
-        wishes = StopRequests(paths, token)
-        with make_signal_handler(paths, lock, token, wishes, grace=grace) as interruption:
-            if new and paths.exists():
-                raise SweepExists(paths)
-            clean_up_dead_drivers(*([lock.previous.token] if lock.previous else []))
-            if isinstance(machine, Cluster):
-                tag_child_processes(token)
-            else:
-                local_ray.configure(token)
-            before = spec if new else read_spec(paths.spec).spec
-            sweep = open_sweep(
-                paths,
-                spec,
-                origin or Origin(),
-                new=new,
-                accept_changes=accept_changes,
-                offline=offline,
-                place=place,
-                fence=lock.check,
-            )
-            if changed := describe_changes(before, spec):
-                warn(f"changed: {changed}")
-            abort_reason = None
-            node_died = machine.node_died if isinstance(machine, Cluster) else lambda _: False
-            try:
-                sweep.recorder.artifact(None, paths.spec, paths.spec.name)
-                sweep.reconcile(warn)
-                if no_effect_warning := sweep.no_effect_warning(before):
-                    warn(no_effect_warning)
-                finished = sum(trial.finished for trial in sweep.ledger.trials())
-                with (
-                    FigureWorkerPool(
-                        spec, paths, sweep.ledger.trials(), sweep.recorder
-                    ) as gallery,
-                    ReportWorker(sweep.num_trials - finished, plan.concurrency) as press,
-                ):
-                    if sweep.tracking.needs_figures:
-                        gallery.show_again(trial.number for trial in sweep.ledger.trials())
-                        sweep.tracking.figures_sent()
-
-                    def note_end(trial: TrialRecord) -> None:
-                        gallery.add(trial)
-                        press.trial_ended()
-
-                    if sweep.num_remaining and not interruption.requested:
-                        say("starting Ray")
-                        make_directory(paths.trial(0).parent)  # trials' workers make their own
-                        if isinstance(machine, Cluster):
-                            ray_runs = machine.watched(
-                                plan.concurrency,
-                                lost=partial(exit_on_cluster_loss, paths, lock, token),
-                            )
-                        else:
-                            ray_runs = local_ray.running(
-                                token,
-                                machine,
-                                concurrency=plan.concurrency,
-                                interruption=interruption,
-                                hidden_env=credentials(spec.tracking.uri, spec.storage.ledger),
-                            )
-                        with ray_runs:
-                            if not interruption.requested:
-                                front = sweep.ledger.front()
-                                best = (front[0].number, front[0].values[0]) if front else None
-                                with make_view(finished, sweep.num_trials, best) as view:
-                                    abort_reason = tune_trials(
-                                        sweep,
-                                        plan,
-                                        view,
-                                        interruption,
-                                        wishes,
-                                        lock,
-                                        on_end=note_end,
-                                        node_died=node_died,
-                                    )
-                        lock.check()  # the stores are otherwise another driver's workers'
-                        sweep.close_stores()
-                    lock.check()
-                    say("delivering to the tracking store")
-                    tell(finalize_attempt(sweep, gallery, interruption, abort_reason, press.write))
-            finally:
-                sweep.tracking.close(timeout=0.0)
+        remove_scratch(paths)
+        yield lock
     finally:
-        if lock.is_ours():  # what lies there is otherwise another driver's
+        if lock.is_ours():  # otherwise the files there belong to another driver
             remove_scratch(paths)
         lock.release()
+
+
+@contextmanager
+def _listening(
+    paths: SweepPaths, lock: SweepLock, grace: float
+) -> Iterator[tuple[StopRequests, Interruption]]:
+    """Accept stop requests, and handle signals."""
+    requests = StopRequests(paths, lock.token)
+    with make_signal_handler(paths, lock, lock.token, requests, grace=grace) as interruption:
+        yield requests, interruption
+
+
+def _take_over_processes(lock: SweepLock, machine: Machine | Cluster) -> None:
+    """End the processes of a dead driver, and tag those that this driver will start."""
+    clean_up_dead_drivers(*([lock.previous.token] if lock.previous else []))
+    if isinstance(machine, Cluster):
+        tag_child_processes(lock.token)
+    else:
+        local_ray.configure(lock.token)
+
+
+def _reconcile(sweep: SweepSession, before: SweepSpec, warn: Callable[[str], None]) -> None:
+    """Repair what an earlier driver left unfinished, and name the changes of a resume."""
+    if changed := describe_changes(before, sweep.spec):
+        warn(f"changed: {changed}")
+    sweep.recorder.artifact(None, sweep.paths.spec, sweep.paths.spec.name)
+    sweep.reconcile(warn)
+    if warning := sweep.no_effect_warning(before):
+        warn(warning)
+
+
+@dataclass(frozen=True)
+class _Driver:
+    """An open sweep with all that this process needs to run it."""
+
+    sweep: SweepSession
+    plan: ResourcePlan
+    machine: Machine | Cluster
+    lock: SweepLock
+    requests: StopRequests
+    interruption: Interruption
+    make_view: ObserverFactory
+    say: Callable[[str], None]
+
+    def run_and_finalize(self, tell: Callable[[SweepOutcome], None]) -> None:
+        """Run the remaining trials, then publish the best one and deliver to tracking."""
+        sweep, plan = self.sweep, self.plan
+        trials = sweep.ledger.trials()
+        num_finished = sum(trial.finished for trial in trials)
+        with (
+            FigureWorkerPool(sweep.spec, sweep.paths, trials, sweep.recorder) as figures,
+            ReportWorker(sweep.num_trials - num_finished, plan.concurrency) as report,
+        ):
+            if sweep.tracking.needs_figures:
+                figures.show_again(trial.number for trial in trials)
+                sweep.tracking.figures_sent()
+            abort_reason = None
+            if sweep.num_remaining and not self.interruption.requested:
+                abort_reason = self._run_trials(num_finished, figures, report)
+            self.lock.check()
+            self.say("delivering to the tracking store")
+            tell(finalize_attempt(sweep, figures, self.interruption, abort_reason, report.write))
+
+    def _run_trials(
+        self, num_finished: int, figures: FigureWorkerPool, report: ReportWorker
+    ) -> RepeatedFailure | None:
+        """Start the engine, run trials, and close the stores that killed workers left open."""
+
+        def on_end(trial: TrialRecord) -> None:
+            figures.add(trial)
+            report.trial_ended()
+
+        sweep, abort_reason = self.sweep, None
+        self.say("starting Ray")
+        make_directory(sweep.paths.trial(0).parent)  # each worker makes its trial's directory
+        with self._engine():
+            if not self.interruption.requested:  # a signal can come while Ray starts
+                front = sweep.ledger.front()
+                best = (front[0].number, front[0].values[0]) if front else None
+                with self.make_view(num_finished, sweep.num_trials, best) as observer:
+                    abort_reason = tune_trials(
+                        sweep,
+                        self.plan,
+                        observer,
+                        self.interruption,
+                        self.requests,
+                        self.lock,
+                        on_end=on_end,
+                        node_died=self._node_died,
+                    )
+        self.lock.check()  # otherwise the stores belong to the workers of another driver
+        sweep.close_stores()
+        return abort_reason
+
+    def _engine(self) -> AbstractContextManager[None]:
+        """A local Ray for the time of the context, or the cluster, watched for its loss."""
+        if isinstance(self.machine, Cluster):
+            return self.machine.watched(
+                self.plan.concurrency,
+                lost=partial(exit_on_cluster_loss, self.sweep.paths, self.lock, self.lock.token),
+            )
+        spec = self.sweep.spec
+        return local_ray.running(
+            self.lock.token,
+            self.machine,
+            concurrency=self.plan.concurrency,
+            interruption=self.interruption,
+            hidden_env=credentials(spec.tracking.uri, spec.storage.ledger),
+        )
+
+    def _node_died(self, error: Exception | None) -> bool:
+        return isinstance(self.machine, Cluster) and self.machine.node_died(error)

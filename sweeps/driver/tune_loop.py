@@ -1,6 +1,7 @@
-"""One session of Ray Tune: hand out the ledger's trials until there are none left.
+"""Run the ledger's trials with Ray Tune until none remain or the sweep stops.
 
-What must not live here: Ray's own start and end (`engine`), what is written down (`callbacks`).
+What must not live here: starting and ending Ray (`engine`), and what happens when a trial reports
+or ends (`tune_callbacks`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from ray import tune
 from ray.tune import TuneError
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
+from ray.tune.schedulers import TrialScheduler
 
 from redaction.secrets import is_secret
 from sweeps.driver import stop_requests
@@ -37,127 +39,163 @@ from trainable.metrics_file import CurveDamaged
 def tune_trials(
     sweep: SweepSession,
     plan: ResourcePlan,
-    view: ProgressObserver,
+    observer: ProgressObserver,
     interruption: Interruption,
-    wishes: StopRequests,
+    requests: StopRequests,
     lock: SweepLock,
     *,
     on_end: Callable[[TrialRecord], None],
     node_died: Callable[[Exception | None], bool] = lambda _: False,
 ) -> RepeatedFailure | None:
-    """Run trials until there are no more, or until the sweep is to stop.
+    """Run trials until none remain, or until the sweep stops.
 
     Args:
-        plan: Resources per trial and how many at once.
-        view: Where the trials are shown.
-        interruption: Whether the driver is to leave, and how much time trials have.
-        wishes: What was asked for from elsewhere.
-        lock: Looked at in every turn and before every write: who lost it writes nothing any more.
-        on_end: Told of each trial that has come to its end, in another thread.
-        node_died: Whether an actor was lost with the whole node that it ran on.
+        plan: Resources per trial and how many trials run at once.
+        observer: Receives the progress of each trial.
+        interruption: Says whether the driver must stop, and how much time the trials have.
+        requests: Stop requests from other processes.
+        lock: Checked in every turn and before every write. A driver that lost it writes nothing.
+        on_end: Called with each trial that ended, in another thread.
+        node_died: Whether an actor was lost with the whole node on which it ran.
 
     Returns:
-        Why it stopped, when that was the sweep's own decision.
+        The repeated failure for which the sweep stopped itself; None for every other end.
     """
-    paths, spec, ledger = sweep.paths, sweep.spec, sweep.ledger
-    scheduler = sweep.scheduler()
-    for trial in ledger.trials():
-        if trial.finished:
-            number = trial.number
-            replay(scheduler, f"past-{number}", trial.reports, number=number, finished=True)
-    searcher = LedgerSearcher(
-        ledger,
-        spec,
-        paths,
-        scheduler,
-        fence=lock.check,
-        refuse=lambda number, error: bookkeeper.refuse(number, error),
-        settle=lambda: bookkeeper.flush(),
-        concurrency=plan.concurrency,
-        threads=max(1, int(plan.cpu)),
-        warn=view.warned,
-    )
-
-    stops = StopMonitor(
-        spec,
-        ledger,
-        ends=lambda: bookkeeper.num_finished,
-        settle=lambda: bookkeeper.flush(),
-        fence=lock.check,
-    )
-    asked: set[int] = set()
-
-    def look_around() -> None:
-        lock.check()
-        if bookkeeper.abort_reason and not searcher.stopping:
-            stop_requests.request_stop(paths)
-        searcher.stopping = interruption.requested or bookkeeper.abort_reason is not None
-        end(wishes.trials, BY_THE_USER)
-        over = stops.look()
-        searcher.paused = over is not None
-        if over is not None:
-            bookkeeper.flush()
-            open_trials = [trial.number for trial in ledger.trials() if not trial.finished]
-            end(open_trials, BY_THE_SWEEP + over.why)
-        if interruption.trial_grace_remaining <= 0:
-            raise _GraceExpired
-
-    def end(numbers: Iterable[int], reason: str) -> None:
-        for number in sorted(set(numbers) - asked):
-            asked.add(number)
-            bookkeeper.stop(number, reason, live=searcher.is_live(number))
-
-    bookkeeper = TuneEventHandler(
-        spec,
-        paths,
-        ledger,
-        sweep.recorder,
-        view,
-        fence=lock.check,
-        on_step=look_around,
-        on_end=on_end,
-        node_died=node_died,
-        grace=interruption.grace,
-    )
-    # Tune hands these to its workers in what Ray logs and in command lines; they inherit them.
-    ENV_VARS_TO_PROPAGATE.difference_update(
-        [one for one in ENV_VARS_TO_PROPAGATE if is_secret(one)]
-    )
-    tuner = tune.Tuner(
-        tune.with_resources(SweepTrial, {"cpu": plan.cpu, "gpu": plan.gpu}),
-        tune_config=tune.TuneConfig(
-            num_samples=-1, search_alg=searcher, scheduler=scheduler, reuse_actors=True
-        ),
-        run_config=tune.RunConfig(
-            storage_path=str(paths.ray),
-            name=f"attempt-{_next_attempt(paths.ray):03d}",
-            callbacks=[bookkeeper, TrialMemoryReleaser()],
-            # Tune tries again without end; the bookkeeper knows when a trial comes no further.
-            failure_config=tune.FailureConfig(max_failures=-1),
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
-            verbose=0,
-        ),
+    loop = _TrialLoop(
+        sweep, plan, observer, interruption, requests, lock, on_end=on_end, node_died=node_died
     )
     try:
-        with local_ray.patch_tune():
-            tuner.fit()
-        lock.check()
-        bookkeeper.flush()
-        for number in sorted(searcher.never_promoted()):
-            bookkeeper.stop(number, None, live=False)
-        bookkeeper.interrupt_live()  # who is paused continues when the sweep does
-        stops.keep()
+        loop.run()
     except _GraceExpired:
-        bookkeeper.interrupt_live()  # they continue from their last checkpoint
+        loop.events.interrupt_live()  # these trials resume from their last checkpoint
     except TuneError as error:
-        # Tune turns what a callback raises into text, and keeps the error itself as the context.
+        # Tune turns the exception of a callback into text and keeps the exception as the context.
         if isinstance(error.__context__, CurveDamaged | LedgerError | StorageError | OSError):
             raise error.__context__ from None
         raise
     finally:
-        bookkeeper.close()
+        loop.events.close()
+    return loop.events.abort_reason
 
-    return bookkeeper.abort_reason
+
+class _TrialLoop:
+    """The scheduler, searcher, event handler and stop monitor of one session of Ray Tune."""
+
+    def __init__(
+        self,
+        sweep: SweepSession,
+        plan: ResourcePlan,
+        observer: ProgressObserver,
+        interruption: Interruption,
+        requests: StopRequests,
+        lock: SweepLock,
+        *,
+        on_end: Callable[[TrialRecord], None],
+        node_died: Callable[[Exception | None], bool],
+    ) -> None:
+        self._paths, self._ledger, self._plan = sweep.paths, sweep.ledger, plan
+        self._interruption, self._requests, self._lock = interruption, requests, lock
+        self._stopped: set[int] = set()
+        self._scheduler = _replayed_scheduler(sweep)
+        self.events = TuneEventHandler(
+            sweep.spec,
+            sweep.paths,
+            sweep.ledger,
+            sweep.recorder,
+            observer,
+            fence=lock.check,
+            on_step=self._before_each_step,
+            on_end=on_end,
+            node_died=node_died,
+            grace=interruption.grace,
+        )
+        self._searcher = LedgerSearcher(
+            sweep.ledger,
+            sweep.spec,
+            sweep.paths,
+            self._scheduler,
+            fence=lock.check,
+            refuse=self.events.refuse,
+            settle=self.events.flush,
+            concurrency=plan.concurrency,
+            threads=max(1, int(plan.cpu)),
+            warn=observer.warned,
+        )
+        self._stop_monitor = StopMonitor(
+            sweep.spec,
+            sweep.ledger,
+            ends=lambda: self.events.num_finished,
+            settle=self.events.flush,
+            fence=lock.check,
+        )
+
+    def run(self) -> None:
+        """Hand trials to Ray Tune until the searcher has no more, then record how they stand."""
+        with local_ray.patch_tune():
+            self._tuner().fit()
+        self._lock.check()
+        self.events.flush()
+        for number in sorted(self._searcher.never_promoted()):
+            self.events.stop(number, None, live=False)
+        self.events.interrupt_live()  # a paused trial resumes when the sweep does
+        self._stop_monitor.keep()
+
+    def _tuner(self) -> tune.Tuner:
+        # Tune writes the values of these variables into Ray's logs and command lines. Workers
+        # inherit the variables from their parent process anyway.
+        secret = [name for name in ENV_VARS_TO_PROPAGATE if is_secret(name)]
+        ENV_VARS_TO_PROPAGATE.difference_update(secret)
+        return tune.Tuner(
+            tune.with_resources(SweepTrial, {"cpu": self._plan.cpu, "gpu": self._plan.gpu}),
+            tune_config=tune.TuneConfig(
+                num_samples=-1,
+                search_alg=self._searcher,
+                scheduler=self._scheduler,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                storage_path=str(self._paths.ray),
+                name=f"attempt-{_next_attempt(self._paths.ray):03d}",
+                callbacks=[self.events, TrialMemoryReleaser()],
+                # Tune retries without limit; the event handler counts the losses of each trial.
+                failure_config=tune.FailureConfig(max_failures=-1),
+                checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+                verbose=0,
+            ),
+        )
+
+    def _before_each_step(self) -> None:
+        """Act on signals, stop requests and stop criteria before Tune's next step."""
+        self._lock.check()
+        if self.events.abort_reason and not self._searcher.stopping:
+            stop_requests.request_stop(self._paths)
+        self._searcher.stopping = (
+            self._interruption.requested or self.events.abort_reason is not None
+        )
+        self._stop_trials(self._requests.trials, BY_THE_USER)
+        criterion = self._stop_monitor.look()
+        self._searcher.paused = criterion is not None
+        if criterion is not None:
+            self.events.flush()
+            open_trials = [one.number for one in self._ledger.trials() if not one.finished]
+            self._stop_trials(open_trials, BY_THE_SWEEP + criterion.why)
+        if self._interruption.trial_grace_remaining <= 0:
+            raise _GraceExpired
+
+    def _stop_trials(self, numbers: Iterable[int], reason: str) -> None:
+        for number in sorted(set(numbers) - self._stopped):
+            self._stopped.add(number)
+            self.events.stop(number, reason, live=self._searcher.is_live(number))
+
+
+def _replayed_scheduler(sweep: SweepSession) -> TrialScheduler:
+    """Return a new scheduler that has seen the reports of all finished trials."""
+    scheduler = sweep.scheduler()
+    for trial in sweep.ledger.trials():
+        if trial.finished:
+            number = trial.number
+            replay(scheduler, f"past-{number}", trial.reports, number=number, finished=True)
+    return scheduler
 
 
 def _next_attempt(ray_directory: Path) -> int:
@@ -165,7 +203,7 @@ def _next_attempt(ray_directory: Path) -> int:
 
 
 class _GraceExpired(BaseException):
-    """The trials' time to checkpoint is over.
+    """The time that trials have to save their state is over.
 
-    No `Exception`: on one of those Tune would wait for its actors before it lets go.
+    Not an `Exception`: on an `Exception`, Tune waits for its actors before it returns.
     """

@@ -80,7 +80,7 @@ def find_tests(directory: Path) -> dict[int, list[str]]:
 
 
 def promised_tests(page: str) -> dict[int, list[str]]:
-    """Return the tests that each row of the page's table names; a row without tests is left out."""
+    """Return the tests that each row of the page's table names; none: the row is left out."""
     return {int(row): re.findall(r"`(\w+)`", cell) for row, cell in _PROMISE.findall(page)}
 
 

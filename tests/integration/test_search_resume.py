@@ -82,7 +82,9 @@ class Driver:
 
         judge = make_verdict_fn(spec)
         apply(
-            reconcile(read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)),
+            reconcile(
+                read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
+            ),
             paths, spec, self.ledger, NullRecorder(),
         )  # fmt: skip
         self.scheduler = self._scheduler()

@@ -267,7 +267,9 @@ class Driver:
             return stopped_trials(scheduler(), reports, unfinished)
 
         apply(
-            reconcile(read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)),
+            reconcile(
+                read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
+            ),
             paths, spec, self.ledger, self.recorder,
         )  # fmt: skip
         left = reconcile(

@@ -1,0 +1,93 @@
+"""The tasks and the loop in README and the guides: interrupted and resumed, they train the same.
+
+What must not live here: that code blocks run at all, which the runner of all documents shows.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+
+from trainable import TrialConfig, check_task, load_task, open_trainer, read_rows
+from trainable.diagnostics import MEASURED
+
+ROOT = Path(__file__).parents[2]
+_PAGES = ("README.md", "docs/guides/own-model.md", "docs/guides/own-loop.md")
+_BLOCKS = [
+    block
+    for page in _PAGES
+    for block in re.findall(
+        r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+]
+_TASK = re.compile(r"^class (\w+)\(Task\)", re.MULTILINE)
+TASKS = [(block, name) for block in _BLOCKS for name in _TASK.findall(block)]
+LOOPS = [(block, "run") for block in _BLOCKS if "def run(config, context)" in block]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An importable file, `guide_code.py`, for one block."""
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "guide_code.py"
+    sys.modules.pop("guide_code", None)
+
+
+def _rows(config: TrialConfig, directory: Path, stops: list[int]) -> list[dict[str, float]]:
+    """Train with an interruption at each of `stops`; return the curve without measured values."""
+    for stop in [*stops, None]:
+        questions = chain(repeat(False, stop - 1), [True]) if stop else repeat(False)
+        with open_trainer(
+            config, directory, device="cpu", interrupted=partial(next, questions)
+        ) as trainer:
+            list(trainer.events())
+        assert stop is None or list(questions) == [], "it was to be interrupted, and was not"
+    return [
+        {key: value for key, value in row.metrics.items() if key not in MEASURED}
+        for row in read_rows(directory)
+    ]
+
+
+def _config(name: str) -> TrialConfig:
+    return TrialConfig.model_validate(
+        {
+            "task": {"name": f"guide_code:{name}"},
+            "metric": "val/loss",
+            "mode": "min",
+            "budget": {"epochs": 3},
+            "train": {"batch_size": 8},
+        }
+    )
+
+
+def test_tasks_and_loop_are_found() -> None:
+    assert len(TASKS) >= 6
+    assert len(LOOPS) == 1
+
+
+@pytest.mark.parametrize(("block", "name"), TASKS, ids=[name for _, name in TASKS])
+def test_guide_task_resumes_exactly(module: Path, tmp_path: Path, block: str, name: str) -> None:
+    module.write_text(block)
+    whole = _rows(_config(name), tmp_path / "whole", [])
+    assert "val/loss" in whole[-1]
+    assert _rows(_config(name), tmp_path / "cut", [3, 5]) == whole
+
+
+@pytest.mark.parametrize(("block", "name"), LOOPS)
+def test_guide_loop_resumes_exactly(module: Path, tmp_path: Path, block: str, name: str) -> None:
+    module.write_text(block)
+    whole = _rows(_config(name), tmp_path / "whole", [])
+    assert len(whole) == 3
+    assert _rows(_config(name), tmp_path / "cut", [1]) == whole
+
+
+@pytest.mark.parametrize(("block", "name"), TASKS, ids=[name for _, name in TASKS])
+def test_guide_task_keeps_the_contract(module: Path, block: str, name: str) -> None:
+    module.write_text(block)
+    check_task(load_task(f"guide_code:{name}", {}))
