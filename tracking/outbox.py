@@ -35,13 +35,13 @@ _STORE = "store"
 _CORRECTIONS = "corrections"
 """How often marks were corrected."""
 
-_UNANSWERED = "num_unacked_creates"
+_UNANSWERED = "unanswered"
 """How many creates of runs had an unknown end."""
 
 _HELD = "held"
 """Why artifacts wait that could not be stored."""
 
-_LACKS_PICTURES = "needs_figures"
+_LACKS_PICTURES = "lacks_pictures"
 """There while a store, or a run, is another one than was given pictures."""
 
 

@@ -519,3 +519,15 @@ def test_a_damaged_outbox_has_pictures_told_again(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     assert outbox.moved_aside is not None
     assert outbox.needs_figures, "what waited was not delivered"
+
+
+def test_meta_of_earlier_releases_is_read(tmp_path: Path) -> None:
+    """The keys of the table are a part of the format: their names stay."""
+    Outbox(tmp_path).close()
+    with sqlite3.connect(tmp_path / "outbox.db") as db:
+        db.execute("INSERT INTO meta VALUES ('unanswered', '2'), ('lacks_pictures', 'yes')")
+    db.close()
+    outbox = Outbox(tmp_path)
+    assert outbox.num_unacked_creates == 2
+    assert outbox.needs_figures
+    outbox.close()
