@@ -25,6 +25,9 @@ SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "gradsweep"
 """What the command line sets for all of its children, so that none of them imports from the
 directory of its program or from the working directory; any value does. This one tells it from the
 user's own, which programs that a task starts keep."""
+COMPILE_PATH_VARIABLE = "TORCH_CUSTOM_PYTHONPATH"
+"""The PYTHONPATH of the processes in which torch compiles. Without it torch passes on `sys.path`
+with the working directory, and Python runs a `sitecustomize.py` there."""
 
 
 @functools.cache
@@ -37,6 +40,7 @@ def prepare_process() -> None:
     """
     sys.path[:] = _import_path(sys.argv[0])
     sys.argv[:] = ARGUMENTS
+    os.environ.setdefault(COMPILE_PATH_VARIABLE, os.pathsep.join(sys.path[:-1]))
     _take_back_safe_path()
 
 
@@ -46,11 +50,15 @@ def prepared() -> Iterator[None]:
     arguments, path = list(sys.argv), list(sys.path)
     sys.path[:] = _import_path(sys.argv[0])
     sys.argv[:] = ARGUMENTS
+    compile_path = os.environ.get(COMPILE_PATH_VARIABLE)
+    os.environ.setdefault(COMPILE_PATH_VARIABLE, os.pathsep.join(sys.path[:-1]))
     ours = _take_back_safe_path()
     try:
         yield
     finally:
         sys.argv[:], sys.path[:] = arguments, path
+        if compile_path is None:
+            del os.environ[COMPILE_PATH_VARIABLE]
         if ours:
             os.environ[SAFE_PATH_VARIABLE] = SAFE_PATH
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch._inductor.utils import python_subprocess_env
 
 from trainable import Data, Task
 from trainable.errors import ConfigError
@@ -51,6 +54,25 @@ def test_what_a_task_starts_has_the_import_path_of_its_user(
     with prepared():
         assert os.environ.get(SAFE_PATH_VARIABLE) == within
     assert os.environ.get(SAFE_PATH_VARIABLE) == value
+
+
+def test_torch_compiles_in_no_process_that_imports_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TORCH_CUSTOM_PYTHONPATH", raising=False)
+    (tmp_path / "sitecustomize.py").write_text("open('imported', 'w').close()\n")
+    program = "import torch\nprint(torch.__file__)"
+    with prepared():
+        assert str(tmp_path) in sys.path
+        environment = python_subprocess_env()
+        command = [sys.executable, "-c", program]
+        started = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        )
+    assert started.stdout.strip() == torch.__file__
+    assert not (tmp_path / "imported").exists()
+    assert "TORCH_CUSTOM_PYTHONPATH" not in os.environ
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
