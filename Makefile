@@ -7,7 +7,7 @@ SBOM ?= sbom.json
 # What takes long comes first: at the end there is something short left for whoever is done.
 SUITE := tests/integration tests/gpu tests/contract tests/golden tests/unit
 
-.PHONY: help env demo test unit check format chaos seeds bench gpu sbom audit picture clean
+.PHONY: help env demo test unit check docs format chaos seeds bench gpu sbom audit picture clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,11 +38,16 @@ test: $(READY)  ## Run the tests, two files at a time, and then the fault matrix
 unit: $(READY)  ## Run the quick tests only
 	$(BIN)/python -m pytest tests/unit tests/contract tests/golden
 
-check: $(READY)  ## Lint, types and import contracts
+check: $(READY)  ## Lint, types, import contracts, spelling, and the documents as a site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(MAKE) docs
+
+docs: $(READY)  ## Build the documents as a site in site/; a broken link or a public name without a docstring fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(READY)  ## Format the code
 	$(BIN)/ruff format .
@@ -76,4 +81,4 @@ picture: $(READY)  ## Take the README's picture of the MLflow UI again, from the
 	$(BIN)/python -m tests.integration.picture
 
 clean:  ## Remove the environment and all caches, but no sweep
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

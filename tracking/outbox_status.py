@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tracking.metric_points import HighWaterMarks, MetricRow
 from tracking.outbox import LOST, SWEEP, held
@@ -75,10 +76,8 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
             check_tables(db)
             if db.execute("PRAGMA user_version").fetchone()[0] == 0:
                 return _EMPTY  # its writer has opened it and not yet made the tables
-            runs: dict[int, str] = dict(
-                db.execute("SELECT trial, run_id FROM runs ORDER BY trial")
-            )
-            told: dict[int, str] = dict(db.execute("SELECT trial, status FROM told"))
+            runs = _texts(db.execute("SELECT trial, run_id FROM runs ORDER BY trial"))
+            told = _texts(db.execute("SELECT trial, status FROM told"))
             lost = {trial for trial, status in told.items() if status == LOST}
             told = {trial: status for trial, status in told.items() if trial not in lost}
             sweep_told = told.pop(SWEEP, None)
@@ -118,6 +117,19 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
             damage=f"the outbox {path} is damaged ({error}); the trials' own files and the server "
             "know what was in it; a resume sets it aside and delivers what the server lacks",
         )
+
+
+def _texts(rows: Iterable[tuple[Any, Any]]) -> dict[int, str]:
+    """Return texts by trial; SQLite stores any value in any column.
+
+    Raises:
+        ValueError: A value has another type.
+    """
+    texts = dict(rows)
+    for trial, text in texts.items():
+        if not (isinstance(trial, int) and isinstance(text, str)):
+            raise ValueError(f"it holds {trial!r} and {text!r} where a trial and a text belong")
+    return texts
 
 
 def pending(directory: Path) -> int:

@@ -1,5 +1,6 @@
-"""The short form of a distribution, read: `{loguniform: [1e-4, 0.1]}`, with a condition beside it
-where the parameter exists only under values of others:
+"""Read the short form of a distribution, such as `{loguniform: [1e-4, 0.1]}`.
+
+A condition stands beside it where the parameter exists only under values of others:
 
     {uniform: [0.8, 0.99], when: {train.optimizer.name: sgd}}
     {int: [1, 8], when: {task.kind: [conv, mixed]}}

@@ -5,7 +5,7 @@ What must not live here: the questions themselves (`ledger.view`), and connectio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,6 +63,21 @@ def check_tables(db: Rows, place: str) -> None:
             f"this release reads version {_SCHEMA[0]} ({_SCHEMA[1]}); "
             "look at it with the release that wrote it"
         )
+
+
+def typed(
+    rows: Iterable[tuple[Any, ...]], *types: type | tuple[type, ...]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows, each value of its column's type; SQLite stores any value in any column.
+
+    Raises:
+        ValueError: A value has another type.
+    """
+    for row in rows:
+        for value, expected in zip(row, types, strict=True):
+            if not isinstance(value, expected):
+                raise ValueError(f"it holds a {type(value).__name__} where none belongs")
+        yield row
 
 
 def one(rows: Iterable[tuple[Any, ...]]) -> Any:

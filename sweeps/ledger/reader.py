@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from redaction.escapes import printable, visible
-from sweeps.ledger.dialect import Rows, check_tables, one
+from sweeps.ledger.dialect import Rows, check_tables, one, typed
 from sweeps.ledger.location import LedgerLocation, as_place
 from sweeps.ledger.texts import clipped
 
@@ -349,12 +350,13 @@ class LedgerReader:
         chosen = "study_id = :study AND (:number IS NULL OR number = :number)"
         asked = {**self._study, "number": number}
         if len(self.minimizes) == 1:
-            for trial, epoch, value in db.execute(
+            reports = db.execute(
                 f"SELECT number, step, {self._reported_value} FROM trials "
                 f"JOIN trial_intermediate_values USING (trial_id) WHERE {chosen} "
                 "ORDER BY trial_id, step",
                 asked,
-            ):
+            )
+            for trial, epoch, value in typed(reports, int, int, (int, float, NoneType)):
                 yield trial, epoch, (math.nan if value is None else float(value),)
             return
         notes: dict[int, dict[str, Any]] = {}
@@ -372,12 +374,13 @@ class LedgerReader:
     def _read_trials(self, db: Rows) -> Iterator[TrialSummary]:
         params: dict[int, dict[str, Any]] = {}
         read = _Values()
-        for trial, name, value, distribution in db.execute(
+        suggested = db.execute(
             "SELECT trial_id, param_name, param_value, distribution_json FROM trials "
             "JOIN trial_params USING (trial_id) WHERE study_id = :study "
             "ORDER BY trial_id, param_id",
             self._study,
-        ):
+        )
+        for trial, name, value, distribution in typed(suggested, int, str, (int, float), str):
             params.setdefault(trial, {})[name] = read(value, distribution)
         attributes: dict[int, dict[str, Any]] = {}
         for trial, key, text in db.execute(
@@ -388,11 +391,14 @@ class LedgerReader:
         ):
             attributes.setdefault(trial, {}).update(clipped({key: json.loads(text)}))
         values = self._best_values(db)
-        for trial, number, state, ended in db.execute(
+        rows = db.execute(
             "SELECT trial_id, number, state, datetime_complete FROM trials "
             "WHERE study_id = :study ORDER BY number",
             self._study,
-        ):
+        )
+        for index, (trial, number, state, ended) in enumerate(typed(rows, int, int, str, object)):
+            if number != index:
+                raise ValueError(f"its trial {index} has the number {number}")
             yield TrialSummary(
                 number=number,
                 state=_STATES[state],

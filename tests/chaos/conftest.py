@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.engine import Engine, own_or_running
 from tests.chaos.faults import Faults, compile_shim
 from tests.chaos.harness import SERIAL, References, Sandbox, Template
 from tests.chaos.postgres import Cluster, own_cluster
@@ -24,6 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("fault") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_SECONDS))
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """A Docker engine, whose cache of builds is shared by all tests of containers."""
+    with own_or_running() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from tests.chaos.engine import Engine
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
+TLS = COMPOSE.with_name("compose.tls.yaml")
 SECRETS = (
     "postgres_password",
     "mlflow_db_password",
@@ -41,10 +42,15 @@ class Stack:
         image: The version of the image `gradsweep`.
         postgres: The version of the image `postgres`.
         directory: Where its secrets lie.
+        tls: With `compose.tls.yaml`, and certificates made as README.md shows.
     """
 
-    def __init__(self, engine: Engine, image: str, postgres: str, directory: Path) -> None:
+    def __init__(
+        self, engine: Engine, image: str, postgres: str, directory: Path, *, tls: bool = False
+    ) -> None:
         self.engine = engine
+        self.directory = directory
+        self._files = [COMPOSE, TLS] if tls else [COMPOSE]
         self.project = f"gradsweep-test-{uuid.uuid4().hex[:8]}"
         self.secrets = {name: secrets.token_hex(24) for name in SECRETS}
         directory.mkdir(mode=0o700)
@@ -60,17 +66,29 @@ class Stack:
             "SECRETS": str(directory),
             "MLFLOW_PORT": str(self.port),
             "WORKER_CPUS": "1",
+            # Beside a stack, or a network, that is there already.
+            "CLUSTER_PREFIX": f"10.213.{secrets.randbelow(256)}",
         }
+        if tls:
+            self.make_certificates(directory)
+
+    def make_certificates(self, directory: Path) -> None:
+        """Make a certificate authority and its certificates for this stack's names."""
+        made = subprocess.run(
+            [COMPOSE.with_name("make-certificates.sh")],
+            env={**os.environ, **self._environment, "SECRETS": str(directory)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert made.returncode == 0, made.stderr
 
     def compose(
         self, *words: str, check: bool = True, seconds: float = 300
     ) -> subprocess.CompletedProcess[str]:
         """Run `docker compose WORDS` on it."""
         return self.engine.compose(
-            "--project-name",
-            self.project,
-            "--file",
-            COMPOSE,
+            *self._named(),
             *words,
             environment=self._environment,
             check=check,
@@ -79,9 +97,8 @@ class Stack:
 
     def start(self, service: str, *words: str) -> subprocess.Popen[str]:
         """Start a command inside a service's container; its output is one pipe."""
-        command = ["--project-name", self.project, "--file", str(COMPOSE), "exec", "-T", service]
         return subprocess.Popen(
-            [*self.engine.composer(), *command, *words],
+            [*self.engine.composer(), *self._named(), "exec", "-T", service, *words],
             env={**self.engine.environment, **self._environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -120,6 +137,11 @@ class Stack:
         """Kill a container's first process, as a machine short of memory would."""
         os.kill(container["State"]["Pid"], signal.SIGKILL)
 
+    def _named(self) -> list[str]:
+        """Return compose's options for this project."""
+        files = [word for file in self._files for word in ("--file", str(file))]
+        return ["--project-name", self.project, *files]
+
     def remains(self) -> list[str]:
         """What of it the engine still has."""
         label = f"--filter=label=com.docker.compose.project={self.project}"
@@ -129,15 +151,22 @@ class Stack:
 
 
 @contextmanager
-def up(engine: Engine, directory: Path, workers: int) -> Iterator[Stack]:
-    """Build the image and run the stack; afterwards nothing of either is there."""
+def up(engine: Engine, directory: Path, workers: int, *, tls: bool = False) -> Iterator[Stack]:
+    """Build the image and run the stack; afterwards nothing of either is there.
+
+    Args:
+        engine: Where it runs.
+        directory: An empty directory for its secrets.
+        workers: How many Ray workers it has.
+        tls: Encrypt between the containers, by `compose.tls.yaml`.
+    """
     version = f"test-{uuid.uuid4().hex[:8]}"
     image = f"gradsweep:{version}"
     asked = re.search(r"POSTGRES_VERSION:-([\w.-]+)", COMPOSE.read_text(encoding="utf-8"))
     assert asked is not None
     postgres = engine.postgres(asked[1])
     engine.build(*engine.base(), "-f", ROOT / "docker" / "Dockerfile", "-t", image, ROOT)
-    stack = Stack(engine, version, postgres, directory / "secrets")
+    stack = Stack(engine, version, postgres, directory / "secrets", tls=tls)
     try:
         stack.compose("up", "--detach", "--scale", f"ray-worker={workers}", seconds=600)
         stack.await_health()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.engine import own_or_running
+from tests.chaos.engine import Engine
 from tests.chaos.stack import SECRETS, Stack, up
 
 pytestmark = [
@@ -43,8 +43,8 @@ print(json.dumps([
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with own_or_running() as engine, up(engine, tmp_path_factory.mktemp("stack"), _WORKERS) as it:
+def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with up(engine, tmp_path_factory.mktemp("stack"), _WORKERS) as it:
         yield it
 
 

@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 SCRIPTS = [
     DOCKER / "entrypoint.sh",
+    DOCKER / "make-certificates.sh",
     DOCKER / "postgres-roles.sh",
+    DOCKER / "postgres-tls.sh",
     DOCKER / "slurm" / "sweep.sbatch",
 ]
 SERVICES = ("postgres", "mlflow", "ray-head", "ray-worker")

@@ -1,0 +1,94 @@
+"""`make docs`: what it must refuse, and where its links to files of the repository lead.
+
+What must not live here: the documents as they are, which `make check` builds.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_NOT_COPIED = {".git", ".venv", ".cache", "docs", "mkdocs.yml", "runs", "site", "sweeps"}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The project with pages and code that a test may change."""
+    for path in ROOT.iterdir():
+        if path.name not in _NOT_COPIED:
+            (tmp_path / path.name).symlink_to(path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copytree(ROOT / "sweeps", tmp_path / "sweeps")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    return tmp_path
+
+
+def _build(project: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site with the options of `make docs`."""
+    shown = subprocess.run(
+        ["make", "--dry-run", "docs"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    options = shlex.split(shown.splitlines()[-1].partition(" -m ")[2])
+    return subprocess.run(
+        [sys.executable, "-m", *options],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def _html(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def test_link_to_a_file_of_the_repository_is_text(project: Path) -> None:
+    (project / "docs/page.md").write_text("# Page\n\nSee [the step](../trainable/step.py).\n")
+    done = _build(project)
+    assert done.returncode == 0, done.stderr
+    html = _html(project / "site/page.html")
+    assert '<span title="trainable/step.py">the step</span>' in html
+
+
+def test_link_to_a_file_leads_to_the_repository(project: Path) -> None:
+    (project / "docs/page.md").write_text("# Page\n\nSee [the step](../trainable/step.py).\n")
+    with (project / "mkdocs.yml").open("a") as config:
+        config.write("repo_url: https://code.example/gradsweep\n")
+    done = _build(project)
+    assert done.returncode == 0, done.stderr
+    address = "https://code.example/gradsweep/blob/main/trainable/step.py"
+    assert f'href="{address}"' in _html(project / "site/page.html")
+
+
+@pytest.mark.parametrize(
+    "link", ["none.md", "index.md#none", "../trainable/none.py", "reference/spec.md#none"]
+)
+def test_broken_link_fails(project: Path, link: str) -> None:
+    (project / "docs/page.md").write_text(f"# Page\n\nSee [it]({link}).\n")
+    done = _build(project)
+    assert done.returncode == 1
+    assert "page.md" in done.stderr
+    assert link.rpartition("/")[2].partition("#")[2 if "#" in link else 0] in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "docstring"),
+    [
+        ("sweeps/exit_codes.py", '"""Another process holds what is needed."""\n'),
+        ("sweeps/config/sections.py", '"""An improvement is one by more than this."""\n'),
+    ],
+)
+def test_undocumented_public_name_fails(project: Path, file: str, docstring: str) -> None:
+    text = (project / file).read_text(encoding="utf-8")
+    assert docstring in text
+    (project / file).write_text(text.replace(docstring, ""), encoding="utf-8")
+    done = _build(project)
+    assert done.returncode == 1
+    assert "has no docstring" in done.stderr
