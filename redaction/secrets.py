@@ -101,6 +101,17 @@ _BASIC = re.compile(r"(?i:\b(basic[ \t]{1,9}))([A-Za-z0-9+/]{4,}+={0,2})")
 _PRIVATE_KEY = re.compile(  # the one secret of several lines; one that is cut goes to the end
     r"(?s:(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z))"
 )
+_TOKEN_STARTS = (
+    "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "sk-",
+    "AKIA", "eyJ",
+)  # fmt: skip
+"""How tokens of a known form begin. A text without them is not searched for these forms."""
+_KNOWN_TOKEN = re.compile(  # Hugging Face, GitHub, GitLab, Slack, OpenAI and its like, AWS, JWT
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{30,}+|gh[pousr]_[A-Za-z0-9]{36,}+|github_pat_\w{50,}+"
+    r"|glpat-[\w-]{20,}+|xox[abeprs]-[A-Za-z0-9-]{20,}+"
+    r"|sk-(?:(?:proj|ant|or)-[A-Za-z0-9]{0,9}-?)?[A-Za-z0-9_]{32,}+|AKIA[0-9A-Z]{16}(?!\w)"
+    r"|eyJ[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{10,}+)"
+)
 _ADDRESS = re.compile(r"://(?:(?P<before>\S*)@|\S+)")
 _LOGIN = re.compile(r"(?:\A|://)(?=[^/?#:]*+:(?!//))")
 _USER = re.compile(r"(?P<start>\A|://)[^/?#:@]*+(?=@|\Z)")
@@ -129,12 +140,15 @@ def redact(text: str) -> str:
     Hidden are the values of this process' environment variables with names of secrets, also as
     addresses, JSON and Python write them; what stands beside such a name (`API_KEY=X`,
     `"password": "X"`, `--token X`, `?sig=X`); what follows `Bearer` and `Basic`; private keys; the
-    userinfo of addresses. A secret in none of these places is not known to be one.
+    userinfo of addresses; tokens that begin as those of Hugging Face, GitHub, GitLab, Slack,
+    OpenAI and AWS do, and JSON web tokens. A secret in none of these places is not known to be one.
     """
     for value in _values_of_environment():
         text = text.replace(value, HIDDEN)
     if "PRIVATE KEY-----" in text:
         text = _PRIVATE_KEY.sub(rf"\1{HIDDEN}\2", text)
+    if any(start in text for start in _TOKEN_STARTS):
+        text = _KNOWN_TOKEN.sub(HIDDEN, text)
     lowered = _lower(text)
     if _FIRST_LOOK.search(lowered) and any(word in lowered for word in _WORDS):
         text = _without_values(text, lowered, _ASSIGNED)

@@ -58,7 +58,7 @@ def prepared() -> Iterator[None]:
     finally:
         sys.argv[:], sys.path[:] = arguments, path
         if compile_path is None:
-            del os.environ[COMPILE_PATH_VARIABLE]
+            os.environ.pop(COMPILE_PATH_VARIABLE, None)
         if ours:
             os.environ[SAFE_PATH_VARIABLE] = SAFE_PATH
 

@@ -65,10 +65,30 @@ def test_a_number_is_no_token(value: object) -> None:
         "the token is lost and the key was here", "-s train.lr=0.1 --trials 4", "basic features",
         "http://127.0.0.1:5000/#/experiments/1", "https://host/p@th?n=1&x=2", "ada@host: hello",
         "Basic block 3", "sorted(x, key=len)", "sig=3", "s3://bucket/prefix", "código: já está",
+        "sk-learn 1.6 with sk-image", "hf_hub_download of hf_model_with_a_very_long_name_in_it",
+        "run 0f8fad5bd9cb469fa165708867e4c1f2", "sha256:" + "9f86d081884c7d65" * 4,
+        "eyJust.eyJust.it",
+        "AKIA is a band", "epoch 3/10: val/loss 0.1234, lr 1.0e-04", "github_pattern_of_files",
     ],
 )  # fmt: skip
 def test_ordinary_text_is_unchanged(text: str) -> None:
     assert redact(text) == text
+
+
+_A = "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7" * 3  # letters and digits, as in a token
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        f"hf_{_A[:34]}", f"ghp_{_A[:36]}", f"gho_{_A[:36]}", f"github_pat_{_A[:22]}_{_A[:59]}",
+        f"glpat-{_A[:20]}", f"xoxb-123456789012-{_A[:24]}", f"sk-{_A[:48]}", f"sk-proj-{_A}",
+        f"sk-ant-api03-{_A}", "AKIAIOSFODNN7EXAMPLE", f"eyJhbGciOiJIUzI1NiJ9.eyJ{_A}.{_A[:43]}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["{}", "logged in as {}.", "('{}')", "a={}&b=1", "\n{}\n"])
+def test_a_token_of_a_known_form_is_hidden_without_a_name(token: str, form: str) -> None:
+    assert redact(form.format(token)) == form.format("[hidden]")
 
 
 @pytest.mark.parametrize(
@@ -226,6 +246,7 @@ PATTERNS = (
     "password='", 'password="""', "--token x ", "- ", "secret", "a://a/", "a@", "://@", "cookie: ",
     "?sig=a&", '"password", ', "password=x,", "password=(", "--" + "a" * 50 + " ", "İ",
     "password" + " " * 50, "password\\", "authorization:'", "password=[x](", "key='",
+    "hf_", "ghp_a", "sk-", "sk-proj-", "eyJ", "eyJ" + "a" * 10 + ".", "eyJ.eyJ.", "xoxb-", "AKIA",
 )  # fmt: skip
 
 
