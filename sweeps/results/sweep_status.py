@@ -21,11 +21,11 @@ from sweeps.config.revisions import read_spec
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pauses
-from sweeps.early_stopping.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import holder_of, ledger_location
 from sweeps.ledger.reader import LedgerReader, TrialSummary
 from sweeps.paths import SweepPaths, list_sweeps
+from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.sweep_lock import locked_by_a_stranger
