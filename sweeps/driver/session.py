@@ -71,8 +71,7 @@ class SweepSession:
 
     def scheduler(self) -> TrialScheduler:
         """A fresh scheduler, which knows nothing of the past."""
-        spec = self.spec
-        return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0])
+        return make_scheduler(self.spec)
 
     @property
     def stopped(self) -> StopCriterionMet | None:

@@ -220,7 +220,7 @@ class TuneEventHandler(Callback):
             self._paused.discard(number)
             self._live.add(number)
             self._writer.put(partial(self._books.promoted, number, parameters))
-            if self._spec.early_stopping.is_population:  # perhaps with other parameters
+            if self._spec.early_stopping.rule.is_population:  # perhaps with other parameters
                 self.flush()
             return
         is_first = number >= self._num_existing and number not in self._live

@@ -17,10 +17,10 @@ from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
+from sweeps.config.errors import Issue, UserError
 from sweeps.config.search_validators import SAMPLERS
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
-from sweeps.early_stopping.pb2 import check_installed
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
 from sweeps.search.samplers import SamplerRejected, check_sampler
 from sweeps.search.suggest import Suggester
@@ -42,8 +42,8 @@ def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
         SamplerRefused: It cannot be built, or fails: with what is wrong, the rule and the remedy.
         Refused: A package is missing for the model of a population.
     """
-    if spec.early_stopping.scheduler == "pb2":
-        check_installed()
+    if (missing := spec.early_stopping.rule.missing_package()) is not None:
+        raise UserError([Issue(("early_stopping", "scheduler"), missing)])
     check_sampler(spec)
     search = spec.search
     ours = search.sampler in SAMPLERS

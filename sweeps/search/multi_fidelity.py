@@ -13,21 +13,7 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.config.sections import EarlyStoppingConfig
-from sweeps.early_stopping.halving import rungs
 from sweeps.ledger.reader import best_report
-
-
-def compared_at(config: EarlyStoppingConfig, epochs: int) -> tuple[int, ...]:
-    """Return the epochs at which trials compare, ascending; none where nobody is
-    stopped.
-
-    Args:
-        epochs: The budget of a full run, which is the last of them.
-    """
-    if config.scheduler == "none" or config.is_population:
-        return ()
-    return (*rungs(config.grace_epochs, config.reduction, epochs), epochs)
 
 
 def enough_at_a_rung(parameters: int) -> int:

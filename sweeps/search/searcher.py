@@ -19,12 +19,11 @@ from ray.tune.search import Searcher
 from sweeps.checkpoint_locations import address_of, trial_store
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.spec import SpecError, SweepSpec
-from sweeps.early_stopping.pausing_rules import make_pauses
-from sweeps.early_stopping.pbt import PopulationBasedTraining
-from sweeps.early_stopping.pbt_exploit import PbtExploit
+from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.early_stopping.schedulers import replay
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.paths import SweepPaths
+from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.suggest import Suggester
 from trainable.ray_adapter import OBJECTIVE
 
@@ -72,11 +71,11 @@ class LedgerSearcher(Searcher):
         self._refuse = refuse
         self._concurrency = concurrency
         self._threads = threads
-        self._pauses = make_pauses(spec)
+        self._pauses = make_pausing_rule(spec)
         self._settle = settle
         self._exploit = (
             PbtExploit(spec, paths, ledger, fence, warn)
-            if isinstance(self._pauses, PopulationBasedTraining)
+            if spec.early_stopping.rule.is_population
             else None
         )
         if self._exploit is not None:
@@ -136,7 +135,7 @@ class LedgerSearcher(Searcher):
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
                 "together": 0.0
-                if self._spec.early_stopping.decides_per_report
+                if self._spec.early_stopping.rule.decides_per_report
                 else _TOGETHER_SECONDS,
             }
         if self._live and not self.stopping:

@@ -26,10 +26,10 @@ from sweeps.config.search_space import Place
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SpecError, SweepSpec
-from sweeps.early_stopping.pausing_rules import make_pauses
+from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
-from sweeps.search.multi_fidelity import compared_at, enough_at_a_rung, project_to_rung
+from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
 from sweeps.search.samplers import Samplers
 from trainable.seeding import derive_seed
 
@@ -74,8 +74,8 @@ class Suggester:
         self._digest = self._space.digest()
         self._warm = list(self._earlier(ledger.warm_start))
         self._samplers = Samplers(spec, self._warm)
-        self._pauses = make_pauses(spec)
-        self._compared_at = compared_at(spec.early_stopping, spec.budget.epochs)
+        self._pauses = make_pausing_rule(spec)
+        self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.epochs)
         self._places: dict[int, Place | None] = {}  # nor does where they lie in a grid
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[int, FrozenTrial] = {}  # what has ended does not change any more

@@ -9,7 +9,6 @@ ledger.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 import warnings
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sweeps.config.errors import Issue, UserError
 from sweeps.config.search_space import SearchSpace, mutable
 from sweeps.config.space import Choice, Distribution, LogInt, LogUniform, is_number
 from sweeps.ledger.reader import TrialRecord
@@ -30,20 +28,6 @@ Matrix = npt.NDArray[np.float64]
 _FEWEST = 3  # gains before there is anything to fit
 _CANDIDATES = 512
 _CAUTION = 2.0  # standard deviations above the mean
-
-
-def check_installed() -> None:
-    """See that there is what the model is made of.
-
-    Raises:
-        Refused: It is not installed.
-    """
-    if importlib.util.find_spec("sklearn") is None:
-        message = (
-            "pb2 needs the package 'scikit-learn', which is not installed; its model is made of "
-            "it; write pbt, or run `pip install scikit-learn`"
-        )
-        raise UserError([Issue(("early_stopping", "scheduler"), message)])
 
 
 class PopulationBasedBandits:
