@@ -257,8 +257,11 @@ def _how_thinned(sweep: SweepData) -> str:
     )
 
 
-def _whose_rungs(sweep: SweepData) -> str:
-    return sweep.spec.early_stopping.rule.rungs_note
+def _describe_rule(sweep: SweepData) -> str:
+    """Return what the sweep's stopping rule does, and how to read its rungs."""
+    rule = sweep.spec.early_stopping.rule
+    described = f"{rule.name} {rule.description.replace('`', '')}"
+    return f"{described} {rule.rungs_note}".rstrip()
 
 
 def _survival(sweep: SweepData) -> go.Figure:
@@ -348,7 +351,7 @@ FIGURES = (
         "How many trials reached each rung of early stopping, and what became of them "
         "there: a sound search stops many early and sends the best to the end.",
         _survival,
-        _whose_rungs,
+        _describe_rule,
     ),
     Figure(
         "Parallel coordinates",
