@@ -1,10 +1,8 @@
-"""Population based training as pure functions: who goes on from whom, and with what.
+"""Exploit and explore as pure functions: which member copies which, with what hyperparameters.
 
-Every trial is a member and pauses at each rung until all have come to it. Then the worst go on
-from the best ones' weights with other hyperparameters: Jaderberg et al., "Population Based
-Training of Neural Networks" (2017), in generations that wait for each other, so that a decision
-depends on what was reported and on nothing that a death could lose. What must not live here: the
-ledger, checkpoints (`exploit`), and the model of `pb2` (`bandit`).
+The method is that of Jaderberg et al., "Population Based Training of Neural Networks" (2017).
+When members pause and wait for each other is in `early_stopping.pbt`. What must not live here:
+the ledger, checkpoints (`pbt_exploit`), and the model of `pb2` (`gain_model`).
 """
 
 from __future__ import annotations
@@ -19,28 +17,29 @@ from sweeps.config.space import Choice, Distribution, is_number
 from trainable.seeding import derive_seed
 
 _FACTORS = (0.8, 1.2)
-"""By which a number is changed; as in the paper."""
-_ATTEMPTS = 8  # changes of a point before it is taken as it is, if none is allowed
+"""The factors by which a number is perturbed, as in the paper."""
+_ATTEMPTS = 8  # perturbations before the point is taken unchanged, if none is allowed
 
 
 def select_exploits(
     values: Mapping[int, float], *, quantile: float, minimize: bool, seed: int
 ) -> dict[int, int]:
-    """Return who goes on from whom: by member of the worst share, one of the best share.
+    """Return which members copy which: by member of the worst share, a donor of the best share.
 
     Args:
-        values: What each member reported at the rung.
-        quantile: The share that is replaced, and the share that it is replaced from; at least one
-            of two or more members.
-        seed: Draws one of the best for each of the worst.
+        values: The metric of each member at the rung.
+        quantile: The share of members that copy, and the share that is copied. It is at least
+            one of two or more members.
+        minimize: Whether less is better.
+        seed: The seed that draws a donor for each copying member.
     """
-    sound = sorted(
+    finite = sorted(
         (number for number, value in values.items() if math.isfinite(value)),
         key=lambda n: (values[n] if minimize else -values[n], n),
     )
-    ranked = [*sound, *sorted(values.keys() - set(sound))]
+    ranked = [*finite, *sorted(values.keys() - set(finite))]
     count = min(max(1, int(len(ranked) * quantile)), len(ranked) // 2)
-    best = sound[:count]
+    best = finite[:count]
     worst = sorted(ranked[len(ranked) - count :])
     if not best:
         return {}
@@ -55,19 +54,18 @@ def explore(
     seed: int,
     fits: Callable[[Mapping[str, Any]], bool] = lambda _: True,
 ) -> dict[str, Any]:
-    """Return parameters near those of the member that is inherited from.
+    """Return parameters near those of a donor.
 
-    A number is multiplied by 0.8 or 1.2, and a choice replaced by one beside it; with the
-    probability `resample` either is drawn anew.
+    A number is multiplied by 0.8 or 1.2, and an option is replaced by a neighbouring one. With
+    the probability `resample`, either is drawn anew.
 
     Args:
-        params: Of the member that is inherited from.
-        space: What each may be; a point that it does not allow is never returned, unless it is
-            `params`.
-        resample: A probability.
-        seed: Draws.
-        fits: Whether a trial can be configured so; one that cannot is returned no more than one
-            that the space does not allow.
+        params: The parameters of the donor.
+        space: The search space. A point that it forbids is never returned, except `params`.
+        resample: The probability of a new draw, for each parameter.
+        seed: The seed of all draws.
+        fits: Whether a trial can be configured with the parameters. Others are never returned,
+            except `params`.
     """
     random = Random(seed)
     for _ in range(_ATTEMPTS):
@@ -94,4 +92,4 @@ def _nearby(value: Any, distribution: Distribution, random: Random) -> Any:
             return distribution.options[min(max(index, 0), len(distribution.options) - 1)]
     elif is_number(value):
         return distribution.nearest(value * random.choice(_FACTORS))
-    return _drawn(value, distribution, random)  # the space was edited since
+    return _drawn(value, distribution, random)  # the user edited the space since
