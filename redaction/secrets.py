@@ -141,7 +141,8 @@ def redact(text: str) -> str:
     addresses, JSON and Python write them; what stands beside such a name (`API_KEY=X`,
     `"password": "X"`, `--token X`, `?sig=X`); what follows `Bearer` and `Basic`; private keys; the
     userinfo of addresses; tokens that begin as those of Hugging Face, GitHub, GitLab, Slack,
-    OpenAI and AWS do, and JSON web tokens. A secret in none of these places is not known to be one.
+    OpenAI and AWS do, and JSON web tokens. A secret in none of these places is not known to be
+    one.
     """
     for value in _values_of_environment():
         text = text.replace(value, HIDDEN)

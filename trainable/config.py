@@ -35,6 +35,14 @@ class Section(BaseModel):
     )
 
 
+def _plain_number(value: float) -> int | float:
+    return int(value) if float(value).is_integer() else value
+
+
+Number = Annotated[float, PlainSerializer(_plain_number)]
+"""A number that is written without '.0' when it is whole."""
+
+
 class Interval(BaseModel):
     """How often something happens: `1 epoch`, `100 steps` or `30 seconds`."""
 

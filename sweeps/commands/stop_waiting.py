@@ -8,10 +8,10 @@ from __future__ import annotations
 from sweeps.checkpoint_locations import trial_files
 from sweeps.commands.sync import tell_who_is_interrupted
 from sweeps.driver.stop_requests import StopResult
-from sweeps.early_stopping.pbt_exploit import without_unbegun
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import check_kept
+from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state
 from sweeps.reconciliation.reconcile import MissingReport, unreported
 from sweeps.reconciliation.repairs import close_stores

@@ -31,9 +31,11 @@ from sweeps.config.errors import (
 )
 from sweeps.config.search_checks import search_faults, sound_constraints
 from sweeps.config.search_space import UNFIT, SearchSpace, mutable
-from sweeps.config.sections import CREDENTIALS, LONGEST_KEY, EarlyStoppingConfig
+from sweeps.config.sections import CREDENTIALS, LONGEST_KEY
 from sweeps.config.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
 from sweeps.config.yaml_scalars import shown, write_flow
+from sweeps.early_stopping.registry import DEFAULT_RULE, WITHOUT_SECTION, rule_class
+from sweeps.early_stopping.rule import StoppingRule
 from trainable.config import BudgetConfig, TrainConfig
 
 LONGEST_VALUE = 6000  # characters that the tracking store takes for a parameter
@@ -107,12 +109,14 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
         if name in metric[:index]:
             yield Issue(("metric", index), f"{written(name)} is named before; write each one once")
     stopping, search = data.get("early_stopping"), data.get("search")
-    scheduler = stopping.get("scheduler", "asha") if isinstance(stopping, dict) else "none"
-    if scheduler != "none":
+    scheduler: object = WITHOUT_SECTION.name
+    if isinstance(stopping, dict):
+        scheduler = stopping.get("scheduler", DEFAULT_RULE.name)
+    if rule_class(scheduler).needs_one_metric:
         yield Issue(
             ("early_stopping", "scheduler"),
             f"{scheduler} compares trials by one number, and metric names {count}; write "
-            "scheduler: none, or a single metric",
+            f"scheduler: {WITHOUT_SECTION.name}, or a single metric",
         )
     for path in _stops_by_value(data.get("stop")):
         yield Issue(
@@ -152,40 +156,52 @@ def _early_stopping_faults(
     stopping, budget = data.get("early_stopping"), data.get("budget", {})
     if not isinstance(stopping, dict) or not isinstance(budget, dict):
         return
-    scheduler = stopping.get("scheduler")
-    if scheduler in ("pbt", "pb2"):
-        yield from _population_faults(data, space, stopping, str(scheduler))
-        return
-    grace = stopping.get("grace_epochs", EarlyStoppingConfig().grace_epochs)
-    epochs = budget.get("epochs", BudgetConfig().epochs)
-    whole = isinstance(grace, int) and isinstance(epochs, int) and epochs >= 1
-    if whole and stopping.get("scheduler") != "none" and grace >= epochs:
+    rule = rule_class(stopping.get("scheduler"))
+    first, epochs = _first_epoch(rule, stopping), budget.get("epochs", BudgetConfig().epochs)
+    whole = isinstance(first, int) and isinstance(epochs, int) and epochs >= 1
+    too_late = whole and first >= epochs
+    if rule.is_population:
+        yield from _population_faults(data, space, rule, first if too_late else None, epochs)
+    elif too_late:
         fix = (
             f"write a number from 1 to {epochs - 1}, or"
             if epochs > 1
             else "give budget.epochs 2 or more, or write"
         )
         yield Issue(
-            ("early_stopping", "grace_epochs"),
-            f"{grace} is not below budget.epochs ({epochs}); early stopping needs a "
-            f"rung before the last epoch; {fix} scheduler: none",
+            ("early_stopping", str(rule.first_epoch_key)),
+            f"{first} is not below budget.epochs ({epochs}); early stopping needs a "
+            f"rung before the last epoch; {fix} scheduler: {WITHOUT_SECTION.name}",
         )
+
+
+def _first_epoch(rule: type[StoppingRule], stopping: Mapping[str, Any]) -> Any:
+    """Return the first epoch at which a rule decides, as the spec has it; None: it has none."""
+    key = rule.first_epoch_key
+    return None if key is None else stopping.get(key, rule.model_fields[key].default)
 
 
 def _population_faults(
     data: Mapping[str, Any],
     space: Mapping[str, Distribution | None],
-    stopping: Mapping[str, Any],
-    scheduler: str,
+    rule: type[StoppingRule],
+    late_interval: int | None,
+    epochs: object,
 ) -> Iterator[Issue]:
-    """Check what the trials of a population must have in common, and what they must differ in."""
-    interval = stopping.get("interval_epochs", EarlyStoppingConfig().interval_epochs)
-    budget, trials = data.get("budget", {}), data.get("trials")
-    epochs = budget.get("epochs", BudgetConfig().epochs)
-    if isinstance(interval, int) and isinstance(epochs, int) and interval >= epochs >= 1:
+    """Check what the trials of a population must have in common, and what they must differ in.
+
+    Args:
+        data: The spec as plain data.
+        space: The distributions; None for one that is wrong in itself.
+        rule: The rule of the population.
+        late_interval: The interval where it leaves no rung below the budget; None: it is right.
+        epochs: The budget of a full run.
+    """
+    trials, scheduler = data.get("trials"), rule.name
+    if late_interval is not None:
         yield Issue(
-            ("early_stopping", "interval_epochs"),
-            f"{interval} is not below budget.epochs ({epochs}); {scheduler} compares trials "
+            ("early_stopping", str(rule.first_epoch_key)),
+            f"{late_interval} is not below budget.epochs ({epochs}); {scheduler} compares trials "
             "before their last epoch; write a smaller interval, or more epochs",
         )
     if isinstance(trials, int) and trials < 2:
@@ -209,7 +225,7 @@ def _population_faults(
             ("early_stopping", "scheduler"),
             f"{scheduler} changes what lies below train.optimizer. and train.clip. while trials "
             "train, and the space has none of it; search for example train.optimizer.lr, or write "
-            "scheduler: asha",
+            f"scheduler: {DEFAULT_RULE.name}",
         )
 
 
@@ -235,7 +251,7 @@ def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
     stopping, storage = data.get("early_stopping"), data.get("storage")
     scheduler = stopping.get("scheduler") if isinstance(stopping, dict) else None
     checkpoints = storage.get("checkpoints") if isinstance(storage, dict) else None
-    if scheduler in ("pbt", "pb2") and checkpoints is not None:
+    if rule_class(scheduler).is_population and checkpoints is not None:
         yield Issue(
             ("storage", "checkpoints"),
             f"{scheduler} lets trials go on from each other's checkpoints, which are linked, and "

@@ -47,13 +47,13 @@ def _check_population(before: SweepSpec, after: SweepSpec) -> None:
     """Refuse to make a population of trials, to unmake one, and to change its size."""
     old, new = before.early_stopping, after.early_stopping
     another = "start a new sweep with `sweep run FILE --name NAME`"
-    if old.is_population != new.is_population:
+    if old.rule.is_population != new.rule.is_population:
         raise SearchChanged(
             f"early_stopping.scheduler is {old.scheduler} in this sweep and cannot become "
             f"{new.scheduler}: the members of a population are trained beside each other from the "
             f"beginning; {another}"
         )
-    if new.is_population and before.trials != after.trials:
+    if new.rule.is_population and before.trials != after.trials:
         raise SearchChanged(
             f"trials is {before.trials} in this sweep and cannot become {after.trials}: the "
             f"members of a population ({new.scheduler}) are trained beside each other from the "

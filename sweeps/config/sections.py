@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     Tag,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -33,8 +34,10 @@ from sweeps.config.search_validators import (
 from sweeps.config.space import Distribution
 from sweeps.config.space_parser import parse_distribution
 from sweeps.config.yaml_scalars import shown
+from sweeps.early_stopping.registry import DEFAULT_RULE, RULES, parameters
+from sweeps.early_stopping.rule import StoppingRule
 from tracking.address import is_database
-from trainable.config import Mode, Section
+from trainable.config import Mode, Number, Section
 
 LONGEST_KEY = 250  # what the tracking store takes
 _LONGEST_METRIC = LONGEST_KEY - len("best/")
@@ -93,14 +96,6 @@ def check_name(name: str, *, model: bool = False) -> str:
             "choose another name"
         )
     return name
-
-
-def _plain_number(value: float) -> int | float:
-    return int(value) if float(value).is_integer() else value
-
-
-Number = Annotated[float, PlainSerializer(_plain_number)]
-"""A number that is written without '.0' when it is whole."""
 
 
 def _check_gpu(value: object) -> object:
@@ -219,41 +214,48 @@ class SearchConfig(Section):
     """Earlier sweeps below the same root whose trials the sampler learns from too."""
 
 
-class EarlyStoppingConfig(Section):
+class EarlyStoppingSection(Section):
     """Which trials are stopped before their budget is spent; without this section, none."""
 
-    scheduler: Literal["asha", "asha_promote", "hyperband", "median", "pbt", "pb2", "none"] = (
-        "asha"
+    scheduler: str = DEFAULT_RULE.name
+    """The stopping rule, by its name."""
+
+    @property
+    def rule(self) -> StoppingRule:
+        """The stopping rule with its parameters."""
+        rule = RULES[self.scheduler]
+        return rule(**{key: getattr(self, key) for key in rule.model_fields})
+
+
+def early_stopping_section(
+    rules: Mapping[str, type[StoppingRule]],
+) -> type[EarlyStoppingSection]:
+    """Return the section for some stopping rules: their names, and the parameters of all.
+
+    Args:
+        rules: The rules by their name.
+    """
+    sentences = [f"`{name}` {rule.description}" for name, rule in rules.items()]
+    fields: dict[str, Any] = {
+        "scheduler": (
+            Literal[tuple(rules)],
+            Field(default=DEFAULT_RULE.name, description=" ".join(sentences)),
+        ),
+        **{key: (one.annotation, one) for key, one in parameters(rules.values()).items()},
+    }
+    return create_model(
+        "EarlyStoppingConfig",
+        __base__=EarlyStoppingSection,
+        __doc__=EarlyStoppingSection.__doc__,
+        __module__=__name__,
+        **fields,
     )
-    """`asha` stops at each rung a trial that is not among its best 1/reduction by then.
-    `asha_promote` lets every trial pause there, and the best 1/reduction go on. `hyperband` is
-    ASHA with several first rungs, one of them the end. `median` stops a trial that is worse than
-    the median of the others. `none` lets every trial finish. `pbt` stops nobody: every
-    `interval_epochs` the worst trials go on from the weights of the best with other
-    hyperparameters; `pb2` has these chosen by a model of what helped so far."""
-    grace_epochs: int = Field(default=1, ge=1)
-    """Epochs that every trial gets; below `budget.epochs`."""
-    reduction: int = Field(default=3, ge=2)
-    """One trial in this many is continued beyond a rung; also the factor between two rungs."""
-    min_trials: int = Field(default=3, ge=1)
-    """`median`: how many others must have come as far before a trial is stopped."""
-    interval_epochs: int = Field(default=1, ge=1)
-    """`pbt`, `pb2`: epochs from one comparison to the next; below `budget.epochs`."""
-    quantile: Number = Field(default=0.25, gt=0, le=0.5)
-    """`pbt`, `pb2`: the share of trials that is replaced each time, by as many of the best."""
-    resample: Number = Field(default=0.25, ge=0, le=1)
-    """`pbt`, `pb2`: the probability that a hyperparameter is drawn anew instead of changed a
-    little."""
 
-    @property
-    def is_population(self) -> bool:
-        """Whether trials go on from each other's weights."""
-        return self.scheduler in ("pbt", "pb2")
 
-    @property
-    def decides_per_report(self) -> bool:
-        """Whether a running trial may be stopped after any of its reports."""
-        return self.scheduler in ("asha", "hyperband", "median")
+if TYPE_CHECKING:
+    EarlyStoppingConfig = EarlyStoppingSection
+else:
+    EarlyStoppingConfig = early_stopping_section(RULES)
 
 
 class PlateauConfig(Section):

@@ -64,6 +64,7 @@ from sweeps.config.sections import (
 from sweeps.config.space import Distribution
 from sweeps.config.space_parser import parse_distribution
 from sweeps.config.yaml_scalars import write_flow, write_key
+from sweeps.early_stopping.registry import WITHOUT_SECTION
 from trainable.config import (
     BudgetConfig,
     CheckpointConfig,
@@ -125,7 +126,7 @@ class SweepSpec(Section):
     space: Space = Field(default_factory=dict)
     """Dotted path into this file -> distribution. Empty: only the trials' seeds differ."""
     search: SearchConfig = SearchConfig()
-    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig(scheduler="none")
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig(scheduler=WITHOUT_SECTION.name)
     stop: StopConfig = StopConfig()
     resources: ResourcesConfig = ResourcesConfig()
     train: TrainConfig = TrainConfig()
@@ -201,7 +202,7 @@ class SweepSpec(Section):
         """Return how many trials the sweep can have of so many: a population has the members that
         it has, and a grid is tried once.
         """
-        if self.early_stopping.is_population:
+        if self.early_stopping.rule.is_population:
             return self.trials
         if self.search.sampler != "grid":
             return wanted

@@ -16,11 +16,11 @@ from typing import Any
 
 from sweeps.config.logged_params import searched
 from sweeps.config.spec import SpecError, SweepSpec
-from sweeps.early_stopping.failure_policy import Failure
-from sweeps.early_stopping.pbt_exploit import without_unbegun
 from sweeps.ledger.ledger import Ending, Ledger, LedgerReport, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.policies.failure_policy import Failure
+from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state
 from sweeps.reconciliation.reconcile import STATUSES, end_of_training, unreported
 from sweeps.reconciliation.repairs import backfill

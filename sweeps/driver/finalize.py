@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from sweeps.driver.session import SweepSession
 from sweeps.driver.shutdown import EXPORT
-from sweeps.early_stopping.failure_policy import RepeatedFailure
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.ledger import TrialRecord
 from sweeps.paths import SweepPaths
+from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.export import NoReport, draw_report, export_trial
 from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.recording.tags import (

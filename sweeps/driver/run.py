@@ -20,7 +20,7 @@ from sweeps.driver.session import SweepSession, open_sweep
 from sweeps.driver.shutdown import exit_on_cluster_loss, make_signal_handler, remove_scratch
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import tune_trials
-from sweeps.early_stopping.failure_policy import RepeatedFailure
+from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_processes

@@ -25,17 +25,17 @@ from sweeps.config.revisions import (
 )
 from sweeps.config.spec import SpecError, SweepSpec
 from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn
-from sweeps.early_stopping.stop_criteria import (
-    BY_THE_SWEEP,
-    StopCriterionMet,
-    active_stop_criterion,
-)
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.reader import TrialRecord
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths, tracking_place
+from sweeps.policies.stop_criteria import (
+    BY_THE_SWEEP,
+    StopCriterionMet,
+    active_stop_criterion,
+)
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
@@ -71,8 +71,7 @@ class SweepSession:
 
     def scheduler(self) -> TrialScheduler:
         """A fresh scheduler, which knows nothing of the past."""
-        spec = self.spec
-        return make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0])
+        return make_scheduler(self.spec)
 
     @property
     def stopped(self) -> StopCriterionMet | None:

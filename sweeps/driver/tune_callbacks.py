@@ -30,7 +30,10 @@ from sweeps.driver import stop_requests
 from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
 from sweeps.driver.progress import Hang, ProgressWatch
 from sweeps.driver.write_queue import WriteQueue
-from sweeps.early_stopping.failure_policy import (
+from sweeps.engine.worker_end import WorkerEnd, end_of_worker
+from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger, TrialRecord
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.policies.failure_policy import (
     MOST_LOST_STARTS,
     NOT_THE_TRIALS_DOING,
     CrashCounter,
@@ -38,9 +41,6 @@ from sweeps.early_stopping.failure_policy import (
     RepeatedFailure,
     RepeatedFailureDetector,
 )
-from sweeps.engine.worker_end import WorkerEnd, end_of_worker
-from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger, TrialRecord
-from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.tags import BY_THE_USER, STOPPED_BY_INTERRUPT
 from sweeps.results.observer import ProgressObserver
 from tracking.recorder import Recorder
@@ -220,7 +220,7 @@ class TuneEventHandler(Callback):
             self._paused.discard(number)
             self._live.add(number)
             self._writer.put(partial(self._books.promoted, number, parameters))
-            if self._spec.early_stopping.is_population:  # perhaps with other parameters
+            if self._spec.early_stopping.rule.is_population:  # perhaps with other parameters
                 self.flush()
             return
         is_first = number >= self._num_existing and number not in self._live

@@ -19,15 +19,15 @@ from sweeps.driver import stop_requests
 from sweeps.driver.session import SweepSession
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
-from sweeps.early_stopping.failure_policy import RepeatedFailure
 from sweeps.early_stopping.schedulers import replay
-from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP, StopMonitor
 from sweeps.engine import local_ray
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial
 from sweeps.ledger.ledger import TrialRecord
 from sweeps.paths import LedgerError
+from sweeps.policies.failure_policy import RepeatedFailure
+from sweeps.policies.stop_criteria import BY_THE_SWEEP, StopMonitor
 from sweeps.recording.tags import BY_THE_USER
 from sweeps.results.observer import ProgressObserver
 from sweeps.search.searcher import LedgerSearcher

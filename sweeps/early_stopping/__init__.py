@@ -1,1 +1,1 @@
-"""What ends, pauses or changes trials before their budget, and sweeps before theirs."""
+"""What stops, pauses or changes trials before their budget."""

@@ -1,26 +1,19 @@
-"""Pausing, and successive halving, as pure functions of what trials reported: rungs, who is
-promoted, who is left behind, and HyperBand's brackets.
+"""Successive halving as pure functions of what trials reported: rungs, promotions, brackets.
 
-Nothing is remembered between two calls: whatever was decided before shows in the reports, so a
-driver that starts anew decides as the one before it did. What must not live here: Ray, the
-ledger, samplers, and anything that starts or ends a trial.
+No state remains between two calls: reports show every earlier decision. A driver that resumes a
+sweep therefore decides as the one before it did. What must not live here: Ray, the ledger,
+samplers, and anything that starts or ends a trial.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Literal
 
-Mode = Literal["min", "max"]
-Reports = Mapping[int, Mapping[int, float]]
-"""By trial, the metric after each reported epoch."""
-Judge = Callable[[Reports, Set[int]], frozenset[int]]
-"""Says which unfinished trials the scheduler stops at their last report, given all reports."""
+from sweeps.early_stopping.pausing_rules import PausingRule, Reports
 
 
 def rungs(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:
@@ -48,73 +41,31 @@ def promotable(
 ) -> list[int]:
     """Return the trials that may leave a rung now, the best first.
 
-    Of `num_seen` trials at a rung at most `num_seen // reduction` go on, so a sweep costs what
+    Of `num_seen` trials at a rung at most `num_seen // reduction` resume, so a sweep costs what
     successive halving costs. Algorithm 2 of Li et al., "A System for Massively Parallel
-    Hyperparameter Tuning" (2020), has no such bound: there, who was promoted too early goes on
-    beside those who were found to be better later.
+    Hyperparameter Tuning" (2020), has no such bound. There, a trial that was promoted too early
+    continues beside trials that turn out to be better later.
 
     Args:
-        waiting: By trial, the value of those that were not promoted and can go on. Of equals the
-            lower number is better; what is not finite is never promoted.
-        num_seen: How many trials have come to the rung, whatever became of them.
-        num_promoted: How many of them went on.
+        waiting: By trial, the value of those that were not promoted and can resume. Of equal
+            values the lower number is better; a value that is not finite is never promoted.
+        num_seen: How many trials have reached the rung, finished ones included.
+        num_promoted: How many of them were promoted.
+        reduction: One trial in this many is promoted.
+        minimize: Whether less is better.
     """
     free = num_seen // reduction - num_promoted
-    sound = [number for number, value in waiting.items() if math.isfinite(value)]
-    ranked = sorted(sound, key=lambda n: (waiting[n] if minimize else -waiting[n], n))
+    finite = [number for number, value in waiting.items() if math.isfinite(value)]
+    ranked = sorted(finite, key=lambda n: (waiting[n] if minimize else -waiting[n], n))
     return ranked[: max(free, 0)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PausingRule(ABC):
-    """The rungs of a sweep whose trials pause at each one until they may go on.
-
-    Attributes:
-        rungs: Epochs at which a trial pauses, ascending.
-        minimize: Whether less is better.
-        num_trials: How many trials the sweep shall have.
-    """
-
-    rungs: tuple[int, ...]
-    minimize: bool
-    num_trials: int
-
-    def pause_at_epoch(self, epoch: int) -> int | None:
-        """Return the rung at which a trial pauses that goes on from an epoch; None: the end."""
-        return next((rung for rung in self.rungs if rung > epoch), None)
-
-    def pauses_at(self, reports: Mapping[int, float]) -> bool:
-        """Whether a trial that has not ended waits for its promotion, as far as reports tell."""
-        return max(reports, default=0) in self.rungs
-
-    @abstractmethod
-    def next_promotion(
-        self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
-    ) -> int | None:
-        """Return the trial that is to go on next; None while all have to wait.
-
-        Args:
-            reports: Of all trials, whatever became of them.
-            unfinished: Trials without an end.
-            live: Those of them that are being worked on.
-        """
-
-    @abstractmethod
-    def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
-        """Return the trials that nothing can promote any more, while nobody works on any.
-
-        Args:
-            reports: Of all trials.
-            unfinished: Trials without an end.
-        """
-
-
-@dataclass(frozen=True, kw_only=True)
 class SuccessiveHalving(PausingRule):
-    """Of the trials at a rung the best go on; one of them trains to the end in any case.
+    """Promote the best trials at each rung; at least one trial trains to the end.
 
     Attributes:
-        reduction: One trial in this many goes on.
+        reduction: One trial in this many is promoted.
         epochs: The budget of a full run.
     """
 
@@ -124,7 +75,7 @@ class SuccessiveHalving(PausingRule):
     def next_promotion(
         self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
     ) -> int | None:
-        """Return the trial that is to be promoted first, from the highest rung that has one."""
+        """Return the best trial of the highest rung that may promote one; see the base."""
         last = {number: max(epochs, default=0) for number, epochs in reports.items()}
         for rung in reversed(self.rungs):
             seen = [number for number in reports if rung in reports[number]]
@@ -142,13 +93,14 @@ class SuccessiveHalving(PausingRule):
                 minimize=self.minimize,
             ):
                 return found[0]
-        return None if live else self._last_hope(reports, unfinished, last)
+        return None if live else self._best_if_none_finishes(reports, unfinished, last)
 
-    def _last_hope(
+    def _best_if_none_finishes(
         self, reports: Reports, unfinished: Set[int], last: Mapping[int, int]
     ) -> int | None:
-        """Return the best of the highest rung where nobody would train to the end: of few trials
-        no rung may have enough for one to go on.
+        """Return the best trial of the highest rung if otherwise no trial trained to the end.
+
+        With few trials, no rung may have enough of them to promote one.
         """
         waiting = all(self.pauses_at(reports[number]) for number in unfinished)
         if len(reports) < self.num_trials or not waiting:
@@ -168,6 +120,7 @@ class SuccessiveHalving(PausingRule):
         return None
 
     def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
+        """Return all unfinished trials once each one waits and none may be promoted."""
         over = (
             len(reports) >= self.num_trials
             and all(self.pauses_at(reports[number]) for number in unfinished)
@@ -177,18 +130,24 @@ class SuccessiveHalving(PausingRule):
 
 
 def bracket_graces(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:
-    """Return the first rung of each of HyperBand's brackets, the most eager one first.
+    """Return the first rung of each bracket of HyperBand, ascending.
 
-    The last one has no rung below the budget: its trials are never stopped.
+    The last bracket has no rung below the budget, so its trials are never stopped.
+
+    Args:
+        grace: The first rung of the first bracket.
+        reduction: The factor between two rungs.
+        epochs: The budget of a full run.
     """
     return (*rungs(grace, reduction, epochs), epochs)
 
 
 def brackets(graces: Sequence[int], reduction: int) -> Iterator[int]:
-    """Yield the bracket of trial 0, 1 and so on, by index: a function of the number alone.
+    """Yield the bracket of trial 0, 1 and so on, by index.
 
-    The brackets get their shares in turn, in the proportions of Li et al., "Hyperband" (2018):
-    with S + 1 brackets, the one that still has s rungs gets (S + 1) / (s + 1) * reduction**s.
+    The trial's number alone determines its bracket. The brackets receive trials in the
+    proportions of Li et al., "Hyperband" (2018). With S + 1 brackets, the one that still has s
+    rungs gets the share (S + 1) / (s + 1) * reduction**s.
     """
     top = len(graces) - 1
     shares = [
@@ -202,13 +161,13 @@ def brackets(graces: Sequence[int], reduction: int) -> Iterator[int]:
 
 
 def bracket_of(number: int, graces: Sequence[int], reduction: int) -> int:
-    """Return the bracket of a trial, by index."""
+    """Return the bracket of a trial, by index; see `brackets`."""
     known, further = _assigned(tuple(graces), reduction)
     known += islice(further, max(0, number + 1 - len(known)))
     return known[number]
 
 
-@cache  # asked at each report of each trial
+@cache  # HyperBand asks for it at each report of each trial
 def _assigned(graces: tuple[int, ...], reduction: int) -> tuple[list[int], Iterator[int]]:
-    """Return the brackets that were asked for by now, and those of the trials after them."""
+    """Return the known brackets, and an iterator over those of all later trials."""
     return [], brackets(graces, reduction)

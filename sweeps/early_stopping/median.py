@@ -1,6 +1,6 @@
-"""The median stopping rule, over what trials have reported so far.
+"""The rule `median`: stop a trial that is worse than the median of the others.
 
-What must not live here: Ray, and anything that starts or ends a trial.
+What must not live here: Ray, the ledger, and anything that starts or ends a trial.
 """
 
 from __future__ import annotations
@@ -9,17 +9,53 @@ import math
 from bisect import bisect_left, insort
 from fractions import Fraction
 from statistics import median
+from typing import ClassVar
 
-from sweeps.ledger.reader import best_report
+from pydantic import Field
+
+from sweeps.early_stopping.asha import GeometricRungs
+from sweeps.early_stopping.rule import TrialStopper
+
+
+class MedianStopping(GeometricRungs):
+    """Stop a trial after any epoch from `grace_epochs` on if it is worse than the median.
+
+    The rule has no rungs of its own. A sampler compares trials at the epochs that ASHA's
+    rungs would have.
+    """
+
+    name: ClassVar[str] = "median"
+    description: ClassVar[str] = "stops a trial that is worse than the median of the others."
+    decides_per_report: ClassVar[bool] = True
+
+    min_trials: int = Field(default=3, ge=1)
+    """`median`: how many other trials must have trained as far before a trial is stopped."""
+
+    def rungs(self, epochs: int) -> tuple[int, ...]:
+        """Return none: the rule decides after each epoch."""
+        del epochs
+        return ()
+
+    def no_rungs_reason(self) -> str:
+        """Return when the rule decides instead."""
+        return (
+            "the median rule has no rungs: it decides at the end of each epoch, from epoch "
+            f"{self.grace_epochs} on"
+        )
+
+    def make_stopper(self, *, minimize: bool) -> TrialStopper | None:
+        """Return the medians of a sweep without reports."""
+        return Medians(self.grace_epochs, self.min_trials, minimize=minimize)
 
 
 class Medians:
-    """Says who is worse than the median of the others, in a time that hardly grows with their
-    number.
+    """Compare each trial with the median of the others.
+
+    The time for one report hardly grows with the number of trials.
 
     Args:
-        grace: Epochs that every trial gets, and from which on means are taken.
-        min_trials: How many others must have come as far before a trial is stopped.
+        grace: Epochs that every trial gets. Means are taken from this epoch on.
+        min_trials: How many other trials must have trained as far before a trial is stopped.
         minimize: Whether less is better.
     """
 
@@ -27,43 +63,45 @@ class Medians:
         self._grace, self._min_trials, self._minimize = grace, min_trials, minimize
         self._reports: dict[int, dict[int, float]] = {}
         self._totals: dict[int, tuple[Fraction, int] | None] = {}
-        """By trial, the sum of its values from the grace on, and of how many; None: one of them is
-        not finite. It is exact: the mean of equal values is not to differ from them.
+        """By trial, the sum of its values from `grace` on and their count; None: one of them is
+        not finite. The sum is exact, so that the mean of equal values equals them.
         """
         self._ranked: dict[int, list[float]] = {}
         """By epoch, the means of all trials up to it, ascending."""
 
-    def note(self, number: int, epoch: int, value: float) -> None:
-        """A trial reported; an epoch that it reports again is left as it was first told."""
+    def stops(self, number: int, epoch: int, value: float) -> bool:
+        """Record a report and return whether its trial stops.
+
+        A trial stops when its best value so far is worse than the median of the other trials'
+        mean values up to the same epoch (Golovin et al., "Google Vizier", 2017, section 3.2.2).
+        """
+        self._record(number, epoch, value)
+        reports = self._reports[number]
+        others = list(self._ranked.get(max(reports), ()))
+        if (own := self._mean(number)) is not None:
+            index = bisect_left(others, own)
+            if others[index : index + 1] == [own]:
+                del others[index]
+        if len(others) < self._min_trials:
+            return False
+        finite = filter(math.isfinite, reports.values())
+        best = (min if self._minimize else max)(finite, default=None)
+        middle = median(others)
+        return best is None or (best > middle if self._minimize else best < middle)
+
+    def _record(self, number: int, epoch: int, value: float) -> None:
+        """Record a report; of an epoch that is reported again, the first value stays."""
         reports = self._reports.setdefault(number, {})
         if epoch in reports:
             return
         reports[epoch] = value
         if epoch >= self._grace:
-            sound = self._totals.get(number, (Fraction(), 0)) if math.isfinite(value) else None
-            self._totals[number] = sound and (sound[0] + Fraction(value), sound[1] + 1)
+            total = self._totals.get(number, (Fraction(), 0)) if math.isfinite(value) else None
+            self._totals[number] = total and (total[0] + Fraction(value), total[1] + 1)
             if (mean := self._mean(number)) is not None:
                 insort(self._ranked.setdefault(epoch, []), mean)
 
-    def stops(self, number: int) -> bool:
-        """Whether a trial is stopped at its last report.
-
-        It is when its best value so far is worse than the median of the others' mean values up to
-        the same epoch (Golovin et al., "Google Vizier", 2017, section 3.2.2).
-        """
-        reports = self._reports[number]
-        others = list(self._ranked.get(max(reports), ()))
-        if (own := self._mean(number)) is not None:
-            place = bisect_left(others, own)
-            if others[place : place + 1] == [own]:
-                del others[place]
-        if len(others) < self._min_trials:
-            return False
-        value = best_report(reports.values(), minimize=self._minimize)
-        middle = median(others)
-        return value is None or (value > middle if self._minimize else value < middle)
-
     def _mean(self, number: int) -> float | None:
-        """The mean of what a trial has reported from the grace on; None: it has none."""
-        known = self._totals.get(number)
-        return None if known is None else float(known[0] / known[1])
+        """Return the mean of a trial's reports from `grace` on; None: it has none."""
+        total = self._totals.get(number)
+        return None if total is None else float(total[0] / total[1])

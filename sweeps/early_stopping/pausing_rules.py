@@ -1,31 +1,75 @@
-"""Which sweeps have trials that pause, and by which rule they go on. What must not live here: the
-rules (`halving`, `population`).
+"""The interface of rules whose trials pause at rungs until they are promoted.
+
+What must not live here: a particular rule (`halving`, `pbt`), Ray, and the ledger.
 """
 
 from __future__ import annotations
 
-from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.halving import PausingRule, SuccessiveHalving, rungs
-from sweeps.early_stopping.pbt import PopulationBasedTraining
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # this package lies below the specs
+    from sweeps.config.spec import SweepSpec
+
+Reports = Mapping[int, Mapping[int, float]]
+"""By trial, the metric after each reported epoch."""
+StopDecider = Callable[[Reports, Set[int]], frozenset[int]]
+"""Returns which of the unfinished trials stop at their last report, given all reports."""
 
 
-def make_pauses(spec: SweepSpec) -> PausingRule | None:
-    """Return when a sweep's trials pause, and who goes on; None where no trial ever pauses."""
-    early, epochs = spec.early_stopping, spec.budget.epochs
-    minimize = spec.modes[0] == "min"
-    match early.scheduler:
-        case "asha_promote":
-            return SuccessiveHalving(
-                rungs=rungs(early.grace_epochs, early.reduction, epochs),
-                minimize=minimize,
-                num_trials=spec.trials,
-                reduction=early.reduction,
-                epochs=epochs,
-            )
-        case "pbt" | "pb2":
-            every = range(early.interval_epochs, epochs, early.interval_epochs)
-            return PopulationBasedTraining(
-                rungs=tuple(every), minimize=minimize, num_trials=spec.trials
-            )
-        case _:
-            return None
+@dataclass(frozen=True, kw_only=True)
+class PausingRule(ABC):
+    """The rungs of a sweep whose trials pause at each one until they are promoted.
+
+    A pausing rule keeps no state between two calls. A driver that resumes a sweep therefore
+    decides as the one before it did.
+
+    Attributes:
+        rungs: Epochs at which a trial pauses, ascending.
+        minimize: Whether less is better.
+        num_trials: How many trials the sweep will have.
+    """
+
+    rungs: tuple[int, ...]
+    minimize: bool
+    num_trials: int
+
+    def pause_at_epoch(self, epoch: int) -> int | None:
+        """Return the rung at which a trial pauses that resumes from an epoch; None: the end."""
+        return next((rung for rung in self.rungs if rung > epoch), None)
+
+    def pauses_at(self, reports: Mapping[int, float]) -> bool:
+        """Return whether an unfinished trial with these reports waits for its promotion."""
+        return max(reports, default=0) in self.rungs
+
+    @abstractmethod
+    def next_promotion(
+        self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
+    ) -> int | None:
+        """Return the trial that resumes next; None while all trials have to wait.
+
+        Args:
+            reports: Of all trials, finished ones included.
+            unfinished: Trials without an end.
+            live: The unfinished trials that are running.
+        """
+
+    @abstractmethod
+    def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
+        """Return the trials that can no longer be promoted, given that no trial is running.
+
+        Args:
+            reports: Of all trials.
+            unfinished: Trials without an end.
+        """
+
+
+def make_pausing_rule(spec: SweepSpec) -> PausingRule | None:
+    """Return when the trials of a sweep pause and which is promoted; None: no trial pauses."""
+    return spec.early_stopping.rule.pausing(
+        epochs=spec.budget.epochs,
+        minimize=spec.modes[0] == "min",
+        num_trials=spec.trials,
+    )

@@ -1,38 +1,83 @@
-"""Population based training as pure functions: who goes on from whom, and with what.
+"""Population based training: the rules `pbt` and `pb2`, and when members of a population pause.
 
-Every trial is a member and pauses at each rung until all have come to it. Then the worst go on
-from the best ones' weights with other hyperparameters: Jaderberg et al., "Population Based
-Training of Neural Networks" (2017), in generations that wait for each other, so that a decision
-depends on what was reported and on nothing that a death could lose. What must not live here: the
-ledger, checkpoints (`exploit`), and the model of `pb2` (`bandit`).
+Every trial is a member and pauses at each rung until all members have reached it. Then the worst
+members continue from the best ones' weights with other hyperparameters: Jaderberg et al.,
+"Population Based Training of Neural Networks" (2017). Here generations wait for each other, so a
+decision depends on reports alone and survives the death of the driver. What must not live here:
+which member copies which and with what (`sweeps.population`), and the ledger.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Set
+import importlib.util
+from collections.abc import Set
 from dataclasses import dataclass
-from random import Random
-from typing import Any
+from typing import ClassVar
 
-from sweeps.config.search_space import SearchSpace, mutable
-from sweeps.config.space import Choice, Distribution, is_number
-from sweeps.early_stopping.halving import PausingRule, Reports
-from trainable.seeding import derive_seed
+from pydantic import Field
 
-_FACTORS = (0.8, 1.2)
-"""By which a number is changed; as in the paper."""
-_ATTEMPTS = 8  # changes of a point before it is taken as it is, if none is allowed
+from sweeps.early_stopping.pausing_rules import PausingRule, Reports
+from sweeps.early_stopping.rule import StoppingRule
+from trainable.config import Number
+
+
+class Pbt(StoppingRule):
+    """Stop no trial; let the worst copy the best, and perturb the copied hyperparameters."""
+
+    name: ClassVar[str] = "pbt"
+    description: ClassVar[str] = (
+        "stops no trial: every `interval_epochs` the worst trials continue from the weights of "
+        "the best with other hyperparameters."
+    )
+    first_epoch_key: ClassVar[str | None] = "interval_epochs"
+    is_population: ClassVar[bool] = True
+
+    interval_epochs: int = Field(default=1, ge=1)
+    """`pbt`, `pb2`: epochs from one comparison to the next; below `budget.epochs`."""
+    quantile: Number = Field(default=0.25, gt=0, le=0.5)
+    """`pbt`, `pb2`: the share of trials that is replaced each time, by as many of the best."""
+    resample: Number = Field(default=0.25, ge=0, le=1)
+    """`pbt`, `pb2`: the probability that a hyperparameter is drawn anew instead of changed a
+    little."""
+
+    def rungs(self, epochs: int) -> tuple[int, ...]:
+        """Return every `interval_epochs`-th epoch below the budget."""
+        return tuple(range(self.interval_epochs, epochs, self.interval_epochs))
+
+    def pausing(self, *, epochs: int, minimize: bool, num_trials: int) -> PausingRule | None:
+        """Return that all members wait for each other at each rung."""
+        return PopulationBasedTraining(
+            rungs=self.rungs(epochs), minimize=minimize, num_trials=num_trials
+        )
+
+
+class Pb2(Pbt):
+    """`pbt` whose numeric hyperparameters are chosen by a Gaussian process over past gains."""
+
+    name: ClassVar[str] = "pb2"
+    description: ClassVar[str] = (
+        "is `pbt` whose new hyperparameters are chosen by a model of what improved trials so far."
+    )
+    models_gains: ClassVar[bool] = True
+
+    def missing_package(self) -> str | None:
+        """Return the message for an environment without scikit-learn."""
+        if importlib.util.find_spec("sklearn") is not None:
+            return None
+        return (
+            f"{self.name} needs the package 'scikit-learn', which is not installed; its model is "
+            f"made of it; write {Pbt.name}, or run `pip install scikit-learn`"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationBasedTraining(PausingRule):
-    """At a rung all wait for all, and then all go on."""
+    """All members wait at a rung for the last of them; then all resume."""
 
     def next_promotion(
         self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
     ) -> int | None:
-        """Return the member that goes on next, by number."""
+        """Return the lowest-numbered member of those that resume now; see the base."""
         if len(reports) < self.num_trials:
             return None
         last = {number: max(reports[number], default=0) for number in unfinished}
@@ -41,80 +86,6 @@ class PopulationBasedTraining(PausingRule):
         return min(waiting) if waiting and behind in self.rungs else None
 
     def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
-        """Return nobody: each member is trained to the end."""
+        """Return no member: each one trains to the end."""
         del reports, unfinished
         return frozenset()
-
-
-def select_exploits(
-    values: Mapping[int, float], *, quantile: float, minimize: bool, seed: int
-) -> dict[int, int]:
-    """Return who goes on from whom: by member of the worst share, one of the best share.
-
-    Args:
-        values: What each member reported at the rung.
-        quantile: The share that is replaced, and the share that it is replaced from; at least one
-            of two or more members.
-        seed: Draws one of the best for each of the worst.
-    """
-    sound = sorted(
-        (number for number, value in values.items() if math.isfinite(value)),
-        key=lambda n: (values[n] if minimize else -values[n], n),
-    )
-    ranked = [*sound, *sorted(values.keys() - set(sound))]
-    count = min(max(1, int(len(ranked) * quantile)), len(ranked) // 2)
-    best = sound[:count]
-    worst = sorted(ranked[len(ranked) - count :])
-    if not best:
-        return {}
-    return {n: Random(derive_seed(seed, "donor", n)).choice(best) for n in worst if n not in best}
-
-
-def explore(
-    params: Mapping[str, Any],
-    space: SearchSpace,
-    *,
-    resample: float,
-    seed: int,
-    fits: Callable[[Mapping[str, Any]], bool] = lambda _: True,
-) -> dict[str, Any]:
-    """Return parameters near those of the member that is inherited from.
-
-    A number is multiplied by 0.8 or 1.2, and a choice replaced by one beside it; with the
-    probability `resample` either is drawn anew.
-
-    Args:
-        params: Of the member that is inherited from.
-        space: What each may be; a point that it does not allow is never returned, unless it is
-            `params`.
-        resample: A probability.
-        seed: Draws.
-        fits: Whether a trial can be configured so; one that cannot is returned no more than one
-            that the space does not allow.
-    """
-    random = Random(seed)
-    for _ in range(_ATTEMPTS):
-        found = dict(params)
-        for key in mutable(space):
-            if key in params:
-                anew = random.random() < resample
-                change = _drawn if anew else _nearby
-                found[key] = change(params[key], space.distributions[key], random)
-        if space.allows(found) and fits(found):
-            return found
-    return dict(params)
-
-
-def _drawn(value: Any, distribution: Distribution, random: Random) -> Any:
-    del value
-    return distribution.at(random.random())
-
-
-def _nearby(value: Any, distribution: Distribution, random: Random) -> Any:
-    if isinstance(distribution, Choice):
-        if value in distribution.options:
-            index = distribution.options.index(value) + random.choice((-1, 1))
-            return distribution.options[min(max(index, 0), len(distribution.options) - 1)]
-    elif is_number(value):
-        return distribution.nearest(value * random.choice(_FACTORS))
-    return _drawn(value, distribution, random)  # the space was edited since

@@ -1,52 +1,67 @@
-"""Early stopping: the schedulers that Ray Tune asks, and how the ledger's past is told to a fresh
-one.
+"""The schedulers that Ray Tune calls, and how a new one learns what a sweep reported before.
 
 A trial that pauses at a rung (`asha_promote`, `pbt`) does so by itself, and the searcher promotes
-it: to Tune each stretch of it is a run of its own, so nothing of it lies in Tune's state. What
-must not live here: the ledger itself; a scheduler only sees intermediate values.
+it. To Tune each stretch of such a trial is a trial of its own, so Tune keeps no state of it. What
+must not live here: which rule a spec names (`registry`), and the ledger.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
-from sweeps.config.spec import EarlyStoppingConfig, SweepSpec
-from sweeps.early_stopping.halving import Judge, Mode, Reports, bracket_graces, bracket_of, rungs
-from sweeps.early_stopping.median import Medians
-from sweeps.early_stopping.pausing_rules import make_pauses
+from sweeps.early_stopping.halving import bracket_of, rungs
+from sweeps.early_stopping.pausing_rules import Reports, StopDecider, make_pausing_rule
+from sweeps.early_stopping.rule import TrialStopper
+from trainable.config import Mode
 from trainable.ray_adapter import OBJECTIVE
 
+if TYPE_CHECKING:  # this package lies below the specs
+    from sweeps.config.spec import SweepSpec
+
 TIME = "epoch"
-"""The result key that schedulers measure a trial's progress by."""
+"""The result key by which schedulers measure the progress of a trial."""
 
 
-def make_scheduler(config: EarlyStoppingConfig, *, epochs: int, mode: Mode) -> TrialScheduler:
-    """Build the scheduler that a spec names.
+def make_stopper_scheduler(stopper: TrialStopper | None) -> TrialScheduler:
+    """Return a scheduler that asks a stopper after each report; None: it stops no trial."""
+    if stopper is None:
+        return FIFOScheduler()  # type: ignore[no-untyped-call]
+    return StopperScheduler(stopper)
 
-    Args:
-        epochs: The budget of a full run; no rung lies beyond it.
+
+class StopperScheduler(FIFOScheduler):
+    """Ask a `TrialStopper` after each report.
+
+    Ray's own median rule cannot be used: it rejects past reports of a trial that it would have
+    stopped, and counts the last report of a trial that it has stopped twice.
     """
-    match config.scheduler:
-        case "asha":
-            return Asha(config.grace_epochs, config.reduction, epochs=epochs, mode=mode)
-        case "hyperband":
-            graces = bracket_graces(config.grace_epochs, config.reduction, epochs)
-            return Hyperband(graces, config.reduction, epochs=epochs, mode=mode)
-        case "median":
-            return MedianRule(config.grace_epochs, config.min_trials, mode=mode)
-        case "asha_promote" | "pbt" | "pb2" | "none":
-            return FIFOScheduler()  # type: ignore[no-untyped-call]
+
+    def __init__(self, stopper: TrialStopper) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._stopper = stopper
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        del tune_controller
+        return TrialScheduler.STOP if self._stops(trial, result) else TrialScheduler.CONTINUE
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        del tune_controller
+        if OBJECTIVE in result:  # the last result of a failed trial has none
+            self._stops(trial, result)
+
+    def _stops(self, trial: Any, result: Mapping[str, Any]) -> bool:
+        return self._stopper.stops(trial.config["number"], result[TIME], result[OBJECTIVE])
 
 
-class Asha(ASHAScheduler):
-    """Ray's ASHA, but that what is not finite goes no further than its rung.
+class AshaScheduler(ASHAScheduler):
+    """Ray's ASHA, except that a trial with a value that is not finite stops at its rung.
 
-    To Ray nothing is less than NaN, and an infinite value makes its percentile one: neither is
-    told to it.
+    Ray receives no such value: every comparison with NaN is false, and an infinite value makes
+    the percentile of a rung infinite or NaN.
     """
 
     def __init__(self, grace: int, reduction: int, *, epochs: int, mode: Mode) -> None:
@@ -57,7 +72,7 @@ class Asha(ASHAScheduler):
             max_t=epochs,
             grace_period=grace,
             reduction_factor=reduction,
-            # a run ends by its own budget; only the scheduler's choice counts as pruned
+            # A run ends by its own budget; only a trial that the scheduler stops is pruned.
             stop_last_trials=False,
         )
         self._at = rungs(grace, reduction, epochs)
@@ -74,17 +89,19 @@ class Asha(ASHAScheduler):
             super().on_trial_complete(tune_controller, trial, result)
 
 
-class Hyperband(FIFOScheduler):
+class HyperbandScheduler(FIFOScheduler):
     """HyperBand as several brackets of ASHA, each with a later first rung than the one before.
 
-    Ray's ASHA has brackets too, and draws a trial's from NumPy's global generator: after a resume
-    it would be another one. Here it is a function of the trial's number.
+    Ray's ASHA also has brackets, but draws the bracket of a trial from NumPy's global generator.
+    After a resume a trial would get another bracket. Here the trial's number determines it.
     """
 
     def __init__(self, graces: Sequence[int], reduction: int, *, epochs: int, mode: Mode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._graces, self._reduction = graces, reduction
-        self.brackets = [Asha(grace, reduction, epochs=epochs, mode=mode) for grace in graces]
+        self.brackets = [
+            AshaScheduler(grace, reduction, epochs=epochs, mode=mode) for grace in graces
+        ]
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         self._of(trial).on_trial_add(tune_controller, trial)
@@ -102,51 +119,30 @@ class Hyperband(FIFOScheduler):
         return self.brackets[bracket_of(trial.config["number"], self._graces, self._reduction)]
 
 
-class MedianRule(FIFOScheduler):
-    """Stops a trial that is worse than the median of the others.
+def make_verdict_fn(spec: SweepSpec) -> StopDecider:
+    """Return a function that tells which unfinished trials of a sweep have to stop.
 
-    Ray's cannot be told the past: it refuses reports of a trial that it would have stopped, and
-    counts the last report of one that it has stopped twice.
+    A driver may die between a report and the stop that follows from it. The next driver then
+    decides again. A paused trial stops when it can no longer be promoted.
     """
+    pausing = make_pausing_rule(spec)
+    if pausing is not None:
+        return pausing.never_promoted
 
-    def __init__(self, grace: int, min_trials: int, *, mode: Mode) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._medians = Medians(grace, min_trials, minimize=mode == "min")
+    def verdict(reports: Reports, unfinished: Set[int]) -> frozenset[int]:
+        return stopped_trials(make_scheduler(spec), reports, unfinished)
 
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        del tune_controller
-        self._note(trial, result)
-        stops = self._medians.stops(trial.config["number"])
-        return TrialScheduler.STOP if stops else TrialScheduler.CONTINUE
-
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        del tune_controller
-        if OBJECTIVE in result:  # a failed trial's last result has none
-            self._note(trial, result)
-
-    def _note(self, trial: Any, result: Mapping[str, Any]) -> None:
-        self._medians.note(trial.config["number"], result[TIME], result[OBJECTIVE])
+    return verdict
 
 
-def make_verdict_fn(spec: SweepSpec) -> Judge:
-    """Return what says which unfinished trials of a sweep the scheduler stops where they are.
-
-    A driver may die between a report and carrying out the verdict on it; the verdict is then
-    given anew. One that paused is stopped once nothing can promote it any more.
-    """
-    early, epochs, mode = spec.early_stopping, spec.budget.epochs, spec.modes[0]
-    pauses = make_pauses(spec)
-
-    def judge(reports: Reports, unfinished: Set[int]) -> frozenset[int]:
-        if pauses is not None:
-            return pauses.never_promoted(reports, unfinished)
-        return stopped_trials(make_scheduler(early, epochs=epochs, mode=mode), reports, unfinished)
-
-    return judge
+def make_scheduler(spec: SweepSpec) -> TrialScheduler:
+    """Build the scheduler of a sweep without reports."""
+    rule = spec.early_stopping.rule
+    return rule.scheduler(epochs=spec.budget.epochs, mode=spec.modes[0])
 
 
 class _PastTrial(NamedTuple):
-    """What a scheduler reads of a trial."""
+    """The fields of a trial that a scheduler reads."""
 
     trial_id: str
     config: dict[str, int]
@@ -160,27 +156,29 @@ def replay(
     number: int,
     finished: bool,
 ) -> bool:
-    """Tell a fresh scheduler what a trial reported before, so that it stands where it stood.
+    """Pass the past reports of a trial to a new scheduler by the calls that Tune makes.
 
-    It goes through the scheduler's front door, the calls that Tune itself makes. An unfinished
-    trial must be replayed under the id that Tune gives it now: a rung then knows it and does not
-    count it twice.
+    An unfinished trial must be replayed under the id that Tune gives it now. A rung then knows
+    the trial and does not count it twice.
 
     Args:
+        scheduler: The scheduler, which afterwards has the state that these reports lead to.
+        trial_id: The id of the trial.
         reports: The metric after each reported epoch.
-        number: The trial's.
+        number: The number of the trial.
+        finished: Whether the trial has its end.
 
     Returns:
-        Whether the scheduler would stop the trial at its last report.
+        Whether the scheduler stops the trial at its last report.
     """
     trial = _PastTrial(trial_id, {"number": number})
-    told: Any = scheduler  # there is no controller and no real trial in the past; neither is read
-    told.on_trial_add(None, trial)
+    untyped: Any = scheduler  # no scheduler reads the controller or more of the trial
+    untyped.on_trial_add(None, trial)
     verdict = TrialScheduler.CONTINUE
     for epoch in sorted(reports):
-        verdict = told.on_trial_result(None, trial, {TIME: epoch, OBJECTIVE: reports[epoch]})
+        verdict = untyped.on_trial_result(None, trial, {TIME: epoch, OBJECTIVE: reports[epoch]})
     if finished:
-        told.on_trial_remove(None, trial)
+        untyped.on_trial_remove(None, trial)
     return bool(verdict == TrialScheduler.STOP)
 
 
@@ -189,11 +187,12 @@ def stopped_trials(
 ) -> frozenset[int]:
     """Return the unfinished trials that the scheduler stops at their last report.
 
-    Earlier reports of a trial were followed by training, so the verdict on them is known.
+    The scheduler did not stop a trial at its earlier reports, because training followed them.
 
     Args:
-        scheduler: A fresh one, which is used up by this.
+        scheduler: A new one. The call changes its state; do not use it again.
         reports: By trial, the metric after each reported epoch.
+        unfinished: Trials without an end.
     """
     for number in sorted(reports.keys() - unfinished):
         replay(scheduler, str(number), reports[number], number=number, finished=True)

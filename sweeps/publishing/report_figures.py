@@ -257,25 +257,18 @@ def _how_thinned(sweep: SweepData) -> str:
     )
 
 
-def _whose_rungs(sweep: SweepData) -> str:
-    if sweep.spec.early_stopping.scheduler != "hyperband":
-        return ""
-    return (
-        "Each of HyperBand's brackets begins one rung later than the one before: a trial counts "
-        "at the rungs of its own bracket alone, so more may have reached a later rung."
-    )
+def _describe_rule(sweep: SweepData) -> str:
+    """Return what the sweep's stopping rule does, and how to read its rungs."""
+    rule = sweep.spec.early_stopping.rule
+    described = f"{rule.name} {rule.description.replace('`', '')}"
+    return f"{described} {rule.rungs_note}".rstrip()
 
 
 def _survival(sweep: SweepData) -> go.Figure:
-    early = sweep.spec.early_stopping
-    if early.scheduler == "none":
-        raise NotEnough("this sweep stops no trial early")
-    if early.scheduler == "median":
-        raise NotEnough(
-            "the median rule has no rungs: it decides at the end of each epoch, from epoch "
-            f"{early.grace_epochs} on"
-        )
-    labels = [f"epoch {epoch}" for epoch in rungs(sweep.spec)]
+    levels = rungs(sweep.spec)
+    if not levels:
+        raise NotEnough(sweep.spec.early_stopping.rule.no_rungs_reason())
+    labels = [f"epoch {epoch}" for epoch in levels]
     # A trial that nobody works on waits, whatever the ledger calls it.
     records = [replace(r, state=sweep.states[r.number]) for r in sweep.view.records]
     fates = survival(sweep.spec, records)
@@ -358,7 +351,7 @@ FIGURES = (
         "How many trials reached each rung of early stopping, and what became of them "
         "there: a sound search stops many early and sends the best to the end.",
         _survival,
-        _whose_rungs,
+        _describe_rule,
     ),
     Figure(
         "Parallel coordinates",

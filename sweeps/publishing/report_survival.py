@@ -6,11 +6,8 @@ What must not live here: drawing, and the decision itself (`halving`, `scheduler
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping import halving
-from sweeps.early_stopping.pausing_rules import make_pauses
 from sweeps.ledger.reader import TrialSummary
 
 
@@ -18,12 +15,8 @@ def rungs(spec: SweepSpec) -> list[int]:
     """Return the epochs at which early stopping decides on any trial, and the last one; none
     where it does not decide at rungs.
     """
-    early, epochs = spec.early_stopping, spec.budget.epochs
-    if early.scheduler in ("none", "median"):
-        return []
-    if pauses := make_pauses(spec):
-        return [*pauses.rungs, epochs]
-    return [*halving.rungs(early.grace_epochs, early.reduction, epochs), epochs]
+    below = spec.early_stopping.rule.rungs(spec.budget.epochs)
+    return [*below, spec.budget.epochs] if below else []
 
 
 def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list[int]]:
@@ -38,10 +31,8 @@ def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list
         their end or are under way in between, by state. A rung's numbers add up to those that
         reached it and are judged there: with HyperBand, only some brackets' are.
     """
-    levels = rungs(spec)
-    firsts = [0] * len(records)
-    if spec.early_stopping.scheduler == "hyperband":  # each bracket begins one rung later
-        firsts = list(islice(halving.brackets(levels, spec.early_stopping.reduction), len(firsts)))
+    levels, rule = rungs(spec), spec.early_stopping.rule
+    firsts = [rule.first_rung(record.number, spec.budget.epochs) for record in records]
     counts: dict[str, list[int]] = {"went on": [0] * len(levels)}
     for record, first in zip(records, firsts, strict=True):
         for index in range(first, len(levels)):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.halving import Judge
+from sweeps.early_stopping.pausing_rules import StopDecider
 from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.reconcile import STATUSES, SavedReport, SweepState, TrialState
@@ -28,7 +28,7 @@ def read_sweep_state(
     records: Sequence[TrialRecord],
     *,
     live: bool,
-    judge: Judge | None = None,
+    judge: StopDecider | None = None,
     stop: str | None = None,
 ) -> SweepState:
     """Read the facts of a sweep.
@@ -110,7 +110,7 @@ def trial_state(
 
 
 def _judged(
-    trials: Sequence[TrialState], judge: Judge, paths: SweepPaths, spec: SweepSpec
+    trials: Sequence[TrialState], judge: StopDecider, paths: SweepPaths, spec: SweepSpec
 ) -> list[TrialState]:
     reports = {
         trial.record.number: {

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.pbt_exploit import without_unbegun
 from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
+from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state
 from sweeps.reconciliation.reconcile import STATUSES
 from sweeps.reconciliation.repairs import told_parameters

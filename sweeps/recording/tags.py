@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.failure_policy import kind_of
-from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP
 from sweeps.ledger.reader import ACCUMULATION, TrialRecord, TrialSummary
+from sweeps.policies.failure_policy import kind_of
+from sweeps.policies.stop_criteria import BY_THE_SWEEP
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
 

@@ -20,12 +20,12 @@ from sweeps.config.provenance_check import FIXED
 from sweeps.config.revisions import read_spec
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.pausing_rules import make_pauses
-from sweeps.early_stopping.stop_criteria import StopCriterionMet, active_stop_criterion
+from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import holder_of, ledger_location
 from sweeps.ledger.reader import LedgerReader, TrialSummary
 from sweeps.paths import SweepPaths, list_sweeps
+from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.sweep_lock import locked_by_a_stranger
@@ -135,7 +135,7 @@ class SweepStatus:
         self.delivered: DeliveryStatus = read_outbox(paths.outbox)
         self.stop = active_stop_criterion(self.spec, self.records, self.ledger.seconds)
         """What ends the sweep before all of its trials are tried."""
-        self._pauses = make_pauses(self.spec)
+        self._pauses = make_pausing_rule(self.spec)
 
     @property
     def state(self) -> str:

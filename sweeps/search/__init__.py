@@ -1,1 +1,1 @@
-"""Which point the next trial gets: the searcher between ledger and Ray, and the samplers."""
+"""Choose the parameters of the next trial: the searcher between ledger and Ray, and samplers."""

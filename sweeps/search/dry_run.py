@@ -1,8 +1,8 @@
-"""The rehearsal of a search before there is a sweep: a few trials without training.
+"""A dry run of the search before a sweep exists: a few suggestions without training.
 
-Many an argument of a sampler is looked at only when trials have ended, and would stop a sweep by
-an error after its first ones. What must not live here: what a proposal is (`proposals`), and how
-samplers are built (`samplers`).
+Samplers check many of their arguments only after trials have ended. Without a dry run, a wrong
+argument would stop a sweep after its first trials. What must not live here: how a suggestion is
+made (`suggest`), and how samplers are built (`samplers`).
 """
 
 from __future__ import annotations
@@ -17,57 +17,59 @@ from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
+from sweeps.config.errors import Issue, UserError
 from sweeps.config.search_validators import SAMPLERS
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
-from sweeps.early_stopping.pb2 import check_installed
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
 from sweeps.search.samplers import SamplerRejected, check_sampler
 from sweeps.search.suggest import Suggester
 
-_FIRST_GENERATION = {"NSGAIISampler:generation": 0}  # where chance's points belong
-_STARTUP = 3  # trials before a sampler of ours learns, where a spec has more
-_LEARNT = 3  # proposals after them
-_WARM = 12  # trials of a warm start, more than any sampler asks for before it learns from them
+_FIRST_GENERATION = {
+    "NSGAIISampler:generation": 0
+}  # to NSGA-II, random points are the first generation
+_STARTUP = 3  # random trials before a named sampler learns, if the spec has more
+_LEARNT = 3  # suggestions after them
+_WARM = 12  # trials of a warm start, more than any sampler needs before it learns from them
 
 
 def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
-    """Build a sweep's sampler, and let it propose before and after trials have ended.
+    """Build the sampler of a sweep and let it suggest before and after trials have ended.
 
     Args:
         spec: The sweep.
-        warm: What it is given of earlier ones; None: made up, where it names some.
+        warm: The trials of earlier sweeps; None: invented ones, if the spec names a warm start.
 
     Raises:
-        SamplerRefused: It cannot be built, or fails: with what is wrong, the rule and the remedy.
-        Refused: A package is missing for the model of a population.
+        SamplerRejected: The sampler cannot be built, or fails.
+        UserError: The stopping rule needs a package that is not installed.
     """
-    if spec.early_stopping.scheduler == "pb2":
-        check_installed()
+    if (missing := spec.early_stopping.rule.missing_package()) is not None:
+        raise UserError([Issue(("early_stopping", "scheduler"), missing)])
     check_sampler(spec)
     search = spec.search
-    ours = search.sampler in SAMPLERS
-    if ours:  # for one of somebody else's the number may matter, and its notes of each trial
+    is_named = search.sampler in SAMPLERS
+    if is_named:  # a sampler of the user may depend on the number, and on its trial attributes
         few = min(search.startup_trials, _STARTUP)
         search = search.model_copy(update={"startup_trials": few})
     search = search.model_copy(update={"try_first": []})
-    made_up = _MadeUp(spec, warm)
-    proposer = Suggester(spec.model_copy(update={"search": search}), made_up)
+    history = _InventedHistory(spec, warm)
+    suggester = Suggester(spec.model_copy(update={"search": search}), history)
     space = spec.search_space()
     distributions = {key: one.to_optuna() for key, one in space.distributions.items()}
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of each study
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it logs each new study
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is only tried
+            warnings.simplefilter("ignore")  # of a sampler that is only tried
             for number in range(min(max(search.startup_trials, 1) + _LEARNT, spec.trials)):
-                if ours and 0 < number < search.startup_trials:
-                    made_up.end(space.drawn(number) or {}, distributions, _FIRST_GENERATION)
+                if is_named and 0 < number < search.startup_trials:
+                    history.end(space.drawn(number) or {}, distributions, _FIRST_GENERATION)
                 else:
-                    proposal = proposer.propose(number)
-                    made_up.end(proposal.params, proposal.distributions, proposal.notes)
+                    suggestion = suggester.propose(number)
+                    history.end(suggestion.params, suggestion.distributions, suggestion.notes)
     except SamplerRejected:
         raise
-    except Exception as error:  # whatever a sampler does with what it was given
+    except Exception as error:  # a sampler of the user may raise anything
         given = f" with {write_flow(search.arguments)}" if search.arguments else ""
         raise SamplerRejected(
             f"{search.sampler}{given} fails at trial {number} of a rehearsal "
@@ -77,8 +79,8 @@ def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
         ) from error
 
 
-class _MadeUp:
-    """Trials that nobody trained, as a ledger has them, behind those of a warm start."""
+class _InventedHistory:
+    """Trials without training in the form of a ledger, after those of a warm start."""
 
     def __init__(self, spec: SweepSpec, warm: WarmStart | None) -> None:
         self._epochs = spec.budget.epochs
@@ -90,7 +92,7 @@ class _MadeUp:
             ]
         else:
             taken = sorted(warm.trials, key=lambda one: not one.complete)
-        self.warm_start = WarmStart(taken[:_WARM])  # each costs a sampler time
+        self.warm_start = WarmStart(taken[:_WARM])  # each one costs the sampler time
         self._trials: list[FrozenTrial] = []
         self.directions = [
             StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE
@@ -99,7 +101,7 @@ class _MadeUp:
         self.minimize = spec.modes[0] == "min"
 
     def frozen_trials(self) -> list[FrozenTrial]:
-        """All of them."""
+        """Return all trials that have ended so far."""
         return self._trials
 
     def end(
@@ -108,7 +110,7 @@ class _MadeUp:
         distributions: Mapping[str, BaseDistribution],
         notes: Mapping[str, Any],
     ) -> None:
-        """Add a trial that came to its end."""
+        """Add a complete trial with random values."""
         values = [self._random.random() for _ in self.directions]
         trial = optuna.trial.create_trial(
             values=values,

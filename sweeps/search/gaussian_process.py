@@ -1,8 +1,8 @@
-"""Optuna's GP sampler, whose memory lies in its trials.
+"""Optuna's GP sampler with its fitted kernels stored in the trials.
 
-Its kernel's parameters are fitted anew for each suggestion, from where the last fit ended; from
-their defaults, as every sampler begins that is built anew, a fit often ends in a worse place. What
-must not live here: the model, which is Optuna's.
+The sampler fits its kernel parameters for each suggestion and starts from the last fit. A new
+sampler starts from the defaults, and such a fit often ends at worse parameters. What must not live
+here: the model, which is Optuna's.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from optuna.samplers import GPSampler
 from optuna.trial import FrozenTrial
 
 KERNEL = "gradsweep:kernel"
-"""A trial's note: of each metric's kernel the inverse squared length scales, its scale and the
-variance of the noise.
+"""The trial attribute with the kernel of each metric.
+
+A kernel is a list: the inverse squared length scales, the kernel scale and the noise variance.
 """
 
 
 class _Kernel(NamedTuple):
-    """What Optuna reads of an earlier fit."""
+    """The fields that Optuna reads of an earlier fit."""
 
     inverse_squared_lengthscales: Any
     kernel_scale: Any
@@ -29,15 +30,15 @@ class _Kernel(NamedTuple):
 
 
 class NotingGPSampler(GPSampler):
-    """Begins its fit at what the newest trial has noted, and notes for its own where it ended.
+    """Start each fit from the kernels stored in the newest trial, and store its own in the trial.
 
-    What it suggests then depends on the trials alone, however often it is built.
+    The suggestions then depend on the trials alone, however often the sampler is built.
     """
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Suggest as Optuna's does; see there."""
+        """Suggest as Optuna's sampler does."""
         trials = study.get_trials(deepcopy=False)
         noted = [one.system_attrs[KERNEL] for one in trials if KERNEL in one.system_attrs]
         if noted and len(noted[-1]) == len(study.directions):
@@ -57,7 +58,7 @@ class NotingGPSampler(GPSampler):
 
 
 def _restored(values: list[float]) -> _Kernel:
-    import torch  # as Optuna has by now
+    import torch  # Optuna has imported it by now
 
     *scales, scale, noise = torch.tensor(values, dtype=torch.float64)
     return _Kernel(torch.stack(scales), scale, noise)

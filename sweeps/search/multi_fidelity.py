@@ -1,8 +1,8 @@
-"""How trials that were trained for different lengths are shown to a sampler that ranks them.
+"""Make trials of different lengths comparable for a sampler that ranks them.
 
-Optuna ranks every complete trial before every pruned one, whatever their values, and pruned ones
-by how far they came. Under early stopping that tells when a trial came more than how good it is.
-What must not live here: restating trials in a space that was edited (`proposals`), stopping them.
+Optuna ranks every complete trial before every pruned one, whatever their values, and pruned trials
+by their length. Under early stopping such a rank depends more on when a trial started than on its
+quality. What must not live here: trials of an edited search space (`suggest`), stopping trials.
 """
 
 from __future__ import annotations
@@ -13,26 +13,16 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.config.sections import EarlyStoppingConfig
-from sweeps.early_stopping.halving import rungs
 from sweeps.ledger.reader import best_report
 
 
-def compared_at(config: EarlyStoppingConfig, epochs: int) -> tuple[int, ...]:
-    """Return the epochs at which trials compare, ascending; none where nobody is
-    stopped.
+def enough_at_a_rung(parameters: int) -> int:
+    """Return how many trials at a rung a model of its values needs.
+
+    The number is N_min + 2 of Falkner et al., "BOHB" (2018), with N_min = d + 1.
 
     Args:
-        epochs: The budget of a full run, which is the last of them.
-    """
-    if config.scheduler == "none" or config.is_population:
-        return ()
-    return (*rungs(config.grace_epochs, config.reduction, epochs), epochs)
-
-
-def enough_at_a_rung(parameters: int) -> int:
-    """Return how many trials must have come to a rung for a model of so many parameters there:
-    N_min + 2 of BOHB (2018), with N_min = d + 1.
+        parameters: The number d of parameters.
     """
     return parameters + 3
 
@@ -47,30 +37,30 @@ def project_to_rung(
 ) -> list[FrozenTrial]:
     """Return trials as they were at one rung, the highest that enough of them have reached.
 
-    So Falkner et al., "BOHB" (2018), choose the budget whose values are modelled. Who has reached
-    the rung is shown as complete with its best value by then, also while it is trained further;
-    who ended before stays pruned, and thus ranks behind.
+    Falkner et al., "BOHB" (2018), choose the budget to model in the same way. A trial that has
+    reached the rung becomes a complete one with its best value up to the rung, even if it still
+    trains. A trial that ended before remains pruned and so ranks lower.
 
     Args:
-        trials: What a sampler would be shown.
+        trials: The trials that a sampler would otherwise receive.
         rungs: Epochs, ascending.
-        startup: As long as fewer trials have ended with a result, all are returned as they are.
-        enough: A number of trials, at least 1.
+        startup: While fewer trials have ended with a result, all are returned unchanged.
+        enough: How many trials must have reached the rung, at least 1.
         minimize: Whether less is better.
     """
     ended = sum(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
-    came_to = [_came_to(trial) for trial in trials]
-    high = [rung for rung in rungs if sum(epoch >= rung for epoch in came_to) >= enough]
+    reached = [_epoch_reached(trial) for trial in trials]
+    high = [rung for rung in rungs if sum(epoch >= rung for epoch in reached) >= enough]
     if ended < startup or not high:
         return list(trials)
     return [
         _as_complete(trial, high[-1], minimize=minimize) if epoch >= high[-1] else trial
-        for trial, epoch in zip(trials, came_to, strict=True)
+        for trial, epoch in zip(trials, reached, strict=True)
     ]
 
 
-def _came_to(trial: FrozenTrial) -> float:
-    """Return the epoch that a trial has reached; one that trained to its end has reached all."""
+def _epoch_reached(trial: FrozenTrial) -> float:
+    """Return the epoch that a trial has reached; a complete trial has reached every epoch."""
     if trial.state == TrialState.COMPLETE:
         return math.inf
     return 0 if trial.state == TrialState.FAIL else max(trial.intermediate_values, default=0)
@@ -80,7 +70,7 @@ def _as_complete(trial: FrozenTrial, rung: int, *, minimize: bool) -> FrozenTria
     so_far = [value for epoch, value in trial.intermediate_values.items() if epoch <= rung]
     value = best_report(so_far, minimize=minimize)
     if value is None:
-        return trial  # nothing finite
+        return trial  # no value is finite
     shown = copy.copy(trial)
     shown.state, shown.value = TrialState.COMPLETE, value
     shown.datetime_complete = trial.datetime_complete or trial.datetime_start

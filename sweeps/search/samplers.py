@@ -1,8 +1,8 @@
-"""Samplers: Optuna's by name, anybody's by `module:Class`, each built anew for each trial.
+"""Build a sampler for each trial: Optuna's by name, any other by `module:Class`.
 
-A trial's sampler is seeded by the sweep's seed and the trial's number: what it suggests then
-depends on the ledger alone, not on how often the driver was restarted. What must not live here:
-what a sampler is shown, and what becomes of its suggestions (`proposals`).
+The seed of the sweep and the number of the trial determine the seed of the sampler. Its
+suggestions then depend on the ledger alone, however often the driver was restarted. What must not
+live here: which trials a sampler receives, and how its suggestions are used (`suggest`).
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from trainable.seeding import derive_seed
 
 _SEEDS = 2**32  # NumPy's legacy generator takes 32 bits
 _OWN_ARGUMENTS = {"seed": "seed", "n_startup_trials": "search.startup_trials"}
-"""Arguments that have a key of their own."""
+"""Arguments of samplers that have their own key in a spec."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLAIN = {"Any", "Literal", "Mapping", "None", "Optional", "Sequence", "Union"}
-"""Names of types in annotations of what YAML can express, beside those in small letters."""
-_FEWEST_SOURCES = 10  # of which CMA-ES takes the best tenth
+"""Capitalized names in annotations of types that YAML can express."""
+_FEWEST_SOURCES = 10  # CMA-ES takes the best tenth of them
 _PACKAGES = {"cmaes": "cmaes", "gp": "torch", "qmc": "scipy"}
-"""What a sampler needs beside Optuna."""
+"""The package that a sampler needs besides Optuna."""
 
 
 class SamplerRejected(UserError):
-    """A sampler cannot be made as the spec has it.
+    """A sampler cannot be built from the spec.
 
     Args:
-        message: What is wrong; the rule; what to write instead.
-        key: What of `search` it is about.
+        message: Value, rule and remedy.
+        key: The key below `search` that is wrong; `sampler` by default.
     """
 
     def __init__(self, message: str, *key: str) -> None:
@@ -61,7 +61,7 @@ def check_sampler(spec: SweepSpec) -> None:
     """Build the sampler of a sweep's first trial.
 
     Raises:
-        SamplerRefused: It cannot be built: with what is wrong, the rule and the remedy.
+        SamplerRejected: The sampler cannot be built.
     """
     package = _PACKAGES.get(spec.search.sampler)
     if package is not None and importlib.util.find_spec(package) is None:
@@ -77,7 +77,7 @@ class Samplers:
 
     Args:
         spec: The sweep.
-        warm: Trials of earlier sweeps that it learns from.
+        warm: Trials of earlier sweeps that the samplers learn from.
     """
 
     def __init__(self, spec: SweepSpec, warm: Sequence[FrozenTrial] = ()) -> None:
@@ -92,15 +92,18 @@ class Samplers:
         """Build the sampler of a trial.
 
         Args:
-            number: The trial's.
-            attempt: How many of its points were thrown away before.
-            tried: Where a grid has been, besides at points to try first.
+            number: The number of the trial.
+            attempt: How many of its points were dropped before.
+            tried: The places of a grid that are taken, without points to try first.
+
+        Raises:
+            SamplerRejected: The sampler cannot be built.
         """
-        # Without the attempt in the first one, which most trials end with.
+        # The seed of a first attempt leaves the attempt out; most trials have only one.
         parts = ("sampler", number, attempt) if attempt else ("sampler", number)
         seed = derive_seed(self._seed, *parts) % _SEEDS
         with warnings.catch_warnings():
-            # Their interface may change, which the pinned version bounds.
+            # Some samplers are experimental; the pinned version of Optuna bounds their changes.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             warnings.simplefilter("ignore", FutureWarning)
             if self._sampler == "grid":
@@ -111,12 +114,12 @@ class Samplers:
         _checked(_GridPoint, self._search, "point")
         left = (point for place, point in self._grid.items() if place not in tried)
         point = next(left, None) if number >= len(self._search.try_first) else None
-        if point is None:  # what try_first leaves out, or one more than an edited spec asks for
+        if point is None:  # parameters that try_first leaves out, or a grid without a free point
             return optuna.samplers.RandomSampler(seed=seed)
         return _GridPoint(point)
 
     def _sources(self) -> list[FrozenTrial]:
-        """Return complete earlier trials with the parameters that CMA-ES models."""
+        """Return complete trials of earlier sweeps with the parameters that CMA-ES models."""
         unconditional = self._space.unconditional()
         numbers = [key for key, one in unconditional.items() if not isinstance(one, Choice)]
         return [
@@ -131,7 +134,7 @@ class Samplers:
 
     @cached_property
     def _grid(self) -> Mapping[Place, Mapping[str, Any]]:
-        # As many as there are trials: among them is one that the trials so far have not had.
+        # As many points as there are trials, so at least one of them is free.
         points = itertools.islice(self._space.grid(), self._trials)
         return {self._space.place(point): point for point in points}
 
@@ -141,11 +144,13 @@ class Samplers:
         own: dict[str, Any] = {}
         match self._sampler:
             case "tpe" if self._space.conditional and search.arguments.get("multivariate", True):
-                given["group"] = True  # what exists together is modelled together
+                given["group"] = True  # parameters of the same trials get a joint model
             case "gp":
-                given["warn_independent_sampling"] = False  # of conditional parameters
+                given["warn_independent_sampling"] = False  # for conditional parameters
             case "cmaes":
-                given["warn_independent_sampling"] = False  # of choices, and as above
+                given["warn_independent_sampling"] = (
+                    False  # for choices and conditional parameters
+                )
                 if len(sources := self._sources()) >= _FEWEST_SOURCES:
                     given["source_trials"] = sources
             case "nsgaii":
@@ -176,11 +181,11 @@ class Samplers:
 
 
 class _NumberedSequence(optuna.samplers.QMCSampler):
-    """A low-discrepancy sequence in which a trial's place is its number.
+    """A low-discrepancy sequence in which the number of a trial is its index.
 
-    Optuna counts places in the study: a driver that died between counting and storing would leave
-    a place out. The sequence is one, so its scrambling must not change from trial to trial; what
-    is not part of it is drawn by `rest`, which does.
+    Optuna counts indices in the study. A driver that dies between counting and storing would skip
+    an index. All trials share one sequence, so the seed of its scrambling is that of the sweep.
+    The sampler `rest` draws the other parameters, with a seed for each trial.
     """
 
     def __init__(
@@ -206,7 +211,7 @@ class _NumberedSequence(optuna.samplers.QMCSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return what every trial has; the sweep's first trial is drawn independently."""
+        """Return the parameters of every trial; none for trial 0, which is drawn independently."""
         del study, trial
         return self._space if self._number > 0 else {}
 
@@ -235,15 +240,16 @@ _NAMES: dict[type[BaseSampler], str] = {
 
 
 def _short(sampler: str) -> str:
-    """Return the name of a sampler that has one, also where it was written as `module:Class`: it
-    is the same one then. Of Optuna's QMC sampler each trial would have the first point, and its
-    GP sampler would begin each fit from the defaults.
+    """Return the name of a sampler, also if the spec has it as `module:Class`.
+
+    Optuna's own QMC sampler, built for each trial, would always return the first point. Its GP
+    sampler would start each fit from the defaults.
     """
     return _NAMES.get(_load(sampler), sampler) if ":" in sampler else sampler
 
 
 class _GridPoint(BaseSampler):
-    """Suggests one point of a grid."""
+    """Suggest one point of a grid."""
 
     def __init__(self, point: Mapping[str, Any]) -> None:
         self._point = point
@@ -251,14 +257,14 @@ class _GridPoint(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return nothing: each parameter is asked for alone."""
+        """Return nothing: each parameter is suggested alone."""
         del study, trial
         return {}
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return nothing: each parameter is asked for alone."""
+        """Return nothing: each parameter is suggested alone."""
         del study, trial, search_space
         return {}
 
@@ -269,7 +275,7 @@ class _GridPoint(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Return the point's value."""
+        """Return the value of the point."""
         del study, trial, param_distribution
         return self._point[param_name]
 
@@ -284,7 +290,7 @@ def _load(name: str) -> type[BaseSampler]:
             "nor an installed package has; rename the file"
         )
     if here not in sys.path:
-        sys.path.append(here)  # last, as for a task's module
+        sys.path.append(here)  # last, as for the module of a task
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -298,7 +304,7 @@ def _load(name: str) -> type[BaseSampler]:
             "packages; the part before the colon must be importable from where you start; change "
             "the directory, install the package, or correct the name"
         ) from error
-    except Exception as error:  # whatever a module of the user's own does when it is run
+    except Exception as error:  # a module of the user may raise anything
         raise SamplerRejected(
             f"'{name}': importing '{module_name}' failed ({type(error).__name__}: {error}); a "
             "sampler's module must be importable; correct it"
@@ -319,7 +325,7 @@ def _load(name: str) -> type[BaseSampler]:
 
 
 def _checked(kind: type[BaseSampler], search: SearchConfig, *hidden: str) -> dict[str, Any]:
-    """Return a user's arguments when the class takes them."""
+    """Return the arguments of the user if the class takes all of them."""
     parameters = inspect.signature(kind).parameters.values()
     anything = any(one.kind is one.VAR_KEYWORD for one in parameters)
     taken = {
@@ -344,7 +350,7 @@ def _checked(kind: type[BaseSampler], search: SearchConfig, *hidden: str) -> dic
 
 
 def _is_plain(parameter: inspect.Parameter) -> bool:
-    """Whether a spec can hold such an argument: no function and no object, by its annotation."""
+    """Return whether YAML can express an argument, by its annotation: no function, no object."""
     annotation = parameter.annotation
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return set(re.findall(r"\b[A-Z]\w*", text)) <= _PLAIN

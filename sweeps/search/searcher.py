@@ -1,10 +1,10 @@
-"""Search: the searcher that stands between the ledger and Ray Tune.
+"""The searcher through which Ray Tune gets the trials of the ledger.
 
-The searcher first hands out the trials that an earlier driver left unfinished, with their numbers
-and parameters; then, again and again, a paused trial that can be promoted or else a new one from
-the ledger. It keeps nothing of its own: its `save`
-and `restore` are empty because the ledger is the record. What must not live here: what happens
-to a trial afterwards (callbacks), stopping (schedulers), and which point a trial gets (proposals).
+The searcher first returns the trials that an earlier driver left unfinished, with their numbers
+and parameters. Then it repeatedly returns a paused trial that can be promoted, or else a new one.
+It stores no state: `save` and `restore` are empty because the ledger has everything. What must not
+live here: events of a trial (`driver.tune_callbacks`), stopping rules (`early_stopping`), and the
+parameters of a new trial (`suggest`).
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from ray.tune.search import Searcher
 from sweeps.checkpoint_locations import address_of, trial_store
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.spec import SpecError, SweepSpec
-from sweeps.early_stopping.pausing_rules import make_pauses
-from sweeps.early_stopping.pbt import PopulationBasedTraining
-from sweeps.early_stopping.pbt_exploit import PbtExploit
+from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.early_stopping.schedulers import replay
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.paths import SweepPaths
+from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.suggest import Suggester
 from trainable.ray_adapter import OBJECTIVE
 
 _TOGETHER_SECONDS = 0.2
-"""Reports that come faster are told together: each passes through Ray."""
+"""A worker batches reports that follow each other faster, because each one passes through Ray."""
 
 
 class LedgerSearcher(Searcher):
-    """Hands Ray Tune the ledger's trials.
+    """Return the trials of the ledger to Ray Tune.
 
     Args:
-        ledger: Where trials come from.
-        spec: The sweep; `spec.trials` bounds how many there are.
-        paths: Where each trial's directory is.
-        scheduler: Is told an unfinished trial's past when Tune gives it a new id.
+        ledger: The trials of the sweep.
+        spec: The sweep; `spec.trials` limits the number of trials.
+        paths: The files of the sweep.
+        scheduler: Tune's scheduler. It receives the past reports of an unfinished trial when
+            Tune gives the trial a new id.
         fence: Called right before a trial is added; raises when another driver may run the sweep.
-        refuse: Told of a trial whose values are no configuration, and why; gives it its end.
-        concurrency: How many trials may be live at once.
+        refuse: Called with a trial whose parameters are no valid configuration, and the error.
+            It records the trial's end.
+        concurrency: How many trials may run at once.
         threads: CPU threads of each trial.
-        warn: Told, by the trial's number, what its user should know.
-        settle: Returns once the ledger knows all that trials told by now.
+        warn: Called with a trial's number and a message for the user.
+        settle: Returns once the ledger has stored all reports so far.
     """
 
     def __init__(
@@ -67,20 +68,20 @@ class LedgerSearcher(Searcher):
         self._spec = spec
         self._paths = paths
         self._scheduler = scheduler
-        self._proposer = Suggester(spec, ledger)
+        self._suggester = Suggester(spec, ledger)
         self._fence = fence
         self._refuse = refuse
         self._concurrency = concurrency
         self._threads = threads
-        self._pauses = make_pauses(spec)
+        self._pauses = make_pausing_rule(spec)
         self._settle = settle
         self._exploit = (
             PbtExploit(spec, paths, ledger, fence, warn)
-            if isinstance(self._pauses, PopulationBasedTraining)
+            if spec.early_stopping.rule.is_population
             else None
         )
         if self._exploit is not None:
-            self._exploit.link()  # an edited spec may have no rung any more where they wait
+            self._exploit.link()  # an edited spec may no longer have the rung at which they wait
         trials = ledger.trials()
         self._unfinished = [
             trial
@@ -91,19 +92,19 @@ class LedgerSearcher(Searcher):
         self._live: dict[str, int] = {}
         self._may_promote = self._pauses is not None
         self.stopping = False
-        """Set to end the sweep after the live trials: no further one is handed out."""
+        """Set to end the sweep after the running trials: no further trial is returned."""
         self.paused = False
-        """Set to hand out none for now."""
+        """Set to return no trial for now."""
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
     ) -> bool:
-        """Everything is known already; Tune asks nevertheless."""
+        """Accept Tune's call; the constructor received everything."""
         del metric, mode, config, spec
         return True
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the next trial's configuration, None to be asked later, or FINISHED."""
+        """Return the configuration of the next trial; None: not yet; FINISHED: there is none."""
         if len(self._live) >= self._concurrency:
             return None
         while not (self.stopping or self.paused):
@@ -114,13 +115,15 @@ class LedgerSearcher(Searcher):
                 config = self._spec.trial_config(trial.number, trial.params)
             except SpecError as error:
                 self._refuse(trial.number, error)
-                self._may_promote = self._pauses is not None  # nobody waits for it any more
+                self._may_promote = self._pauses is not None  # no trial waits for it any more
                 continue
-            self._tell_past(trial, trial_id)
+            self._replay_reports(trial, trial_id)
             self._live[trial_id] = trial.number
             resolved = config.model_dump(mode="json")
             noted, train = trial.accumulation or 0, config.train
-            if noted > train.accumulation and train.batch_size % noted == 0:  # else it was edited
+            if (
+                noted > train.accumulation and train.batch_size % noted == 0
+            ):  # else the user edited the spec
                 resolved["train"]["accumulation"] = noted
             return {
                 "number": trial.number,
@@ -136,64 +139,67 @@ class LedgerSearcher(Searcher):
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
                 "together": 0.0
-                if self._spec.early_stopping.decides_per_report
+                if self._spec.early_stopping.rule.decides_per_report
                 else _TOGETHER_SECONDS,
             }
         if self._live and not self.stopping:
-            return None  # what becomes of them may give somebody else a turn
+            return None  # their results may promote a paused trial
         return Searcher.FINISHED
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """A slot is free; what the trial's end means is the bookkeeper's business."""
+        """Free the slot of a trial; the event handler of the driver records its end."""
         del result, error
         self._live.pop(trial_id, None)
         self._may_promote = self._pauses is not None
 
     def is_live(self, number: int) -> bool:
-        """Whether Tune has the trial."""
+        """Return whether Tune runs the trial."""
         return number in self._live.values()
 
     def never_promoted(self) -> frozenset[int]:
-        """The paused trials that nothing can promote any more, once the search has ended."""
+        """Return the paused trials that can no longer be promoted; called when the search ends."""
         if self._pauses is None or self.stopping or self.paused:
             return frozenset()
-        return self._pauses.never_promoted(*self._told())
+        return self._pauses.never_promoted(*self._reports())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
-        has no copy.
+        """Return no state: Ray pickles the Tuner into a file that is never read.
+
+        The ledger and its locks cannot be pickled.
         """
         return {}
 
     def save(self, checkpoint_path: str) -> None:
-        """The ledger is the record; Tune's file stays empty."""
+        """Create an empty file for Tune; the ledger has the state."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing was saved."""
+        """Do nothing, because nothing was saved."""
 
     def _next_trial(self) -> TrialRecord | None:
         while self._unfinished:
             trial = self._unfinished.pop(0)
             if not self._ledger.trial(trial.number).finished:
-                return trial  # else stopped by the user while it waited
+                return trial  # else the user stopped it while it waited
         if (promoted := self._promoted()) is not None:
             return promoted
         if self._next_number >= self._spec.trials:
             return None
-        if self._spec.search.sampler not in LEARN_NOTHING:  # to which no report makes a difference
+        if self._spec.search.sampler not in LEARN_NOTHING:  # whose suggestions no report changes
             self._settle()
         number = self._next_number
         self._next_number += 1
-        proposal = self._proposer.propose(number)  # may take seconds
+        suggestion = self._suggester.propose(number)  # may take seconds
         self._fence()
-        return self._ledger.add(proposal)
+        return self._ledger.add(suggestion)
 
-    def _tell_past(self, trial: TrialRecord, trial_id: str) -> None:
-        """Tell the scheduler what a trial reported, but not a last report whose checkpoint was
-        lost: nobody carried the verdict on it out, and the trial will report it again.
+    def _replay_reports(self, trial: TrialRecord, trial_id: str) -> None:
+        """Pass the past reports of a trial to the scheduler.
+
+        A last report without its checkpoint is left out. The trial repeats the epoch and reports
+        it again, and the scheduler then decides.
         """
         if trial.reports:
             past, last = dict(trial.reports), max(trial.reports)
@@ -205,14 +211,14 @@ class LedgerSearcher(Searcher):
         if self._pauses is None or not self._may_promote:
             return None
         self._settle()
-        number = self._pauses.next_promotion(*self._told(), live=set(self._live.values()))
-        self._may_promote = number is not None  # until somebody else comes to a rung
+        number = self._pauses.next_promotion(*self._reports(), live=set(self._live.values()))
+        self._may_promote = number is not None  # until another trial reaches a rung
         if number is not None and self._exploit is not None:
             self._exploit(max(self._ledger.trial(number).reports))
         return None if number is None else self._ledger.trial(number)
 
-    def _told(self) -> tuple[dict[int, dict[int, float]], set[int]]:
-        """What all trials have reported, and which of them have no end."""
-        trials = self._ledger.frozen_trials()  # a record of each of thousands would take long
+    def _reports(self) -> tuple[dict[int, dict[int, float]], set[int]]:
+        """Return the reports of all trials, and the unfinished trials."""
+        trials = self._ledger.frozen_trials()  # building thousands of records would take long
         unfinished = {trial.number for trial in trials if not trial.state.is_finished()}
         return {trial.number: trial.intermediate_values for trial in trials}, unfinished

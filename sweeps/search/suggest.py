@@ -1,11 +1,11 @@
-"""Proposals: which point the ledger's next trial gets.
+"""Suggestions: the parameters of the ledger's next trial.
 
-A sampler is asked at a desk: a study in memory that shows it the trials so far as points of the
-search space as it is, and on top of them a draft that no ledger knows. A draft that violates a
-constraint is thrown away and another one drawn; only what is trained reaches the ledger, in one
-piece. So a space may be edited between two drivers, and a driver may die at any moment. What must
-not live here: building samplers (`samplers`), storing (`ledger`), and how trials of different
-lengths compare (`rung_view`).
+Samplers run on a scratch study in memory. It contains the trials so far, as points of the current
+search space, and a draft that is not in the ledger. A draft that violates a constraint is dropped,
+and another one is drawn. The ledger stores only the final suggestion, in one transaction. So a
+user may edit the space between two drivers, and a driver may die at any time. What must not live
+here: building samplers (`samplers`), storing (`ledger`), and how trials of different lengths
+compare (`multi_fidelity`).
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from sweeps.config.search_space import Place
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SpecError, SweepSpec
-from sweeps.early_stopping.pausing_rules import make_pauses
+from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
-from sweeps.search.multi_fidelity import compared_at, enough_at_a_rung, project_to_rung
+from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
 from sweeps.search.samplers import Samplers
 from trainable.seeding import derive_seed
 
 SPACE = "gradsweep:space"
-"""A trial's note: the digest of the search space that its sampler's own notes belong to."""
-_DRAFT = 0  # a desk's only trial of its own
-_ATTEMPTS = 8  # drafts of the sampler before chance has to find one that is allowed
+"""The trial attribute with the digest of the search space that its sampler used."""
+_DRAFT = 0  # the id of the only trial that a scratch study creates
+_ATTEMPTS = 8  # drafts of the sampler before an allowed point is drawn at random
 
 
 class TrialHistory(Protocol):
-    """What a proposal depends on beside the spec; a ledger has it."""
+    """What a suggestion depends on besides the spec; a ledger implements it."""
 
     @property
     def warm_start(self) -> WarmStart:
-        """What the sweep was given of earlier ones."""
+        """The trials of earlier sweeps that the sampler learns from."""
 
     @property
     def directions(self) -> list[StudyDirection]:
-        """Whether less or more is better, of each metric."""
+        """The direction of each metric."""
 
     @property
     def minimize(self) -> bool:
-        """Whether less is better, of the first metric."""
+        """Whether less is better for the first metric."""
 
     def frozen_trials(self) -> list[FrozenTrial]:
-        """All trials as Optuna has them."""
+        """Return all trials in the form of Optuna."""
 
 
 class Suggester:
-    """Makes a sweep's proposals. What it makes depends on the spec and the ledger's trials alone.
+    """Make the suggestions of a sweep from the spec and the ledger's trials alone.
 
     Args:
         spec: The sweep.
-        ledger: Its trials.
+        ledger: The trials so far.
     """
 
     def __init__(self, spec: SweepSpec, ledger: TrialHistory) -> None:
@@ -74,18 +74,20 @@ class Suggester:
         self._digest = self._space.digest()
         self._warm = list(self._earlier(ledger.warm_start))
         self._samplers = Samplers(spec, self._warm)
-        self._pauses = make_pauses(spec)
-        self._compared_at = compared_at(spec.early_stopping, spec.budget.epochs)
-        self._places: dict[int, Place | None] = {}  # nor does where they lie in a grid
+        self._pauses = make_pausing_rule(spec)
+        self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.epochs)
+        self._places: dict[int, Place | None] = {}  # of a trial in a grid; it never changes
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
-        self._shown: dict[int, FrozenTrial] = {}  # what has ended does not change any more
+        self._shown: dict[
+            int, FrozenTrial
+        ] = {}  # trials that have ended, as samplers receive them
 
     def propose(self, number: int, stored: Mapping[str, Any] | None = None) -> Suggestion:
-        """Return the point of a trial.
+        """Return the parameters of a trial.
 
         Args:
-            number: The trial's.
-            stored: Parameters that it has already; the others are made to fit.
+            number: The number of the trial.
+            stored: Parameters that the trial already has; the sampler adds the others.
         """
         points = self._spec.search.try_first
         known = points[number] if number < len(points) else {}
@@ -110,7 +112,7 @@ class Suggester:
         return [self._show(trial) for trial in trials if trial.number != number]
 
     def _tried(self, number: int) -> set[Place]:
-        """Return what a grid has had. Points to try first are trials beside it."""
+        """Return the places of a grid that trials have taken; points to try first do not count."""
         if self._spec.search.sampler != "grid":
             return set()
         for trial in self._ledger.frozen_trials()[len(self._spec.search.try_first) :]:
@@ -123,16 +125,16 @@ class Suggester:
     def _suggest_once(
         self, number: int, attempt: int, shown: list[FrozenTrial], known: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a point as the sampler suggests it, and the notes that it made."""
+        """Return a point of the sampler, and the trial attributes that the sampler set."""
         sampler = self._samplers.of(number, attempt, self._tried(number))
-        desk = _ScratchStudy(self._as_they_compare(sampler, shown), len(self._warm) + number)
+        scratch = _ScratchStudy(self._as_they_compare(sampler, shown), len(self._warm) + number)
         study = optuna.create_study(
-            storage=desk, directions=self._ledger.directions, sampler=sampler
+            storage=scratch, directions=self._ledger.directions, sampler=sampler
         )
-        study.ask()  # tells the sampler that a trial begins
-        relative = sampler.infer_relative_search_space(study, desk.draft)
+        study.ask()  # calls the hook of the sampler for a new trial
+        relative = sampler.infer_relative_search_space(study, scratch.draft)
         relative = {k: one for k, one in relative.items() if self._is_joint(sampler, k, one)}
-        suggested = sampler.sample_relative(study, desk.draft, relative)
+        suggested = sampler.sample_relative(study, scratch.draft, relative)
 
         def value(key: str, distribution: Distribution) -> Any:
             asked = self._distributions[key]
@@ -143,26 +145,26 @@ class Suggester:
             elif key in suggested and distribution.contains(suggested[key]):
                 found = suggested[key]
             else:
-                found = sampler.sample_independent(study, desk.draft, key, asked)
+                found = sampler.sample_independent(study, scratch.draft, key, asked)
             found = distribution.own(found)
-            desk.set_trial_param(_DRAFT, key, asked.to_internal_repr(found), asked)
-            return desk.draft.params[key]
+            scratch.set_trial_param(_DRAFT, key, asked.to_internal_repr(found), asked)
+            return scratch.draft.params[key]
 
-        return self._space.point(value), dict(desk.draft.system_attrs)
+        return self._space.point(value), dict(scratch.draft.system_attrs)
 
     def _as_they_compare(
         self, sampler: BaseSampler, shown: list[FrozenTrial]
     ) -> list[FrozenTrial]:
-        """Return trials as they were at one rung, to a sampler that would mix the values of all,
-        or look at complete ones alone.
+        """Return trials as they were at one rung, for TPE and GP.
 
-        NSGA-II and CMA-ES keep notes of who was complete. Trials of earlier sweeps bring one value
-        each, of their own last epoch, and would not compare.
+        These samplers would otherwise mix values of all lengths, or use complete trials alone.
+        NSGA-II and CMA-ES store in the trials which ones were complete. A trial of an earlier
+        sweep has one value, of its own last epoch, and is not comparable.
         """
         if not self._compared_at or self._warm or not isinstance(sampler, TPESampler | GPSampler):
             return shown
         startup = enough = max(1, self._spec.search.startup_trials)
-        if isinstance(sampler, TPESampler):  # GP draws by chance until so many are complete
+        if isinstance(sampler, TPESampler):  # GP draws at random until so many trials are complete
             enough = min(enough, enough_at_a_rung(len(self._distributions)))
         return project_to_rung(
             shown,
@@ -173,8 +175,9 @@ class Suggester:
         )
 
     def _is_joint(self, sampler: BaseSampler, key: str, distribution: BaseDistribution) -> bool:
-        """Whether a parameter may be suggested together with others. Samplers but TPE take it that
-        every trial has what the first ones had.
+        """Return whether a parameter may be suggested together with others.
+
+        Samplers other than TPE assume that every trial has the parameters of the first ones.
         """
         return self._distributions.get(key) == distribution and (
             isinstance(sampler, TPESampler) or not self._space.distributions[key].when
@@ -182,8 +185,8 @@ class Suggester:
 
     def _sample_random(self, number: int, known: Mapping[str, Any]) -> dict[str, Any]:
         seed = derive_seed(self._spec.seed, "chance", number)
-        # The spec's own check has drawn with 0, and found one beside each point to try first. What
-        # a trial has already may violate a constraint that is younger; it is kept all the same.
+        # The spec's check has drawn with seed 0 and found a point, also beside each point to try
+        # first. Stored parameters may violate a newer constraint, and the trial keeps them.
         space = self._space
         found = space.drawn(seed, known) or space.drawn(0, known) or space.drawn(0)
         assert found is not None
@@ -194,13 +197,13 @@ class Suggester:
         return {k: v for k, v in params.items() if k in space and space[k].contains(v)}
 
     def _point(self, trial: FrozenTrial) -> dict[str, Any] | None:
-        """Return a trial as a point of this search space; None where it is none."""
+        """Return a trial as a point of this search space; None: it lies outside."""
         if trial.number not in self._points:
             self._points[trial.number] = self._space.project(self._values(trial))
         return self._points[trial.number]
 
     def _show(self, trial: FrozenTrial) -> FrozenTrial:
-        """Return a trial as a point of this search space; as one that failed where it is none."""
+        """Return a trial as a point of this search space; a trial outside becomes a failed one."""
         if trial.number in self._shown:
             return self._shown[trial.number]
         shown = trial
@@ -210,7 +213,7 @@ class Suggester:
         if (trial.params, trial.distributions, digest) != (params, distributions, self._digest):
             shown = copy.copy(trial)
             if (trial.distributions, digest) != (distributions, self._digest):
-                shown.system_attrs = {}  # a sampler's notes mean nothing in another space
+                shown.system_attrs = {}  # what a sampler stored is void in another space
             shown.params, shown.distributions = params or {}, distributions
             if params is None:
                 shown.state, shown.values = TrialState.FAIL, None
@@ -225,8 +228,10 @@ class Suggester:
         return shown
 
     def _is_paused(self, trial: FrozenTrial) -> bool:
-        """Whether a trial waits at a rung. To Optuna it is a running one, and samplers learn from
-        what has ended: most sweeps whose trials pause would never get past `startup_trials`.
+        """Return whether a trial pauses at a rung.
+
+        Optuna's state of such a trial is running, and samplers learn from ended trials. Most
+        sweeps whose trials pause would never get past `startup_trials`.
         """
         return (
             self._pauses is not None
@@ -235,25 +240,25 @@ class Suggester:
         )
 
     def _earlier(self, warm: WarmStart) -> Iterator[FrozenTrial]:
-        """Yield trials of earlier sweeps that lie inside the space, as if they had come before."""
-        points = ((taken, self._space.project(taken.params)) for taken in warm.trials)
-        inside = ((taken, params) for taken, params in points if params is not None)
-        for number, (taken, params) in enumerate(inside):
+        """Yield the trials of earlier sweeps inside the space, numbered as if they came first."""
+        points = ((prior, self._space.project(prior.params)) for prior in warm.trials)
+        inside = ((prior, params) for prior, params in points if params is not None)
+        for number, (prior, params) in enumerate(inside):
             trial = optuna.trial.create_trial(
-                state=TrialState.COMPLETE if taken.complete else TrialState.PRUNED,
-                value=taken.value,
+                state=TrialState.COMPLETE if prior.complete else TrialState.PRUNED,
+                value=prior.value,
                 params=params,
                 distributions={key: self._distributions[key] for key in params},
-                intermediate_values={taken.epoch: taken.value},
-                # One of the first generation, from whose best the next ones descend.
+                intermediate_values={prior.epoch: prior.value},
+                # NSGA-II: they belong to the first generation, the parents of the next one.
                 system_attrs={"NSGAIISampler:generation": 0},
             )
             trial.number = number
-            trial._trial_id = -1 - number  # the ledger's count from 1
+            trial._trial_id = -1 - number  # the ids of the ledger start at 1
             yield trial
 
     def _values(self, trial: FrozenTrial) -> dict[str, Any]:
-        """Return a trial's parameters, and the values of those that were not searched yet."""
+        """Return a trial's parameters, and the values of those that were added to the space."""
         if self._space.unconditional().keys() <= trial.params.keys():
             return trial.params
         try:
@@ -264,7 +269,7 @@ class Suggester:
 
 
 class _ScratchStudy(InMemoryStorage):
-    """Trials that are only looked at, and one draft behind them."""
+    """A study in memory: the trials so far, which are read only, and one draft after them."""
 
     def __init__(self, shown: list[FrozenTrial], number: int) -> None:
         super().__init__()
@@ -273,7 +278,7 @@ class _ScratchStudy(InMemoryStorage):
 
     @property
     def draft(self) -> FrozenTrial:
-        """The draft as it is now."""
+        """Return the draft in its current state."""
         return self.get_trial(_DRAFT)
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:

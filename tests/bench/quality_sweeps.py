@@ -145,9 +145,7 @@ class Ours:
         study = optuna.create_study(storage=storage, direction="minimize")
         paths = SweepPaths(Path("nowhere"), spec.name)
         self._ledger = Ledger(LedgerFile(paths.ledger), study, storage)
-        self.scheduler = make_scheduler(
-            spec.early_stopping, epochs=spec.budget.epochs, mode=spec.modes[0]
-        )
+        self.scheduler = make_scheduler(spec)
         assert spec.concurrency is not None
         self.searcher = LedgerSearcher(
             self._ledger,

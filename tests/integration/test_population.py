@@ -15,9 +15,9 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.early_stopping import pbt_exploit
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.paths import SweepPaths
+from sweeps.population import pbt_exploit
 from sweeps.search.searcher import LedgerSearcher
 from tests.chaos.runs import differences, without_measured
 from trainable.build import open_trainer

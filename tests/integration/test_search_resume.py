@@ -15,7 +15,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn, replay
+from sweeps.early_stopping.schedulers import make_verdict_fn, replay
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import SweepPaths
@@ -81,10 +81,9 @@ class Driver:
         self.spec = spec
 
         judge = make_verdict_fn(spec)
+        state = read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
         apply(
-            reconcile(
-                read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
-            ),
+            reconcile(state),
             paths, spec, self.ledger, NullRecorder(),
         )  # fmt: skip
         self.scheduler = self._scheduler()
@@ -153,7 +152,7 @@ class Driver:
 
     def _scheduler(self) -> TrialScheduler:
         epochs = self.spec.budget.epochs
-        return make_scheduler(self.spec.early_stopping, epochs=epochs, mode="min")
+        return self.spec.early_stopping.rule.scheduler(epochs=epochs, mode="min")
 
 
 class _Named:

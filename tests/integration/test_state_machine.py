@@ -38,7 +38,7 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
-from sweeps.early_stopping.schedulers import make_scheduler, replay, stopped_trials
+from sweeps.early_stopping.schedulers import replay, stopped_trials
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import SweepPaths
@@ -261,15 +261,14 @@ class Driver:
         self.delivery = Delivery(self._queue, server, sweep_id="s", name="q")
 
         def scheduler() -> TrialScheduler:
-            return make_scheduler(spec.early_stopping, epochs=EPOCHS, mode="min")
+            return spec.early_stopping.rule.scheduler(epochs=EPOCHS, mode="min")
 
         def judge(reports: Any, unfinished: Any) -> frozenset[int]:
             return stopped_trials(scheduler(), reports, unfinished)
 
+        state = read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
         apply(
-            reconcile(
-                read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
-            ),
+            reconcile(state),
             paths, spec, self.ledger, self.recorder,
         )  # fmt: skip
         left = reconcile(

@@ -12,7 +12,7 @@ import pytest
 from sweeps.driver import finalize
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
-from sweeps.early_stopping.failure_policy import Failure, RepeatedFailureDetector
+from sweeps.policies.failure_policy import Failure, RepeatedFailureDetector
 from sweeps.publishing.figure_worker import FigureWorkerPool
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

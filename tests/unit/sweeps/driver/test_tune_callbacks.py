@@ -18,7 +18,7 @@ import pytest
 
 from sweeps.config.spec import SpecError
 from sweeps.driver.tune_callbacks import TuneEventHandler
-from sweeps.early_stopping.failure_policy import MOST_LOST_STARTS
+from sweeps.policies.failure_policy import MOST_LOST_STARTS
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.results.observer import TrialProgress
 from sweeps.sweep_lock import LockLost, SweepLock

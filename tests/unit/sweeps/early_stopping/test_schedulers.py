@@ -16,8 +16,9 @@ from sweeps.config.spec import EarlyStoppingConfig, parse_spec
 from sweeps.early_stopping import halving
 from sweeps.early_stopping.halving import bracket_graces, bracket_of, rungs
 from sweeps.early_stopping.median import Medians
-from sweeps.early_stopping.pausing_rules import make_pauses
-from sweeps.early_stopping.schedulers import make_scheduler, replay, stopped_trials
+from sweeps.early_stopping.pausing_rules import make_pausing_rule
+from sweeps.early_stopping.schedulers import replay, stopped_trials
+from tests.unit.sweeps.early_stopping.simulated_sweep import EPOCHS, SimulatedSweep
 from trainable.config import BudgetConfig
 
 SPEC = parse_spec("{name: s, task: digits, metric: val/loss, mode: min, trials: 4}", "s.yaml")
@@ -42,13 +43,13 @@ def test_rungs_after_a_resume_equal_those_of_one_driver(mode: Any) -> None:
     curves = {f"t{n}": [rng.random() for _ in range(9)] for n in range(12)}
     told = {trial: rng.choice([1, 2, 3, 5, 9]) for trial in curves}
 
-    once = make_scheduler(ASHA, epochs=9, mode=mode)
+    once = ASHA.rule.scheduler(epochs=9, mode=mode)
     for trial in curves:
         once.on_trial_add(None, SimpleNamespace(trial_id=trial))
         for epoch in range(1, told[trial] + 1):
             _tell(once, trial, epoch, curves[trial][epoch - 1])
 
-    resumed = make_scheduler(ASHA, epochs=9, mode=mode)
+    resumed = ASHA.rule.scheduler(epochs=9, mode=mode)
     for trial, epochs in told.items():
         reports = {epoch: curves[trial][epoch - 1] for epoch in range(1, epochs + 1)}
         replay(resumed, trial, reports, number=int(trial[1:]), finished=epochs == 9)
@@ -56,7 +57,7 @@ def test_rungs_after_a_resume_equal_those_of_one_driver(mode: Any) -> None:
 
 
 def test_an_unfinished_trial_is_not_counted_twice_on_its_rung() -> None:
-    scheduler = make_scheduler(ASHA, epochs=9, mode="min")
+    scheduler = ASHA.rule.scheduler(epochs=9, mode="min")
     replay(scheduler, "again", {1: 0.5, 2: 0.4, 3: 0.3}, number=0, finished=False)
     scheduler.on_trial_add(None, SimpleNamespace(trial_id="again"))
     before = _rungs(scheduler)
@@ -65,7 +66,7 @@ def test_an_unfinished_trial_is_not_counted_twice_on_its_rung() -> None:
 
 
 def test_a_bad_trial_is_stopped_at_a_rung_of_the_past() -> None:
-    scheduler = make_scheduler(ASHA, epochs=9, mode="min")
+    scheduler = ASHA.rule.scheduler(epochs=9, mode="min")
     for n, value in enumerate([0.1, 0.2, 0.3]):
         replay(scheduler, f"past-{n}", {1: value}, number=n, finished=True)
     scheduler.on_trial_add(None, SimpleNamespace(trial_id="new"))
@@ -73,58 +74,16 @@ def test_a_bad_trial_is_stopped_at_a_rung_of_the_past() -> None:
 
 
 def test_none_stops_nothing() -> None:
-    scheduler = make_scheduler(EarlyStoppingConfig(scheduler="none"), epochs=9, mode="min")
+    scheduler = EarlyStoppingConfig(scheduler="none").rule.scheduler(epochs=9, mode="min")
     assert isinstance(scheduler, FIFOScheduler)
     replay(scheduler, "past", {1: 0.1, 2: 5.0}, number=0, finished=True)
 
 
-EPOCHS = 9
 EACH = [
     EarlyStoppingConfig(scheduler="asha", grace_epochs=1, reduction=2),
     EarlyStoppingConfig(scheduler="hyperband", grace_epochs=1, reduction=2),
     EarlyStoppingConfig(scheduler="median", grace_epochs=2, min_trials=2),
 ]
-
-
-class Serial:
-    """A sweep of one trial at a time; a driver that dies leaves nothing but the reports."""
-
-    def __init__(self, config: EarlyStoppingConfig, mode: Any, curves: list[list[float]]) -> None:
-        self.config, self.mode, self.curves = config, mode, curves
-        self.reports: dict[int, dict[int, float]] = {}
-        self.unfinished: set[int] = set()
-
-    def run(self, *, dies_after: int) -> None:
-        """Run to the end, or until so many reports were stored whose verdict died."""
-        judge = self._fresh()
-        self.unfinished -= stopped_trials(judge, self.reports, self.unfinished)
-        scheduler = self._fresh()
-        for number in sorted(self.reports.keys() - self.unfinished):
-            past = self.reports[number]
-            replay(scheduler, f"past-{number}", past, number=number, finished=True)
-        for number, curve in enumerate(self.curves):
-            if number in self.reports and number not in self.unfinished:
-                continue
-            trial = SimpleNamespace(trial_id=f"now-{number}", config={"number": number})
-            past = self.reports.setdefault(number, {})
-            self.unfinished.add(number)
-            if past:
-                replay(scheduler, trial.trial_id, past, number=number, finished=False)
-            scheduler.on_trial_add(None, trial)
-            for epoch in range(max(past, default=0) + 1, EPOCHS + 1):
-                past[epoch] = curve[epoch - 1]
-                if dies_after == 0:
-                    return
-                dies_after -= 1
-                result = {"epoch": epoch, "objective": past[epoch]}
-                if scheduler.on_trial_result(None, trial, result) == TrialScheduler.STOP:
-                    break
-            last = {"epoch": max(past), "objective": past[max(past)]}
-            scheduler.on_trial_complete(None, trial, last)
-            self.unfinished.remove(number)
-
-    def _fresh(self) -> Any:
-        return make_scheduler(self.config, epochs=EPOCHS, mode=self.mode)
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
@@ -134,13 +93,13 @@ def test_verdicts_after_a_death_at_any_report_are_those_of_one_driver(
 ) -> None:
     rng = random.Random(1)
     curves = [[rng.random() + 1 / epoch for epoch in range(1, EPOCHS + 1)] for _ in range(8)]
-    once = Serial(config, mode, curves)
+    once = SimulatedSweep(config, mode, curves)
     once.run(dies_after=-1)
     stopped = [n for n, reports in once.reports.items() if max(reports) < EPOCHS]
     assert stopped, "the case shows nothing"
     assert len(stopped) < len(curves)
     for point in range(sum(map(len, once.reports.values()))):
-        killed = Serial(config, mode, curves)
+        killed = SimulatedSweep(config, mode, curves)
         killed.run(dies_after=point)
         killed.run(dies_after=-1)
         assert killed.reports == once.reports, f"died after report {point}"
@@ -156,12 +115,12 @@ def test_what_is_not_finite_stops_at_its_rung_and_nobody_is_compared_with_it(
     config: EarlyStoppingConfig, value: float, mode: Any
 ) -> None:
     sound = [[0.1 * (n + 1)] * EPOCHS for n in range(6)]
-    without = Serial(config, mode, sound)
+    without = SimulatedSweep(config, mode, sound)
     without.run(dies_after=-1)
     # Each comes after the sound ones of its bracket, but for ASHA's very first.
     late = config.scheduler != "asha"
     curves = [*sound, *[[value] * EPOCHS] * 4] if late else [[value] * EPOCHS, *sound]
-    beside = Serial(config, mode, curves)
+    beside = SimulatedSweep(config, mode, curves)
     beside.run(dies_after=-1)
     bad = range(6, 10) if late else range(1)
     graces = bracket_graces(1, 2, EPOCHS)
@@ -178,10 +137,10 @@ def test_a_rung_of_nothing_finite_stops_them_all_and_then_begins(
     config: EarlyStoppingConfig,
 ) -> None:
     curves = [[NOT_FINITE[n % 3]] * EPOCHS for n in range(9)] + [[0.5] * EPOCHS] * 4
-    once = Serial(config, "min", curves)
+    once = SimulatedSweep(config, "min", curves)
     once.run(dies_after=-1)
     for point in range(0, sum(map(len, once.reports.values())), 3):
-        killed = Serial(config, "min", curves)
+        killed = SimulatedSweep(config, "min", curves)
         killed.run(dies_after=point)
         killed.run(dies_after=-1)
         assert killed.reports == once.reports
@@ -197,9 +156,11 @@ def test_a_rung_of_nothing_finite_stops_them_all_and_then_begins(
 @pytest.mark.parametrize("epochs", [2, 9, 10, 27])
 def test_no_rung_lies_beyond_the_budget(scheduler: Any, epochs: int) -> None:
     config = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=3)
-    made: Any = make_scheduler(config, epochs=epochs, mode="min")
+    made: Any = config.rule.scheduler(epochs=epochs, mode="min")
     budget = BudgetConfig(epochs=epochs)
-    ladder = make_pauses(SPEC.model_copy(update={"early_stopping": config, "budget": budget}))
+    ladder = make_pausing_rule(
+        SPEC.model_copy(update={"early_stopping": config, "budget": budget})
+    )
     expected = rungs(1, 3, epochs)
     if ladder is not None:
         assert ladder.rungs == expected
@@ -214,7 +175,7 @@ def _first_rung(bracket: Any) -> int:
 
 
 def test_a_trial_is_compared_with_its_own_bracket_alone() -> None:
-    scheduler = make_scheduler(EACH[1], epochs=EPOCHS, mode="min")
+    scheduler = EACH[1].rule.scheduler(epochs=EPOCHS, mode="min")
     graces = bracket_graces(1, 2, EPOCHS)
     brackets = [bracket_of(number, graces, 2) for number in range(40)]
     for number in range(40):
@@ -245,9 +206,8 @@ def test_the_median_rule(own: dict[int, float], expected: bool) -> None:
     for sign, minimize in ((1, True), (-1, False)):
         medians = Medians(2, 3, minimize=minimize)
         for number, values in {**others, 7: own}.items():
-            for epoch, value in values.items():
-                medians.note(number, epoch, sign * value)
-        assert medians.stops(7) == expected
+            stops = [medians.stops(number, epoch, sign * values[epoch]) for epoch in values]
+        assert stops[-1] == expected  # the last report of trial 7
 
 
 @pytest.mark.parametrize("value", [0.1, 2.302585])
@@ -255,8 +215,7 @@ def test_the_median_rule_stops_nobody_where_all_are_equal(value: float) -> None:
     for sign, minimize in ((1, True), (-1, False)):
         medians = Medians(1, 3, minimize=minimize)
         for epoch, number in itertools.product(range(1, 31), range(5)):
-            medians.note(number, epoch, sign * value)
-            assert not medians.stops(number)
+            assert not medians.stops(number, epoch, sign * value)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +241,6 @@ def test_what_a_scheduler_does_for_a_trial_does_not_grow_with_their_number(
         worked.clear()
         config = EarlyStoppingConfig(scheduler=scheduler, reduction=reduction)
         reports = {number: {1: 0.5, 2: 0.4} for number in range(trials)}
-        stopped_trials(make_scheduler(config, epochs=9, mode="min"), reports, {0})
+        stopped_trials(config.rule.scheduler(epochs=9, mode="min"), reports, {0})
         counts.append(len(worked))
     assert counts[1] <= 12 * counts[0]

@@ -98,6 +98,7 @@ def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
     none = "Not drawn: the median rule has no rungs: it decides at the end of each epoch"
     assert (cut in long, none in long, bracket in long) == (True, True, False)
     assert (cut in short, none in short, bracket in short) == (False, False, True)
+    assert "hyperband runs ASHA in brackets" in short
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from optuna.samplers import RandomSampler
 
 from sweeps.commands.sync import tell_who_is_interrupted
 from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
-from sweeps.early_stopping.schedulers import make_scheduler, stopped_trials
+from sweeps.early_stopping.schedulers import stopped_trials
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
 from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
@@ -250,7 +250,7 @@ class Sweep:
     def corrections(self, stop: str | None = None) -> list[Correction]:
         def judge(reports: Any, unfinished: Any) -> frozenset[int]:
             stopping, epochs = self.spec.early_stopping, self.spec.budget.epochs
-            scheduler = make_scheduler(stopping, epochs=epochs, mode="min")
+            scheduler = stopping.rule.scheduler(epochs=epochs, mode="min")
             return stopped_trials(scheduler, reports, unfinished)
 
         trials = self.ledger.trials()

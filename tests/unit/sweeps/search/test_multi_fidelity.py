@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sweeps.config.spec import EarlyStoppingConfig, parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.suggestion import Suggestion
-from sweeps.search.multi_fidelity import compared_at, project_to_rung
+from sweeps.search.multi_fidelity import project_to_rung
 from sweeps.search.suggest import Suggester
 
 COMPLETE, PRUNED, FAIL, RUNNING = (
@@ -43,7 +43,7 @@ def _shown(trials: list[FrozenTrial], enough: int, *, minimize: bool = True) -> 
 )
 def test_trials_compare_at_rungs_and_at_the_end(scheduler: Any, expected: tuple[int, ...]) -> None:
     config = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=3)
-    assert compared_at(config, 9) == expected
+    assert config.rule.comparable_epochs(9) == expected
 
 
 def test_all_count_with_their_best_by_the_highest_rung_that_enough_have_reached() -> None:

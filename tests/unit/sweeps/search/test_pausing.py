@@ -15,9 +15,9 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
-from sweeps.early_stopping.stop_criteria import BY_THE_SWEEP
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
+from sweeps.policies.stop_criteria import BY_THE_SWEEP
 from sweeps.reconciliation.reconcile import UnrecordedEnd
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.tags import BY_THE_USER

@@ -15,7 +15,6 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import EarlyStoppingConfig, SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
-from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.ledger.ledger import ACCUMULATION, Ledger
 from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
@@ -55,7 +54,7 @@ class Driver:
             self.ledger,
             spec,
             SweepPaths(path.parent, "quad"),
-            make_scheduler(spec.early_stopping, epochs=spec.budget.epochs, mode=spec.mode),
+            spec.early_stopping.rule.scheduler(epochs=spec.budget.epochs, mode=spec.mode),
             fence=fence,
             refuse=lambda *_: None,
             concurrency=1,
@@ -258,7 +257,7 @@ def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
         made.ledger,
         made.spec,
         made.paths,
-        make_scheduler(spec.early_stopping, epochs=10, mode="min"),
+        spec.early_stopping.rule.scheduler(epochs=10, mode="min"),
         fence=lambda: None,
         refuse=book.refuse,
         settle=book.flush,

@@ -1,15 +1,14 @@
-"""The model of PB2: which hyperparameters let members of a population improve most, and when.
+"""The model of PB2: which hyperparameters improve members of a population most, and when.
 
-After Parker-Holder et al., "Provably Efficient Online Hyperparameter Optimization with
-Population-Based Bandits" (2020): a Gaussian process over time and hyperparameters is fitted to
-what each member gained from one report to the next, and the point with the highest upper
-confidence bound is taken. What must not live here: who is replaced (`population`), and the
+The method follows Parker-Holder et al., "Provably Efficient Online Hyperparameter Optimization
+with Population-Based Bandits" (2020). A Gaussian process over time and hyperparameters is fitted
+to the gain of each member from one report to the next. The model chooses the point with the
+highest upper confidence bound. What must not live here: which members copy (`explore`), and the
 ledger.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 import warnings
@@ -20,38 +19,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sweeps.config.errors import Issue, UserError
 from sweeps.config.search_space import SearchSpace, mutable
 from sweeps.config.space import Choice, Distribution, LogInt, LogUniform, is_number
 from sweeps.ledger.reader import TrialRecord
 
 Matrix = npt.NDArray[np.float64]
 
-_FEWEST = 3  # gains before there is anything to fit
+_FEWEST = 3  # gains needed for a fit
 _CANDIDATES = 512
-_CAUTION = 2.0  # standard deviations above the mean
-
-
-def check_installed() -> None:
-    """See that there is what the model is made of.
-
-    Raises:
-        Refused: It is not installed.
-    """
-    if importlib.util.find_spec("sklearn") is None:
-        message = (
-            "pb2 needs the package 'scikit-learn', which is not installed; its model is made of "
-            "it; write pbt, or run `pip install scikit-learn`"
-        )
-        raise UserError([Issue(("early_stopping", "scheduler"), message)])
+_CAUTION = 2.0  # standard deviations above the mean in the confidence bound
 
 
 class PopulationBasedBandits:
-    """What a population has learned of its numeric hyperparameters by a rung.
+    """A model of what each numeric hyperparameter gained the population up to a rung.
 
     Args:
         space: The search space.
-        members: All of them by number, with their curves.
+        members: All members by number, with their reports.
         epoch: The rung.
         minimize: Whether less is better.
     """
@@ -75,7 +59,7 @@ class PopulationBasedBandits:
         self._gains: list[float] = []
         for member in members.values():
             self._learn(member, members, -1.0 if minimize else 1.0)
-        # The square of what a diverged metric of 64 bits loses would be infinite.
+        # Without the scale, the square of the loss of a diverged trial would be infinite.
         largest = max(map(abs, self._gains), default=0.0) or 1.0
         self._gains = [gain / largest for gain in self._gains]
 
@@ -86,11 +70,16 @@ class PopulationBasedBandits:
         seed: int,
         fits: Callable[[Mapping[str, Any]], bool] = lambda _: True,
     ) -> dict[str, Any]:
-        """Return parameters with the numeric ones chosen by the model; `params` as they are while
-        there is too little to learn from, or where no choice is allowed or `fits`.
+        """Return parameters whose numbers the model chooses.
 
-        The choice counts as tried from now on, with the gain that the model expects of it, so that
-        the next one of the same rung looks elsewhere.
+        The model then counts the choice as tried, with the gain that it expects. So the next
+        choice at the same rung lies elsewhere.
+
+        Args:
+            params: The parameters of the member. They are returned unchanged while there are too
+                few gains, or where no candidate is allowed.
+            seed: The seed that draws the candidates.
+            fits: Whether a trial can be configured with the parameters.
         """
         if len(self._gains) < _FEWEST or not self._keys:
             return params
@@ -113,23 +102,23 @@ class PopulationBasedBandits:
         donors = {one.epoch: members.get(one.donor) for one in member.lineage}
         epochs = sorted(epoch for epoch in member.reports if epoch <= self._epoch)
         for before, after in itertools.pairwise(epochs):
-            owner = donors.get(before, member)  # with whose weights it began
+            owner = donors.get(before, member)  # whose weights the member had
             if owner is None:
-                continue  # of one that is out of the running: what was gained is not known
-            began = owner.reports[before]
-            gain = sign * (member.reports[after] - began)
+                continue  # the donor is not among the members: the gain is unknown
+            start = owner.reports[before]
+            gain = sign * (member.reports[after] - start)
             params = member.params_at(after)
             if math.isfinite(gain) and all(is_number(params.get(key)) for key in self._keys):
                 self._points.append(self._row(params, before))
                 self._gains.append(gain)
 
     def _drawn(self, params: dict[str, Any], random: Random) -> dict[str, Any]:
-        """Return `params` with the numbers drawn anew."""
+        """Return `params` with new random numbers."""
         space = self._space.distributions
         return {**params, **{key: space[key].at(random.random()) for key in self._keys}}
 
     def _row(self, params: Mapping[str, Any], epoch: int) -> list[float]:
-        """Return a point of the model: time and numbers, each from 0 to 1 so far."""
+        """Return a row of the model: time and numbers, each scaled to 0 to 1."""
         space = self._space.distributions
         return [epoch / self._epoch, *(_share(params[key], space[key]) for key in self._keys)]
 
@@ -141,16 +130,16 @@ class PopulationBasedBandits:
         kernel = RBF(np.ones(rows.shape[1]), (0.05, 10.0)) + WhiteKernel(0.1, (1e-4, 1.0))
         model = GaussianProcessRegressor(kernel, normalize_y=True, random_state=0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a length at the end of its range is an answer, too
+            warnings.simplefilter("ignore")  # a length scale at its bound is valid
             model.fit(np.array(self._points), np.array(self._gains))
             mean, deviation = model.predict(rows, return_std=True)
         return mean, deviation
 
 
 def _share(value: float, distribution: Distribution) -> float:
-    """Return where a number lies between the ends of its distribution, from 0 to 1."""
+    """Return the position of a number between the bounds of its distribution, from 0 to 1."""
     low, high = distribution.arguments()[:2]
-    value = min(max(value, low), high)  # one of a space that was edited since
+    value = min(max(value, low), high)  # the user may have edited the space since
     if low == high:
         return 0.0
     if isinstance(distribution, LogUniform | LogInt):

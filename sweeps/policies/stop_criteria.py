@@ -1,9 +1,8 @@
-"""What ends a whole sweep before its trials are spent: a target that is reached, a plateau, its
-time.
+"""The criteria that stop a whole sweep early: a target value, a plateau, a time limit.
 
-Whether a sweep is to end is a function of its spec and its ledger, so a resume, another terminal
-and the driver agree on it, and a changed spec lets it go on. What must not live here: ending
-anything (`tuning`), and the time that one signal leaves (`interrupt`).
+The spec and the ledger alone decide whether a criterion is met. The driver, a resume and another
+terminal therefore agree, and a changed spec lets the sweep continue. What must not live here:
+stopping anything (`driver.tune_loop`), and the grace time after a signal (`engine.signals`).
 """
 
 from __future__ import annotations
@@ -18,35 +17,39 @@ from sweeps.config.sections import StopConfig
 from sweeps.config.spec import SweepSpec
 from sweeps.ledger.reader import TrialSummary, best_report
 
-if TYPE_CHECKING:  # who only looks at a sweep does without Optuna
+if TYPE_CHECKING:  # commands that only read a sweep do not load Optuna
     from sweeps.ledger.ledger import Ledger
 
 BY_THE_SWEEP = "stopped with the sweep: "
-"""How the reason of a trial begins that was pruned because its sweep came to an end."""
+"""The beginning of a trial's reason if the trial was pruned because its sweep stopped."""
 _KEEP_EVERY = 10.0
-"""Seconds of a sweep's time that a driver which is killed may leave uncounted."""
+"""Seconds between two writes of the sweep's time; a killed driver loses at most these."""
 
 
 @dataclass(frozen=True)
 class StopCriterionMet:
-    """A stop that holds."""
+    """A criterion that is met."""
 
     key: str
-    """What of the spec it is."""
+    """The key of the criterion in the spec."""
     why: str
     """What has happened, for people."""
     continue_overrides: tuple[str, ...]
-    """The changes to the spec, `KEY=VALUE` each, with which the sweep goes on; none: it cannot."""
+    """Overrides of the spec, `KEY=VALUE` each, that let the sweep continue; empty: none do."""
 
 
 def active_stop_criterion(
     spec: SweepSpec, trials: Sequence[TrialSummary], seconds: float
 ) -> StopCriterionMet | None:
-    """Return the stop that ends a sweep; None while it goes on, and where it had nothing to end.
+    """Return the criterion that stops a sweep.
 
     Args:
-        trials: All that there are.
-        seconds: How long its trials have been run, by all drivers together.
+        spec: The sweep.
+        trials: All of its trials so far.
+        seconds: How long trials have run, under all drivers together.
+
+    Returns:
+        The criterion; None while none is met, or if all trials finished before one was.
     """
     if not _watches(spec):
         return None
@@ -55,14 +58,14 @@ def active_stop_criterion(
     found = _target(spec, trials) or _plateau(spec, trials) or _time(spec, seconds)
     if found is None or len(trials) < spec.trials:
         return found
-    # All were begun, and who was stopped does not go on.
+    # All trials were started, and a stopped trial does not resume.
     most = spec.max_trials(2 * len(trials))
     more = (*found.continue_overrides, f"trials={most}") if most > len(trials) else ()
     return replace(found, continue_overrides=more)
 
 
 def _watches(spec: SweepSpec) -> bool:
-    """Whether anything may end the sweep early."""
+    """Return whether the spec has a criterion."""
     return spec.stop != StopConfig()
 
 
@@ -84,7 +87,7 @@ def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> StopCriterionMe
     count, minimize = spec.stop.plateau.trials, spec.modes[0] == "min"
     if count is None:
         return None
-    # One with a reason was stopped by its user or by a stop: it was not tried.
+    # A trial with a reason was stopped by its user or by a criterion. It does not count.
     tried = [t for t in trials if t.state in ("complete", "pruned") and t.reason is None]
     tried.sort(
         key=lambda trial: (trial.finish_order, trial.ended_at or datetime.min, trial.number)
@@ -123,21 +126,21 @@ def _time(spec: SweepSpec, seconds: float) -> StopCriterionMet | None:
 
 
 def _best(trials: Iterable[TrialSummary], *, minimize: bool) -> float | None:
-    """The best value of those that trained to their end: only these can be a sweep's best."""
+    """Return the best value of the complete trials; only these can be the best of a sweep."""
     values = [t.value for t in trials if t.state == "complete" and t.value is not None]
     return best_report(values, minimize=minimize)
 
 
 class StopMonitor:
-    """Watches, in a driver, whether the sweep is to end, and counts its time in the ledger.
+    """Watch the stop criteria in a driver, and count the sweep's time in the ledger.
 
     Args:
         spec: The sweep.
-        ends: How many trials came to their end by now.
-        settle: Returns once the ledger knows of all of them.
-        fence: Called right before anything is written; raises when another driver may run the
-            sweep by now.
-        clock: Seconds that only go forward.
+        ledger: Its trials, and its time so far.
+        ends: Returns how many trials have finished.
+        settle: Returns once the ledger has stored all of them.
+        fence: Called right before each write; raises when another driver may run the sweep.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -158,13 +161,13 @@ class StopMonitor:
         self._trials = ledger.trials()
 
     def look(self) -> StopCriterionMet | None:
-        """Return the stop that holds; called in each turn of the driver's loop."""
-        # To read thousands at each one's end takes long, and the disk is waited for.
+        """Return the criterion that is met; called in each turn of the driver's loop."""
+        # Reading thousands of trials takes long and waits for the disk, so only when one ended.
         if _watches(self._spec) and self._num_ends != (ends := self._ends()):
             self._settle()
             self._num_ends, self._trials = ends, self._ledger.trials()
         over = active_stop_criterion(self._spec, self._trials, self._seconds)
-        # A driver that is killed leaves the time that was kept: the next one is to stop as well.
+        # A killed driver leaves the stored time; with it the next driver must stop as well.
         news = (
             over is not None
             and active_stop_criterion(self._spec, self._trials, self._kept) is None
@@ -174,7 +177,7 @@ class StopMonitor:
         return over
 
     def keep(self) -> None:
-        """Write the sweep's time down."""
+        """Store the sweep's time in the ledger."""
         self._fence()
         self._kept = self._seconds
         self._ledger.note_seconds(self._kept)

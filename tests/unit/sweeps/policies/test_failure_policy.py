@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sweeps.early_stopping.failure_policy import (
+from sweeps.policies.failure_policy import (
     UNCOUNTED_LOSSES,
     CrashCounter,
     Failure,

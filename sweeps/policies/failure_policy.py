@@ -1,6 +1,7 @@
-"""Policy: which failures are tried again, and when more trials would only fail in the same way.
+"""The failure policy: when a trial is retried, and when the sweep stops after repeated failures.
 
-Decides from what it is told. What must not live here: Ray, files, or writing anything down.
+Each decision depends on the arguments of the calls alone. What must not live here: Ray, files, and
+the ledger.
 """
 
 from __future__ import annotations
@@ -8,35 +9,35 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass, replace
 
-# Whether a loss diverges or the memory suffices depends on the parameters: that some trials fail
-# so is a result of the search and no reason to end it.
+# A trial's parameters decide whether its loss diverges and its memory suffices. Such failures are
+# results of the search and no reason to end it.
 _PARAMETERS_DOING = {"non_finite", "oom"}
 NOT_THE_TRIALS_DOING = {"storage", "fenced"}
-"""Kinds of failures after which a trial has no end: it goes on once what is wrong is put right."""
+"""Kinds of failures after which a trial stays unfinished. It resumes once the cause is removed."""
 
 UNCOUNTED_LOSSES = 2
-"""Losses of a process in a row, without progress, that are put down to the machine and counted
-against nobody: whoever dies at the same place once more does so by its own doing."""
+"""Crashes in a row without progress that are attributed to the machine. One more crash at the
+same place is attributed to the trial."""
 
 MOST_LOST_STARTS = 5
-"""Workers in a row that may end before a trial has begun with any of them. That is no trial's
-doing: where another one ends, the sweep stops and can be resumed."""
+"""Workers in a row that may exit before a trial has started. No trial causes such an exit. After
+one more, the sweep stops and can be resumed."""
 
 _KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost", "limit", "hang"}
 
-# What these say is true of the storage for every process.
+# Errors of the storage, which every process meets.
 _OF_THE_STORAGE = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENFILE, errno.ENODEV,
     errno.ENXIO, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENETDOWN, errno.ENETUNREACH,
     errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH,
     errno.EBUSY, errno.EAGAIN,
 }  # fmt: skip
-# What these say is about the process that was told so, on whatever host it runs.
+# Errors of the process that met them, on any host.
 _OF_THE_PROCESS = {errno.EFBIG, errno.EMFILE, errno.ENOMEM, errno.EBADF}
 
 
 def kind_of(reason: str) -> str:
-    """The kind of failure that a reason begins with; `error` for what the task's code raised."""
+    """Return the kind of failure that a reason begins with; `error`: the task's code raised it."""
     kind = reason.partition(":")[0]
     return kind if kind in _KINDS else "error"
 
@@ -46,14 +47,14 @@ class Failure:
     """How one trial failed.
 
     Attributes:
-        kind: The short word of `trainable.errors`; `error` for what the task's code raised, `lost`
-            for a process that died.
-        reason: In one line, for people.
-        traceback: Where it was raised.
-        place: File and line where it was raised; empty when nothing was.
-        errno: Of what the system said, where a storage refused; None: it said nothing.
-        system: What it said.
-        host: The host on which the trial ran then.
+        kind: The kind of error in `trainable.errors`; `error`: the task's code raised it; `lost`:
+            the process died.
+        reason: The failure in one line, for people.
+        traceback: The traceback of the exception.
+        place: File and line of the exception; empty when none was raised.
+        errno: The error number of a storage that rejected a call; None: there is none.
+        system: The operating system's message for it.
+        host: The host on which the trial ran.
     """
 
     kind: str
@@ -65,17 +66,18 @@ class Failure:
     host: str = ""
 
     def may_be_the_trials_own(self, host: str) -> bool:
-        """Whether a storage that refused the trial may well take the same from other processes.
+        """Return whether the storage that rejected the trial may accept other processes.
 
         Args:
-            host: Where the others were asked: a directory that one host lacks another one has.
+            host: The host of the process that tests the storage. A directory may exist on one
+                host and not on another.
         """
         if self.kind != "storage" or self.errno is None or self.errno in _OF_THE_STORAGE:
             return False
         return self.errno in _OF_THE_PROCESS or self.host == host
 
     def as_the_trials_own(self) -> Failure:
-        """Return it as the failure of a trial whose storage takes the same from others."""
+        """Return this failure as one of the trial alone, whose storage accepts other processes."""
         return replace(
             self,
             kind="limit",
@@ -86,22 +88,23 @@ class Failure:
 
     @property
     def way(self) -> tuple[str, str]:
-        """What two trials that failed in the same way share: the exception's type and its place,
-        or else the reason.
+        """What two trials share that failed in the same way.
+
+        It is the type and place of the exception, or else the kind of the failure.
         """
         return (self.reason.partition(":")[0], self.place) if self.place else (self.kind, "")
 
 
 @dataclass(frozen=True)
 class RepeatedFailure:
-    """Why a sweep stopped by itself: these trials failed in the same way, the last one so."""
+    """Why a sweep stopped by itself: trials that failed alike, and the failure of the last one."""
 
     numbers: tuple[int, ...]
     failure: Failure
 
     @property
     def cause(self) -> str:
-        """In one line."""
+        """The cause in one line."""
         *others, last = map(str, self.numbers)
         who = f"trials {', '.join(others)} and {last}" if others else f"trial {last}"
         alike = " in the same way" if others else ""
@@ -110,7 +113,7 @@ class RepeatedFailure:
 
 
 class RepeatedFailureDetector:
-    """Notices that trial after trial fails in the same way.
+    """Detect that one trial after another fails in the same way.
 
     Args:
         limit: How many in a row are too many; 0 for no limit.
@@ -122,7 +125,7 @@ class RepeatedFailureDetector:
         self.abort_reason: RepeatedFailure | None = None
 
     def failed(self, number: int, failure: Failure) -> None:
-        """A trial failed."""
+        """Record that a trial failed."""
         if failure.kind in _PARAMETERS_DOING:
             return
         numbers = self._numbers.setdefault(failure.way, [])
@@ -131,23 +134,23 @@ class RepeatedFailureDetector:
             self.abort_reason = RepeatedFailure(tuple(numbers), failure)
 
     def stopped(self, number: int, failure: Failure) -> None:
-        """A trial could not go on, and neither could any other."""
+        """Record that a trial could not continue, for a reason that holds for every trial."""
         self.abort_reason = self.abort_reason or RepeatedFailure((number,), failure)
 
     def passed(self) -> None:
-        """A trial got through: what failed before it is not wrong for all."""
+        """Record that a trial succeeded: the failures before it do not concern every trial."""
         self._numbers.clear()
 
 
 class CrashCounter:
-    """Counts how often in a row a trial lost its process without having come further.
+    """Count how often in a row the process of a trial crashed without progress.
 
-    A trial that commits a checkpoint between two losses may lose as many processes as it likes:
-    every one brings it closer to its end. The first `UNCOUNTED_LOSSES` without progress are never
-    held against it, whatever the user allows.
+    A trial that commits a checkpoint between two crashes may crash any number of times, because
+    each attempt makes progress. The first `UNCOUNTED_LOSSES` crashes without progress never count,
+    whatever the user allows.
 
     Args:
-        max_retries: How many more losses in a row a trial is tried again after.
+        max_retries: After how many further crashes in a row a trial is still retried.
     """
 
     def __init__(self, max_retries: int) -> None:
@@ -156,14 +159,18 @@ class CrashCounter:
         self._newest: dict[int, int] = {}
 
     def started(self, number: int, newest: int) -> None:
-        """A trial begins, or begins again, at the checkpoint generation `newest`; 0: none."""
+        """Record that a trial starts or restarts at checkpoint generation `newest`; 0: none."""
         self._newest.setdefault(number, newest)
 
     def lost(self, number: int, newest: int) -> bool:
-        """A trial lost its process after it had committed generation `newest`.
+        """Record that the process of a trial crashed.
+
+        Args:
+            number: The trial.
+            newest: The newest checkpoint generation that it has committed; 0: none.
 
         Returns:
-            Whether it is tried again.
+            Whether the trial is retried.
         """
         further = newest > self._newest.get(number, 0)
         self._newest[number] = newest
@@ -171,5 +178,5 @@ class CrashCounter:
         return self._in_a_row[number] <= self._allowed
 
     def in_a_row(self, number: int) -> int:
-        """How often in a row it was lost by now."""
+        """Return how often in a row the process of a trial has crashed without progress."""
         return self._in_a_row.get(number, 0)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.early_stopping.stop_criteria import (
-    StopCriterionMet,
-    StopMonitor,
-    active_stop_criterion,
-)
 from sweeps.ledger import bulk_writes
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader, TrialRecord, TrialSummary
 from sweeps.ledger.suggestion import Suggestion
+from sweeps.policies.stop_criteria import (
+    StopCriterionMet,
+    StopMonitor,
+    active_stop_criterion,
+)
 from sweeps.reconciliation.reconcile import (
     MissingParams,
     MissingRun,

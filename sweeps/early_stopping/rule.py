@@ -1,0 +1,127 @@
+"""The interface of a stopping rule: what a spec, the driver, samplers and the report ask it.
+
+One module of this package defines each rule, and `registry` lists it. What must not live here:
+a particular rule, Ray, and the ledger. This package lies below `sweeps.config`, so that a spec
+can be checked by the rules themselves; a rule therefore receives plain numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from sweeps.early_stopping.pausing_rules import PausingRule
+from trainable.config import Mode, Section
+
+if TYPE_CHECKING:  # a spec is read without Ray
+    from ray.tune.schedulers import TrialScheduler
+
+
+class TrialStopper(Protocol):
+    """Decides after each report of a trial whether the trial stops.
+
+    A driver that resumes a sweep builds a new one and calls `stops` with all past reports. The
+    answers must depend on these calls alone: no clock, no random numbers.
+    """
+
+    def stops(self, number: int, epoch: int, value: float) -> bool:
+        """Record a report and return whether its trial stops.
+
+        Args:
+            number: The trial.
+            epoch: The epochs that it has trained.
+            value: The metric after them; it may be NaN or infinite.
+        """
+
+
+class StoppingRule(Section):
+    """Base of the stopping rules. The fields of a rule are its parameters in a spec.
+
+    A rule overrides `make_stopper` (it stops running trials), `pausing` (its trials pause and
+    are promoted), or neither (every trial trains to the end).
+    """
+
+    name: ClassVar[str]
+    """What `early_stopping.scheduler` calls the rule."""
+    description: ClassVar[str]
+    """What the rule does, as the rest of a sentence that begins with its name."""
+    decides_per_report: ClassVar[bool] = False
+    """Whether the rule may stop a running trial after any report. Reports are then not batched."""
+    needs_one_metric: ClassVar[bool] = True
+    """Whether the rule compares trials by one number, so that a sweep has a single metric."""
+    first_epoch_key: ClassVar[str | None] = None
+    """The parameter with the first epoch of a decision, which lies below `budget.epochs`."""
+    is_population: ClassVar[bool] = False
+    """Whether trials continue from each other's checkpoints."""
+    models_gains: ClassVar[bool] = False
+    """Of a population: whether a model of past gains chooses the new hyperparameters."""
+    rungs_note: ClassVar[str] = ""
+    """A sentence for readers of the figure of rungs; may be empty."""
+
+    def rungs(self, epochs: int) -> tuple[int, ...]:
+        """Return the epochs at which the rule compares trials, ascending; none by default.
+
+        Args:
+            epochs: The budget of a full run. Every rung lies below it.
+        """
+        del epochs
+        return ()
+
+    def first_rung(self, number: int, epochs: int) -> int:
+        """Return the index of a trial's first rung in `(*rungs(epochs), epochs)`.
+
+        Args:
+            number: The trial.
+            epochs: The budget of a full run.
+        """
+        del number, epochs
+        return 0
+
+    def no_rungs_reason(self) -> str:
+        """Return why a sweep has no figure of rungs; called only where there are none."""
+        return f"{self.name} has no rungs"
+
+    def comparable_epochs(self, epochs: int) -> tuple[int, ...]:
+        """Return the epochs at which a sampler may compare trials of different lengths.
+
+        Args:
+            epochs: The budget of a full run, which is the last of them. Empty: the sampler
+                receives each trial with its own last value.
+        """
+        del epochs
+        return ()
+
+    def pausing(self, *, epochs: int, minimize: bool, num_trials: int) -> PausingRule | None:
+        """Return when trials pause and which one is promoted next; None: no trial pauses.
+
+        Args:
+            epochs: The budget of a full run.
+            minimize: Whether less is better.
+            num_trials: How many trials the sweep will have.
+        """
+        del epochs, minimize, num_trials
+        return None
+
+    def make_stopper(self, *, minimize: bool) -> TrialStopper | None:
+        """Return an object that decides after each report; None: the rule stops no running trial.
+
+        Args:
+            minimize: Whether less is better.
+        """
+        del minimize
+        return None
+
+    def scheduler(self, *, epochs: int, mode: Mode) -> TrialScheduler:
+        """Build the scheduler that Ray Tune calls after each report.
+
+        Args:
+            epochs: The budget of a full run.
+            mode: Whether less or more is better.
+        """
+        from sweeps.early_stopping.schedulers import make_stopper_scheduler
+
+        del epochs
+        return make_stopper_scheduler(self.make_stopper(minimize=mode == "min"))
+
+    def missing_package(self) -> str | None:
+        """Return which package the rule lacks and how to install it; None: it lacks none."""
+        return None

@@ -1,0 +1,1 @@
+"""What ends a sweep before its trials are spent: repeated failures, and its stop criteria."""

@@ -1,0 +1,1 @@
+"""How members of a population copy each other: whom, with what, and the links on disk."""

@@ -1,0 +1,50 @@
+"""The rule `patience`: stop a trial that has not improved for some epochs.
+
+It is the example of `docs/guides/extending.md`; a real one would lie in `sweeps/early_stopping/`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from pydantic import Field
+
+from sweeps.early_stopping.rule import StoppingRule, TrialStopper
+
+
+class Patience(StoppingRule):
+    """Stop a trial after `patience` epochs without an improvement of its best value."""
+
+    name: ClassVar[str] = "patience"
+    description: ClassVar[str] = "stops a trial that has not improved for `patience` epochs."
+    decides_per_report: ClassVar[bool] = True
+    first_epoch_key: ClassVar[str | None] = "patience"
+
+    patience: int = Field(default=5, ge=1)
+    """`patience`: epochs without improvement after which a trial is stopped."""
+
+    def no_rungs_reason(self) -> str:
+        """Return when the rule decides instead."""
+        return f"patience has no rungs: it waits {self.patience} epochs for an improvement"
+
+    def make_stopper(self, *, minimize: bool) -> TrialStopper | None:
+        """Return a stopper for a sweep without reports."""
+        return PatienceStopper(self.patience, minimize=minimize)
+
+
+class PatienceStopper:
+    """Remember the best value of each trial and the epoch at which it was reported."""
+
+    def __init__(self, patience: int, *, minimize: bool) -> None:
+        self._patience = patience
+        self._sign = 1 if minimize else -1
+        self._best: dict[int, tuple[int, float]] = {}
+
+    def stops(self, number: int, epoch: int, value: float) -> bool:
+        """Record a report and return whether its trial stops."""
+        best_epoch, best = self._best.get(number, (0, math.inf))
+        if self._sign * value < best:  # false for NaN
+            best_epoch = epoch
+            self._best[number] = (epoch, self._sign * value)
+        return epoch - best_epoch >= self._patience
