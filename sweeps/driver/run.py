@@ -20,7 +20,6 @@ from sweeps.driver.session import SweepSession, open_sweep
 from sweeps.driver.shutdown import exit_on_cluster_loss, make_signal_handler, remove_scratch
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import tune_trials
-from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_processes
@@ -29,6 +28,7 @@ from sweeps.engine.signals import Interruption
 from sweeps.ledger.ledger import TrialRecord
 from sweeps.ledger.location import LedgerLocation, ledger_location
 from sweeps.paths import SweepExists, SweepPaths
+from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.publishing.report_worker import ReportWorker
 from sweeps.results.observer import ProgressObserver
