@@ -34,7 +34,8 @@ def _build(project: Path) -> subprocess.CompletedProcess[str]:
     shown = subprocess.run(
         ["make", "--dry-run", "docs"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    options = shlex.split(shown.splitlines()[-1].partition(" -m ")[2])
+    (line,) = (line for line in shown.splitlines() if " -m mkdocs " in line)
+    options = shlex.split(line.partition(" -m ")[2])
     return subprocess.run(
         [sys.executable, "-m", *options],
         cwd=project,

@@ -280,7 +280,7 @@ def test_when_nothing_succeeds_there_is_no_best(module_cli: CommandLine, trials:
         "run",
         "mine.yaml",
         "--name",
-        "abort_reason",
+        "hopeless",
         "-s",
         "trials=1",
         "-s",
@@ -290,8 +290,8 @@ def test_when_nothing_succeeds_there_is_no_best(module_cli: CommandLine, trials:
     )
     assert done.returncode == 3
     assert "did you mean 'val/accuracy'?" in done.stdout
-    assert module_cli.json("status", "abort_reason")["state"] == "failed"
-    best = module_cli("best", "abort_reason")
+    assert module_cli.json("status", "hopeless")["state"] == "failed"
+    best = module_cli("best", "hopeless")
     assert best.returncode == 3
     assert best.stderr.startswith("no trial of sweep 'hopeless' has completed")
 

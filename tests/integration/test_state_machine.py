@@ -143,7 +143,7 @@ def chain_of(params: dict[str, Any], step: int) -> str:
 
 
 class Lagging:
-    """Stands for the thread that writes: it writes when somebody settles, or is let. Whoever dies
+    """Stands for the thread that writes: it writes when somebody flushes, or is let. Whoever dies
     leaves unwritten what waits.
     """
 
@@ -154,7 +154,7 @@ class Lagging:
     def put(self, what: Any) -> None:
         self._waiting.append(what)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         self._write(waiting)
 
