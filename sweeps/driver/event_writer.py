@@ -314,7 +314,7 @@ class EventWriter:
                 number, ending, reason=reason, traceback=traceback, lineage=lineage
             )
 
-        # Outside the transaction: the check of a database lock could wait for it forever.
+        # Outside the transaction: the check of a database lock could wait for it.
         self._fence()
         record = self._ledger.transaction(store)
         for file, name in logged_files(self._paths.trial(number)):
