@@ -1,1 +1,1 @@
-"""The process that runs a sweep: its lock, its one operation, its bookkeeping, its ways to end."""
+"""The driver: the process that locks a sweep, runs its trials, records them and finalizes."""

@@ -1,10 +1,10 @@
-"""Writing down what happened to trials: to the recorder, the ledger and the view.
+"""Write the events of trials to the ledger, the recorder and the progress display.
 
-The ledger comes first, because it decides: what it has and the recorder was not told, because
-the driver died between the two, a resume tells; nothing that was told has to be taken back.
-Before anything is written the lock is looked at, by the recorder itself before each record: a
-driver that stood still may have been replaced meanwhile. What must not live here: what it means
-that something happened (`callbacks`), and in which thread it is written (`writing`).
+The ledger comes first, because it is authoritative. If the driver dies between the ledger and the
+recorder, a resume sends the missing records; no record ever has to be retracted. The lock is
+checked before each write, because another driver may have replaced a suspended one; the recorder
+checks it itself. What must not live here: what an event means (`tune_callbacks`), and which thread
+writes it (`write_queue`).
 """
 
 from __future__ import annotations
@@ -36,46 +36,49 @@ from trainable.ray_adapter import OBJECTIVE
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker told of a trial."""
+    """One result of a worker, which holds one or more reports of a trial."""
 
     number: int
     params: Mapping[str, Any]
     result: Mapping[str, Any]
     """See `TuneTrial.step`."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What the ledger is to note of it: news alone."""
+    """The trial's attributes in the ledger that this result changes."""
 
     @property
     def reports(self) -> list[Mapping[str, Any]]:
-        """The reports that came together, in order."""
+        """The reports in this result, in order."""
         last = [self.result] if OBJECTIVE in self.result else []
         return [*self.result.get("earlier", ()), *last]
 
     @property
     def rows(self) -> list[Row]:
-        """What was trained up to the last of them."""
+        """The metric rows of all reports."""
         return [Row(*row) for report in self.reports for row in report["rows"]]
 
     @property
     def signals(self) -> list[str] | None:
-        """What deserves a look after the last of them; None where all of them were told before."""
-        looked = [one.get("signals", []) for one in self.reports if one["rows"]]
-        return looked[-1] if looked else None
+        """The health signals after the last report with new rows; None without new rows."""
+        with_rows = [one.get("signals", []) for one in self.reports if one["rows"]]
+        return with_rows[-1] if with_rows else None
 
 
 Entry = WorkerReport | Callable[[], None]
-"""What waits to be written."""
+"""A queued write: reports, or a call."""
 
 
 class EventWriter:
-    """Writes down what happened to trials.
+    """Writes the events of trials.
 
     Args:
         spec: The sweep.
         paths: Where each trial's directory is.
-        fence: Called right before the ledger is written; raises when another driver may run the
-            sweep by now.
-        on_end: Called with the record of each trial that has its end.
+        ledger: Receives reports and ends.
+        recorder: Receives metrics, parameters, tags and files.
+        observer: Receives each trial's progress for the display.
+        fence: Called right before the ledger is written; raises if another driver may run the
+            sweep.
+        on_end: Called with the record of each trial that has ended.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class EventWriter:
         paths: SweepPaths,
         ledger: Ledger,
         recorder: Recorder,
-        view: ProgressObserver,
+        observer: ProgressObserver,
         *,
         fence: Callable[[], None],
         on_end: Callable[[TrialRecord], None],
@@ -93,45 +96,51 @@ class EventWriter:
         self._paths = paths
         self._ledger = ledger
         self._recorder = recorder
-        self._view = view
+        self._observer = observer
         self._fence = fence
         self._on_end = on_end
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Write what waits, in order; reports that follow each other wait for the disk once."""
-        for reports, some in groupby(entries, key=lambda entry: isinstance(entry, WorkerReport)):
-            if reports:
-                self._record_reports([entry for entry in some if isinstance(entry, WorkerReport)])
+        """Write queued entries in order; consecutive reports share one ledger transaction."""
+        for is_report, group in groupby(
+            entries, key=lambda entry: isinstance(entry, WorkerReport)
+        ):
+            if is_report:
+                self._record_reports([entry for entry in group if isinstance(entry, WorkerReport)])
                 continue
-            for entry in some:
+            for entry in group:
                 assert not isinstance(entry, WorkerReport)
                 entry()
 
     def open_run(self, number: int, parameters: Mapping[str, object]) -> None:
-        """Open the run of a trial that was never begun.
+        """Open the run of a trial that starts for the first time.
 
         Args:
-            parameters: What of its configuration is recorded.
+            number: The trial's number.
+            parameters: The part of its configuration that is recorded.
         """
         self._recorder.start(number, parameters, {"gradsweep.attempts": "1"})
 
     def record_first_start(self, number: int, params: Mapping[str, Any]) -> None:
-        """Count the first attempt at a trial whose run is open; what it began with is there for
-        as long as that is.
+        """Count the first attempt at a trial whose run is open.
+
+        The trial's configuration is synced to disk first, so that every counted attempt has one.
         """
         self._fence()
         sync_file(self._paths.trial(number) / TRIAL_CONFIG)
-        self._view.started(number, params, self._ledger.start(number))
+        self._observer.started(number, params, self._ledger.start(number))
 
     def record_restart(
         self, number: int, params: Mapping[str, Any], parameters: Mapping[str, object]
     ) -> None:
-        """Count an attempt, open the trial's run, and catch up on what a worker stored and could
-        not tell before it was lost.
+        """Count an attempt, reopen the trial's run, and backfill undelivered reports.
+
+        A worker that is lost may have stored reports that it could not deliver.
 
         Args:
-            params: The trial's.
-            parameters: What of its configuration is recorded.
+            number: The trial's number.
+            params: Its searched parameters.
+            parameters: The part of its configuration that is recorded.
         """
         self._fence()
         attempt = self._ledger.start(number)
@@ -142,48 +151,49 @@ class EventWriter:
             queued = read_outbox(self._paths.outbox, number)
             known = trial_state(self._paths, self._spec, record, queued)
             backfill(unreported(known), self._ledger, self._recorder)
-        self._view.started(number, params, attempt)
+        self._observer.started(number, params, attempt)
 
-    def record_worker_info(self, told: WorkerReport) -> None:
-        """Record what a run says of itself, which nobody else could tell again."""
-        noted = told.result.get("noted") or {}
+    def record_worker_info(self, report: WorkerReport) -> None:
+        """Record the parameters and tags that only the worker knows, and damaged checkpoints."""
+        noted = report.result.get("noted") or {}
         if params := noted.get("params"):
-            self._recorder.start(told.number, params, {})
-        resolved = told.result.get("resolved") or {}
+            self._recorder.start(report.number, params, {})
+        resolved = report.result.get("resolved") or {}
         tags = {f"gradsweep.{key}": value for key, value in resolved.items()}
         tags |= noted.get("tags", {})
-        damaged = told.result.get("set_aside") or []
-        if damaged:
-            tags["checkpoint.set_aside"] = "; ".join(damaged)
+        damage = report.result.get("set_aside") or []
+        if damage:
+            tags["checkpoint.set_aside"] = "; ".join(damage)
         if tags:
-            self._recorder.tag(told.number, tags)
-        for sentence in damaged:
-            self._view.warned(told.number, sentence)
+            self._recorder.tag(report.number, tags)
+        for sentence in damage:
+            self._observer.warned(report.number, sentence)
 
     def signals(self, number: int) -> list[str]:
-        """What deserved a look when a trial was written down last."""
+        """Return the health signals that the ledger has of a trial."""
         return list(self._ledger.trial(number).signals or ())
 
     def promoted(self, number: int, parameters: Mapping[str, object]) -> None:
-        """A paused trial goes on, perhaps with other parameters."""
-        if told := lineage_tags(self._ledger.trial(number)):
-            self._recorder.start(number, parameters, told)
-        self._view.promoted(number)
+        """Record that a paused trial resumes, perhaps with other parameters."""
+        if tags := lineage_tags(self._ledger.trial(number)):
+            self._recorder.start(number, parameters, tags)
+        self._observer.promoted(number)
 
     def paused(self, number: int) -> None:
-        """A trial waits at a rung."""
-        self._view.paused(number, self._ledger.trial(number).value)
+        """Show that a trial waits at a rung."""
+        self._observer.paused(number, self._ledger.trial(number).value)
 
     def record_interruption(self, number: int, tags: Mapping[str, str]) -> None:
-        """A trial goes on when the sweep does."""
+        """Record that a trial was interrupted; it resumes with the sweep."""
         self._recorder.finish(number, "INTERRUPTED", tags)
-        self._view.ended(number, "interrupted", None, None)
+        self._observer.ended(number, "interrupted", None, None)
 
     def finished(self, number: int, last: WorkerReport | None) -> None:
-        """A trial was trained to its last epoch.
+        """Record the end of a trial that trained to its last epoch.
 
         Args:
-            last: What it told with that, where it is not written yet.
+            number: The trial's number.
+            last: Its final report, unless that is written already.
         """
 
         def end(record: TrialRecord) -> tuple[Ending, str | None]:
@@ -194,58 +204,60 @@ class EventWriter:
         self._end(number, end, last=last)
 
     def pruned(self, number: int) -> None:
-        """The scheduler let a trial go no further."""
+        """Record that the scheduler pruned a trial."""
         self._end(number, lambda _: ("pruned", None))
 
     def stopped(self, number: int, reason: str | None) -> None:
-        """A trial was stopped while it was worked on."""
-        # It may have been stopped between two reports; no later start would deliver the rest.
+        """Record that a running trial was stopped."""
+        # It may have stopped between two reports, and no later start would deliver the rest.
         self._log_the_rest(number)
         self._end(number, lambda _: ("pruned", reason))
 
     def stopped_waiting(self, number: int, reason: str | None) -> None:
-        """A trial was stopped on which nobody works; one that has its end keeps that."""
+        """Record that a waiting trial was stopped; a trial that has ended keeps its end."""
         record = self._ledger.trial(number)
         if record.finished:
             return
         record = without_unbegun(record, self._paths)
         self._recorder.start(number, searched(record.params), {})
-        self._log_the_rest(number)  # as above
+        self._log_the_rest(number)  # see `stopped`
         self._end(number, lambda _: ("pruned", reason), lineage=record.lineage)
 
     def failed(self, number: int, failure: Failure) -> None:
-        """A trial failed."""
-        self._log_the_rest(number)  # as above
+        """Record that a trial failed."""
+        self._log_the_rest(number)  # see `stopped`
         self._end(number, lambda _: ("failed", failure.reason), traceback=failure.traceback)
 
     def refused(self, number: int, error: SpecError) -> None:
-        """A trial's values are no configuration."""
+        """Record the failure of a trial whose parameter values make no valid configuration."""
         self._recorder.start(number, searched(self._ledger.trial(number).params), {})
-        self._log_the_rest(number)  # of what it was before the spec changed
+        self._log_the_rest(number)  # rows from before the spec changed
         self._end(number, lambda _: ("failed", f"config: {error}"))
 
-    def _record_reports(self, told: Sequence[WorkerReport]) -> None:
+    def _record_reports(self, results: Sequence[WorkerReport]) -> None:
+        """Write results to the ledger in one transaction, then to the recorder and display."""
+
         def store() -> None:
-            for one in told:
+            for one in results:
                 self._report_to_ledger(one)
 
-        told = [one for one in told if one.notes or one.reports]
-        if told:
+        results = [one for one in results if one.notes or one.reports]
+        if results:
             self._fence()
             self._ledger.transaction(store)
-        for one in told:
-            if one.notes:  # as the ledger has them, which is told again at each start and end
+        for one in results:
+            if one.notes:  # the ledger's values, which each start and end records again
                 self._recorder.tag(one.number, status_tags(self._ledger.trial(one.number)))
             if one.reports:
                 self._log(one.number, one.rows)
                 self._show(one)
 
-    def _report_to_ledger(self, told: WorkerReport) -> None:
-        """Tell the ledger: a part of a transaction, which may be tried again."""
+    def _report_to_ledger(self, report: WorkerReport) -> None:
+        """Write one result to the ledger, as part of a transaction that may be retried."""
         others = self._spec.metrics[1:]
-        if told.reports:
+        if report.reports:
             self._ledger.report_all(
-                told.number,
+                report.number,
                 [
                     LedgerReport(
                         one["epoch"],
@@ -253,11 +265,11 @@ class EventWriter:
                         one[OBJECTIVE],
                         [one["metrics"][metric] for metric in others],
                     )
-                    for one in told.reports
+                    for one in report.reports
                 ],
             )
-        for key, value in told.notes.items():
-            self._ledger.set_attr(told.number, key, value)
+        for key, value in report.notes.items():
+            self._ledger.set_attr(report.number, key, value)
 
     def _log(self, number: int, rows: Iterable[Row], *, ended: bool = False) -> None:
         self._recorder.log(number, thin_rows(rows, self._spec.tracking.every, ended=ended))
@@ -267,10 +279,12 @@ class EventWriter:
         self._recorder.log(number, [row for _, row in read_logged(directory)])
         self._log(number, read_rows(directory), ended=True)
 
-    def _show(self, told: WorkerReport) -> None:
-        for one in told.reports:
-            self._view.reported(
-                TrialProgress(told.number, told.params, one["epoch"], one["step"], one["metrics"])
+    def _show(self, report: WorkerReport) -> None:
+        for one in report.reports:
+            self._observer.reported(
+                TrialProgress(
+                    report.number, report.params, one["epoch"], one["step"], one["metrics"]
+                )
             )
 
     def _end(
@@ -282,12 +296,14 @@ class EventWriter:
         lineage: Sequence[PbtPerturbation] | None = None,
         last: WorkerReport | None = None,
     ) -> None:
-        """Give a trial its end, in one transaction with what it told last.
+        """Write a trial's end in one transaction with its final report.
 
         Args:
-            end_of: Which one, and why.
-            lineage: How it changed, where that is less than was decided.
-            last: What it told last, unless that is written already.
+            number: The trial's number.
+            end_of: Returns the kind of end and its reason.
+            traceback: Of a failed trial.
+            lineage: The PBT changes with which it trained, if fewer than were decided.
+            last: Its final report, unless that is written already.
         """
 
         def store() -> TrialRecord:
@@ -298,12 +314,13 @@ class EventWriter:
                 number, ending, reason=reason, traceback=traceback, lineage=lineage
             )
 
-        self._fence()  # not within: a lock in a database may have to wait for the transaction
+        # Outside the transaction: the check of a database lock could wait for it.
+        self._fence()
         record = self._ledger.transaction(store)
         for file, name in logged_files(self._paths.trial(number)):
             self._recorder.artifact(number, file, name)
         self._recorder.finish(number, STATUSES[record.state], end_tags(record, self._spec))
         if last is not None:
             self._show(last)
-        self._view.ended(number, record.state, record.result, record.reason)
+        self._observer.ended(number, record.state, record.result, record.reason)
         self._on_end(record)

@@ -1,6 +1,6 @@
-"""The end of an attempt at a sweep: what it came to, published and delivered.
+"""Finalize an attempt at a sweep: record its outcome, publish the best trial, and deliver.
 
-What must not live here: what weights, pictures and reports are made of (`results`, `pictures`).
+What must not live here: how weights, figures and reports are made (`publishing`).
 """
 
 from __future__ import annotations
@@ -40,38 +40,42 @@ ReportWriter = Callable[[SweepPaths, Path], Path]
 _DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
-_PICTURES_SHARE, _PICTURES_SECONDS = 0.1, (2.0, 15.0)
-"""What the end waits for pictures of trials, once weights and report are there: a share of the
-time that this attempt took, and at least and at most. After a sweep of seconds nobody wants to
-wait for them as long as for the sweep; two seconds draw those of some thirty trials.
+_FIGURES_SHARE, _FIGURES_SECONDS = 0.1, (2.0, 15.0)
+"""How long to wait for figures of trials once weights and report are published: a share of the
+attempt's duration, and its bounds. Two seconds draw the figures of about thirty trials, so a sweep
+of seconds does not take twice as long.
 """
 
 
 class _Published(NamedTuple):
-    """What of a sweep's end is not there yet, or never will be."""
+    """The parts of a publication that are missing."""
 
-    undrawn: int = 0
-    """Trials that were not waited for until their pictures were drawn."""
-    waiting: str | None = None
-    """Why the best weights have to wait, for an object store that is away."""
-    lost: str | None = None
-    """Why there are none."""
+    num_missing_figures: int = 0
+    """Trials whose figures were not drawn in time."""
+    pending_weights: str | None = None
+    """Why the best weights are not published yet: the object store is unavailable."""
+    missing_weights: str | None = None
+    """Why there are no best weights."""
 
 
 def finalize_attempt(
     sweep: SweepSession,
-    gallery: FigureWorkerPool,
+    figures: FigureWorkerPool,
     interruption: Interruption,
     abort_reason: RepeatedFailure | None,
     write_report: ReportWriter = draw_report,
 ) -> SweepOutcome:
-    """Tell the sweep's own run how it ended, publish what is best, and deliver what waits.
+    """Record the attempt's outcome in the sweep's own run, publish the best trial, and deliver.
 
     Args:
-        gallery: Has the trials' pictures.
-        interruption: Whether the driver is to leave.
-        abort_reason: Why the sweep stopped by its own decision; None when it did not.
+        sweep: The open sweep.
+        figures: Draws the trials' figures.
+        interruption: Whether the driver must exit.
+        abort_reason: The repeated failure for which the sweep stopped itself; None otherwise.
         write_report: Writes the sweep's report.
+
+    Returns:
+        The outcome that the command prints, with its exit code.
     """
     spec, ledger, recorder = sweep.spec, sweep.ledger, sweep.recorder
     trials, best = ledger.trials(), ledger.front()
@@ -80,7 +84,7 @@ def finalize_attempt(
     failed: int | None = None
     cause: str | None = None
     published = _Published()
-    if abort_reason and (left or not best):  # else nobody was saved by it
+    if abort_reason and (left or not best):  # otherwise the stop spared no trial
         failed, cause = abort_reason.numbers[-1], abort_reason.cause
     elif not best:
         failed, cause = failure_cause(trials)
@@ -89,19 +93,19 @@ def finalize_attempt(
     if interruption.requested:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
-        gallery.flush_now()
+        figures.flush_now()
         _publish_report(sweep.paths, recorder, write_report)
-        published = _Published(gallery.finish(_patience(gallery)))
+        published = _Published(figures.finish(_figure_timeout(figures)))
         recorder.finish(None, "FAILED", {"reason": cause})
     else:
         if len(spec.metrics) > 1:
-            published = _publish_front(sweep, best, trials, gallery, write_report)
+            published = _publish_front(sweep, best, trials, figures, write_report)
         else:
-            published = _publish_best(sweep, best[0], trials, gallery, write_report)
+            published = _publish_best(sweep, best[0], trials, figures, write_report)
         recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
     pending = _deliver(sweep.tracking, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
-    if not interruption.requested and not left and published.waiting is None:
+    if not interruption.requested and not left and published.pending_weights is None:
         ledger.mark_published()
     return SweepOutcome(
         code,
@@ -114,15 +118,20 @@ def finalize_attempt(
         spec.metrics,
         stop,
         spec.max_trials(2 * len(trials)),
-        published.waiting,
-        published.lost,
-        published.undrawn,
+        published.pending_weights,
+        published.missing_weights,
+        published.num_missing_figures,
     )
 
 
 def _deliver(tracking: MlflowRecorder, interruption: Interruption) -> int:
-    """Wait until the tracking server has everything, but not for ever, and after an interruption
-    only as long as there is time; what is left is delivered by the next resume.
+    """Wait for a limited time until the tracking server has everything.
+
+    After an interruption the wait also ends before the grace period does. The next resume delivers
+    what remains.
+
+    Returns:
+        How many records remain in the outbox.
     """
     started = time.monotonic()
     deadline = started + _DELIVERY_SECONDS
@@ -131,11 +140,10 @@ def _deliver(tracking: MlflowRecorder, interruption: Interruption) -> int:
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
             deadline = min(deadline, now + soon)
-        waited = (
-            now - started if tracking.seconds_unresponsive < math.inf else math.inf
-        )  # asking nobody
+        # Infinite: this process delivers to no server.
+        waited = now - started if tracking.seconds_unresponsive < math.inf else math.inf
         if min(tracking.seconds_unresponsive, waited) > _SILENCE_SECONDS:
-            deadline = now  # nobody should wait for a server that is not there
+            deadline = now  # the server is unavailable
     left = deadline - time.monotonic()
     return tracking.close(timeout=max(left, 0.0))
 
@@ -144,42 +152,43 @@ def _publish_front(
     sweep: SweepSession,
     front: list[TrialRecord],
     trials: list[TrialRecord],
-    gallery: FigureWorkerPool,
+    figures: FigureWorkerPool,
     write_report: ReportWriter,
 ) -> _Published:
-    """Say which trials the Pareto front is. No weights are published: which of these trials is
-    wanted is the user's choice.
+    """Tag the trials of the Pareto front, and publish the report and figures.
+
+    No weights are published, because the user chooses among these trials.
     """
     for number, tags in front_tags(front, trials).items():
         sweep.recorder.tag(number, tags)
     ranked = [trial.number for trial in front]
-    gallery.flush_now(ranked)
+    figures.flush_now(ranked)
     _publish_report(sweep.paths, sweep.recorder, write_report)
-    return _Published(gallery.finish(_patience(gallery), ranked))
+    return _Published(figures.finish(_figure_timeout(figures), ranked))
 
 
-def _patience(gallery: FigureWorkerPool) -> float:
-    least, most = _PICTURES_SECONDS
-    return min(max(least, _PICTURES_SHARE * gallery.age), most)
+def _figure_timeout(figures: FigureWorkerPool) -> float:
+    least, most = _FIGURES_SECONDS
+    return min(max(least, _FIGURES_SHARE * figures.age), most)
 
 
 def _publish_best(
     sweep: SweepSession,
     best: TrialRecord,
     trials: list[TrialRecord],
-    gallery: FigureWorkerPool,
+    figures: FigureWorkerPool,
     write_report: ReportWriter,
 ) -> _Published:
-    """Put the best trial's weights, configuration, card and pictures on the sweep's own run."""
-    away: str | None = None
-    lost: str | None = None
+    """Add the best trial's weights, configuration, model card and figures to the sweep's run."""
+    pending: str | None = None
+    missing: str | None = None
     paths, ledger, recorder = sweep.paths, sweep.ledger, sweep.recorder
     recorder.tag(None, best_tags(best))
     with (
         tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory,
-        ThreadPoolExecutor() as beside,  # child processes that import for seconds
+        ThreadPoolExecutor() as executor,  # child processes import for seconds
     ):
-        weights = beside.submit(
+        weights = executor.submit(
             export_trial,
             paths,
             sweep.spec,
@@ -188,39 +197,39 @@ def _publish_best(
             attempt_tags(ledger.attempts),
             sum(trial.finished for trial in trials),
         )
-        report = beside.submit(_publish_report, paths, recorder, write_report)
+        report = executor.submit(_publish_report, paths, recorder, write_report)
         ranked = _ranked(trials, best, ledger.minimize)
-        gallery.flush_now(ranked)
+        figures.flush_now(ranked)
         wait((weights,))
         wait((report,))
-        undrawn = gallery.finish(_patience(gallery), ranked)
-        for picture in gallery.pictures(best.number):
-            recorder.artifact(None, picture, f"figures/{picture.name}")
+        num_missing_figures = figures.finish(_figure_timeout(figures), ranked)
+        for figure in figures.pictures(best.number):
+            recorder.artifact(None, figure, f"figures/{figure.name}")
         try:
             for file in weights.result():
                 recorder.artifact(None, file, f"best/{file.name}")
-        except NoBest as missing:
-            lost = str(missing)
-            recorder.tag(None, {"best_checkpoint": f"missing: {lost}"})
-        except StorageError as problem:  # the trials are complete; so is the sweep
-            away = str(problem)
-            recorder.tag(None, {"best_checkpoint": f"waiting: {away}"})
+        except NoBest as error:
+            missing = str(error)
+            recorder.tag(None, {"best_checkpoint": f"missing: {missing}"})
+        except StorageError as error:  # the trials are complete, and so is the sweep
+            pending = str(error)
+            recorder.tag(None, {"best_checkpoint": f"waiting: {pending}"})
         else:
-            if len(ledger.attempts) > 1:  # an earlier one may have said otherwise
+            if len(ledger.attempts) > 1:  # an earlier attempt may have set the tag
                 recorder.tag(None, {"best_checkpoint": ""})
         report.result()
-    return _Published(undrawn, away, lost)
+    return _Published(num_missing_figures, pending, missing)
 
 
 def _ranked(trials: list[TrialRecord], best: TrialRecord, minimize: bool) -> list[int]:
-    """The best trial's number, and then those of all that have a value, the better ones first."""
+    """Return the best trial's number, then those of all trials with a value, the best first."""
     sign = 1 if minimize else -1
     valued = [(sign * one.value, one.number) for one in trials if one.value is not None]
     return [best.number, *(number for _, number in sorted(valued))]
 
 
 def _publish_report(paths: SweepPaths, recorder: Recorder, write_report: ReportWriter) -> None:
-    """Put the sweep's report on its own run."""
+    """Add the sweep's report to its own run."""
     with tempfile.TemporaryDirectory(dir=paths.directory, prefix=EXPORT) as directory:
         try:
             file = write_report(paths, Path(directory, "report.html"))

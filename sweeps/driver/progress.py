@@ -1,9 +1,9 @@
-"""Whether running trials make progress, and the end of a worker that makes none.
+"""Detect running trials that make no progress, and kill their workers.
 
-The driver watches, not the worker: code that holds Python's lock lets no thread of its own process
-run. Only time in which both could run is counted, so neither a stopped process nor a driver that
-was away for an hour counts as a hang. Workers on other hosts are not watched. What must not live
-here: what becomes of the trial.
+The driver watches, not the worker: code that holds the GIL blocks every other thread of its
+process. Only time in which both processes could run counts. A stopped worker and a suspended
+driver therefore cause no hang. Workers on other hosts are not watched. What must not live here:
+whether the trial is retried (`tune_callbacks`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainable.heartbeat import Stamp
 
 _LOOK_SECONDS = 0.5
 _COUNTED_SECONDS = 2.0
-"""The most that counts between two looks."""
+"""The most seconds that count between two checks."""
 _DUMP_SECONDS = 1.0
 """How long a worker may take to write its stacks."""
 _LEAST, _TIMES, _FIRST = 600.0, 20.0, 6 * 3600.0
@@ -34,7 +34,7 @@ _OPENING = 600.0
 
 @dataclass(frozen=True)
 class Hang:
-    """A trial that makes no progress."""
+    """A trial that makes no progress, with the time it may take and has taken."""
 
     number: int
     what: str
@@ -43,7 +43,7 @@ class Hang:
 
     @property
     def reason(self) -> str:
-        """In one line, as a failure's reason."""
+        """The reason of the failure, in one line."""
         return (
             f"hang: no progress for {format_duration(self.seconds)} in its {self.what}; "
             f"failures.step_timeout allows {format_duration(self.limit)}; the stacks of its "
@@ -52,18 +52,19 @@ class Hang:
 
 
 @dataclass
-class _Seen:
+class _LastStamp:
     stamp: Stamp
     idle: float = 0.0
 
 
 class ProgressWatch:
-    """Notices trials that make no progress.
+    """Detects trials that make no progress.
 
     Args:
         paths: The sweep, whose workers write their heartbeats to `control/`.
-        timeout: Seconds without progress; None: 20 times the slowest so far of what the trial is
-            doing, at least 10 minutes, and 6 hours for the first of each; `off`: never.
+        timeout: Seconds without progress; `off`: no limit. None: 20 times the trial's slowest
+            activity of the same kind, at least 10 minutes; 6 hours for the first of each kind.
+        clock: Monotonic, in seconds.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class ProgressWatch:
         self._timeout = timeout
         self._clock = clock
         self._last = clock()
-        self._seen: dict[int, _Seen] = {}
+        self._stamps: dict[int, _LastStamp] = {}
 
     def look(self, numbers: Iterable[int]) -> list[Hang]:
-        """Return those of the running trials that make no progress; again at each look until they
-        are ended.
+        """Return the trials that make no progress; each call repeats them until `end`.
+
+        Args:
+            numbers: The running trials.
         """
         passed = self._clock() - self._last
         if self._timeout == "off" or passed < _LOOK_SECONDS:
@@ -90,21 +93,25 @@ class ProgressWatch:
         for number in sorted(numbers):
             stamp = self._stamp(number)
             if stamp is None or not stamp.busy:
-                self._seen.pop(number, None)
+                self._stamps.pop(number, None)
                 continue
-            seen = self._seen.get(number)
-            if seen is None or seen.stamp != stamp:
-                self._seen[number] = _Seen(stamp)
+            last = self._stamps.get(number)
+            if last is None or last.stamp != stamp:
+                self._stamps[number] = _LastStamp(stamp)
                 continue
             if not _is_stopped(stamp):
-                seen.idle += min(passed, _COUNTED_SECONDS)
-            if seen.idle > (limit := self._limit(stamp)):
-                hangs.append(Hang(number, stamp.what, seen.idle, limit))
+                last.idle += min(passed, _COUNTED_SECONDS)
+            if last.idle > (limit := self._limit(stamp)):
+                hangs.append(Hang(number, stamp.what, last.idle, limit))
         return hangs
 
     def end(self, number: int) -> bool:
-        """Have a trial's worker write its stacks, and end it; return whether it was there."""
-        self._seen.pop(number, None)
+        """Have a trial's worker write its stacks, and kill it.
+
+        Returns:
+            Whether the worker was alive.
+        """
+        self._stamps.pop(number, None)
         stamp = self._stamp(number)
         if stamp is None or (process := _process(stamp)) is None:
             return False
@@ -116,8 +123,8 @@ class ProgressWatch:
         return True
 
     def forget(self, number: int) -> None:
-        """A worker begins a trial: what an earlier one noted of it says nothing."""
-        self._seen.pop(number, None)
+        """Forget the heartbeats of a trial's earlier worker when a new one begins."""
+        self._stamps.pop(number, None)
 
     def _stamp(self, number: int) -> Stamp | None:
         stamp = heartbeat.read(self._paths.heartbeat(number))

@@ -1,7 +1,7 @@
-"""Opening a sweep: its ledger, its recorder, and what an earlier driver left half done put right.
+"""Open a sweep: its ledger and recorder, and reconcile what an earlier driver left unfinished.
 
-Whoever opens a sweep holds its lock. What must not live here: what is wrong with a sweep and how
-that is put right (`reconcile`, `corrections`), and running it (`run`).
+The caller holds the sweep's lock. What must not live here: the decision what to repair and the
+repairs (`reconciliation`), and running the sweep (`run`).
 """
 
 from __future__ import annotations
@@ -52,50 +52,52 @@ from trainable.metrics_file import FILE_NAME
 from trainable.rules import BUILT
 
 _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
-"""The sections of a spec that say what is trained, and how."""
+"""The sections of a spec that decide what trials train, and how."""
 
 
 @dataclass(frozen=True)
 class SweepSession:
-    """A sweep in the hands of its driver."""
+    """An open sweep, for the time in which its driver holds the lock."""
 
     paths: SweepPaths
     spec: SweepSpec
     ledger: Ledger
     recorder: Recorder
-    """Records for as long as the sweep is its driver's."""
+    """Records for as long as the driver holds the lock."""
     tracking: MlflowRecorder
-    """Where to."""
+    """Delivers what `recorder` records to the tracking server."""
     lost_runs: str | None = None
-    """What the tracking store has lost of the sweep, in a sentence."""
+    """A sentence about the runs that the tracking store has lost; None without any."""
 
     def scheduler(self) -> TrialScheduler:
-        """A fresh scheduler, which knows nothing of the past."""
+        """Return a new scheduler that has seen no report."""
         return make_scheduler(self.spec)
 
     @property
     def stopped(self) -> StopCriterionMet | None:
-        """The stop that ends the sweep before all of its trials are; None without one."""
+        """The stop criterion that ends the sweep before all trials have run; None without one."""
         return active_stop_criterion(self.spec, self.ledger.trials(), self.ledger.seconds)
 
     @property
     def num_trials(self) -> int:
-        """How many trials the sweep is to have. See `SweepStatus`."""
+        """How many trials the sweep has when it is complete. See `SweepStatus`."""
         return max(self.spec.trials, len(self.ledger.trials()))
 
     @property
     def num_remaining(self) -> int:
-        """How many trials are still to come to their end, or to be begun."""
+        """How many trials have not ended, those that have not started included."""
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
         return unfinished + (0 if self.stopped else max(0, self.spec.trials - len(trials)))
 
     def no_effect_warning(self, before: SweepSpec) -> str | None:
-        """Return in a sentence that what was changed finds nothing to train; None where it does,
-        and where it is about something else.
+        """Return a warning that the changes affect training and no trials remain.
 
         Args:
-            before: The sweep's spec as it was.
+            before: The sweep's spec before the changes.
+
+        Returns:
+            None if trials remain, or if the changes do not affect training.
         """
         changed = {key.partition(".")[0] for key in changes(before, self.spec)}
         if self.num_remaining or not changed & _OF_TRIALS:
@@ -115,22 +117,25 @@ class SweepSession:
         return f"nothing is left to train; what changed holds for new trials; {remedy}"
 
     def reconcile(self, warn: Callable[[str], None]) -> None:
-        """Put right what an earlier driver left half done; a new sweep is a case like any other.
+        """Repair what an earlier driver left unfinished; a new sweep needs no special case.
+
+        Args:
+            warn: Receives sentences about lost runs and files.
 
         Raises:
             LedgerError: The ledger lost trials.
-            StrangerInTheWay: A new trial would find files that are not its own.
+            UnknownDirectoryInTheWay: A new trial would find files that are not its own.
         """
         paths, spec, ledger = self.paths, self.spec, self.ledger
         if self.lost_runs is not None:
             warn(self.lost_runs)
-        if not ledger.trials() and (told := ledger.warm_start.told):
-            warn(told)
+        if not ledger.trials() and (warm_start := ledger.warm_start.told):
+            warn(warm_start)
 
         for sentence in self._lost_files():
             warn(sentence)
         stop = self.stopped
-        facts = read_sweep_state(
+        state = read_sweep_state(
             paths,
             spec,
             ledger.trials(),
@@ -139,7 +144,7 @@ class SweepSession:
             stop=BY_THE_SWEEP + stop.why if stop else None,
         )
         apply(
-            reconcile(facts),
+            reconcile(state),
             paths,
             spec,
             ledger,
@@ -148,7 +153,7 @@ class SweepSession:
         )
 
     def _lost_files(self) -> Iterator[str]:
-        """Say which files of trials that were trained are gone, and what that means."""
+        """Yield a sentence for each trained trial whose files are gone, with the consequence."""
         for trial in self.ledger.trials():
             directory = self.paths.trial(trial.number)
             is_gone = not directory.is_dir()
@@ -172,7 +177,7 @@ class SweepSession:
                     )
 
     def close_stores(self) -> None:
-        """Close what workers left open that were killed; none of them may live any more."""
+        """Close the stores that killed workers left open; no worker may be alive."""
         close_stores(
             trial_files(self.paths, self.spec, trial.number) for trial in self.ledger.trials()
         )
@@ -192,9 +197,14 @@ def open_sweep(
     """Open a sweep, or create it.
 
     Args:
-        fence: Called before anything is recorded; raises when another driver may run the sweep
-            by now.
-        place: Of its ledger, whose lock the caller holds; None: as the spec says.
+        paths: The sweep's directory.
+        spec: The spec to run; of a resumed sweep, with its changes.
+        origin: The code and data of its trials.
+        new: Whether to create the sweep.
+        accept_changes: Resume although code, data or the meaning of values has changed.
+        offline: Contact no tracking server; everything stays in the outbox.
+        place: The location of its ledger, whose lock the caller holds; None: as the spec says.
+        fence: Called before each record; raises if another driver may run the sweep.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
@@ -204,10 +214,9 @@ def open_sweep(
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
     now = {**provenance(), **ledger.origin.tags()}
     ledger.note_attempt(now)
-    where = (
+    uri, artifacts = (
         tracking_place(spec.tracking.uri, paths.root) if offline else reach_tracking(paths, spec)
     )
-    uri, artifacts = where
     lost = None if new or offline else _find_lost_runs(paths, spec, ledger)
     set_target(paths.outbox, uri)
     tracking = MlflowRecorder(
@@ -231,11 +240,15 @@ def open_sweep(
 
 
 def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str | None:
-    """Have runs told again that the store has lost; return a sentence about them."""
+    """Queue the runs that the tracking store has lost for delivery, and describe them.
+
+    Returns:
+        A sentence for the user; None if no run is lost.
+    """
     trials = ledger.trials()
     try:
         found = lost_runs(paths, spec, trials, ledger.sweep_id, untagged_env())
-    except StoreUnreadable as error:  # a server that is away stops no sweep
+    except StoreUnreadable as error:  # a sweep runs while the server is unavailable
         return str(error)
     lost = {one.trial: one.is_gone for one in found if not one.is_deleted}
     tell_again(paths.outbox, lost)
@@ -251,8 +264,22 @@ def open_ledger(
     accepted: bool,
     place: LedgerLocation | None = None,
 ) -> Ledger:
-    """The spec's file is the commit point: a sweep exists once it is there, and its ledger was
-    made before.
+    """Open or create a sweep's ledger, and write its spec file.
+
+    The spec file is the commit point: a sweep exists once that file exists, and its ledger is
+    created before.
+
+    Args:
+        paths: The sweep's directory.
+        spec: The spec to run; of a resumed sweep, with its changes.
+        origin: The code and data of its trials.
+        new: Whether to create the sweep.
+        accepted: Whether the user accepts that code, data or the meaning of values has changed.
+        place: The location of the ledger, whose lock the caller holds; None: as the spec says.
+
+    Raises:
+        LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
+        OriginChanged: Trials before and after could not be compared.
     """
     place = place or ledger_location(paths, spec)
     if new:
@@ -265,13 +292,13 @@ def open_ledger(
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
         ledger = Ledger.open(place)
-        # Where nothing has been trained yet, there is nothing to compare with.
+        # Without a trained trial there is nothing to compare with.
         accepted = accepted or not _has_trained(paths, before, ledger.trials())
         check_origin(ledger.origin, origin, before, spec, accepted=accepted)
         if not accepted:
             _check_reported_trials(paths, before, spec, ledger.trials())
         check_search_changes(before, spec, len(ledger.trials()))
-        if accepted:  # what they build anew is then what they go on from
+        if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():
                 (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
     ledger.note_origin(origin)
@@ -280,23 +307,25 @@ def open_ledger(
 
 
 def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:
-    """Whether a trial has reported, or goes on from a checkpoint. Stores are asked last, and no
-    more of them than it takes: those of objects answer slowly, and for money. Who died right
-    after a trial's start may not have counted the attempt.
+    """Whether a trial has reported, or resumes from a checkpoint.
+
+    Stores are queried last and one by one, because an object store is slow and charges for each
+    request. Trials without attempts are included: a driver that dies right after a trial's start
+    may not have counted the attempt.
     """
-    begun = sorted((one for one in trials if not one.finished), key=lambda one: -one.attempts)
+    unfinished = sorted((one for one in trials if not one.finished), key=lambda one: -one.attempts)
     return any(trial.reports for trial in trials) or any(
-        trial_store(paths, spec, trial.number).generations() for trial in begun
+        trial_store(paths, spec, trial.number).generations() for trial in unfinished
     )
 
 
 def _check_reported_trials(
     paths: SweepPaths, before: SweepSpec, after: SweepSpec, trials: Sequence[TrialRecord]
 ) -> None:
-    """Refuse to train again with another configuration what was told already.
+    """Refuse a configuration change for a trial that would train reported epochs again.
 
     Raises:
-        OriginChanged: With the first trial that would be.
+        OriginChanged: A trial has reported epochs that it has not saved; names the first one.
     """
     for trial in trials:
         if trial.finished or not trial.reports:
@@ -304,23 +333,25 @@ def _check_reported_trials(
         differing = _config_diff(before, after, trial)
         if not differing:
             continue
-        told, saved = max(trial.reports), trial_store(paths, before, trial.number).saved_epoch()
-        if saved < told:
+        epoch = max(trial.reports)
+        saved = trial_store(paths, before, trial.number).saved_epoch()
+        if saved < epoch:
             raise OriginChanged(
-                f"trial {trial.number} has reported epoch {told} and saved epoch {saved}: what "
+                f"trial {trial.number} has reported epoch {epoch} and saved epoch {saved}: what "
                 "lies between is trained again, and ledger and tracking keep what they were told "
                 f"first; with another configuration ({differing}) that would be the curve of "
-                f"another training; resume as it was until the trial has saved epoch {told} or "
+                f"another training; resume as it was until the trial has saved epoch {epoch} or "
                 "ended, or go on nevertheless with --accept-changes"
             )
 
 
 def _config_diff(before: SweepSpec, after: SweepSpec, trial: TrialRecord) -> str:
-    """Return in one line with what a trial would now be trained otherwise; parameters are its own,
-    and of what stands outside of `train` it is `check_origin` that decides.
+    """Return in one line how a trial's `train` section changes; empty without a change.
+
+    A trial keeps its own parameters, and `check_origin` compares the other sections.
     """
     try:
         was, now = (spec.trial_config(trial.number, trial.params) for spec in (before, after))
-    except SpecError:  # its values are no configuration any more: it fails and is not trained
+    except SpecError:  # its values make no valid configuration now: it fails without training
         return ""
     return describe_changes(was.train, now.train, "train.")

@@ -1,7 +1,7 @@
-"""How a driver goes before its time: in peace, at once, or because its cluster is gone; and what
-it leaves nobody.
+"""Shut a driver down early: graceful, forced and cluster-loss shutdown, and scratch clean-up.
 
-What must not live here: how signals are heard (`interrupt`), how wishes are read (`control`).
+What must not live here: receiving signals (`signals`), and reading stop requests
+(`stop_requests`).
 """
 
 from __future__ import annotations
@@ -25,33 +25,37 @@ from sweeps.sweep_lock import SweepLock
 from trainable.files import LocalFiles
 
 EXPORT = ".export-"
-"""What the names of directories begin with in which a driver puts an export together."""
+"""The prefix of the scratch directories in which a driver assembles an export."""
 
 
 def make_signal_handler(
     paths: SweepPaths,
     lock: SweepLock,
     token: str,
-    wishes: stop_requests.StopRequests,
+    requests: stop_requests.StopRequests,
     *,
     grace: float,
 ) -> Interruption:
-    """What hears signals and wishes, and acts on them.
+    """Return the handler that acts on signals and stop requests.
 
     Args:
+        paths: The sweep's directory.
+        lock: The sweep's lock, which this driver holds.
+        token: The lock's token, which tags this driver's processes.
+        requests: The stop requests from other processes.
         grace: Seconds from the first signal until the process has ended.
     """
 
     def look() -> None:
-        wishes.look()
-        if wishes.now:
+        requests.look()
+        if requests.now:
             interruption.leave()
-        if wishes.drain:
+        if requests.drain:
             interruption.drain()
 
     interruption = Interruption(
         on_first=lambda: _drain(paths, grace),
-        on_last=lambda: _leave_at_once(paths, lock, token, interruption),
+        on_last=lambda: _exit_immediately(paths, lock, token, interruption),
         grace=grace,
         look=look,
     )
@@ -59,15 +63,16 @@ def make_signal_handler(
 
 
 def remove_scratch(paths: SweepPaths) -> None:
-    """Remove what is of use to one driver only."""
+    """Remove the files that serve one driver only."""
     for directory in [paths.control, paths.ray, *paths.directory.glob(f"{EXPORT}*")]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _drain(paths: SweepPaths, grace: float) -> None:
-    with contextlib.suppress(OSError):  # a full disk: the trials then go back to their last save
+    # On a full disk no stop file is written: trials then resume from their last checkpoint.
+    with contextlib.suppress(OSError):
         stop_requests.request_stop(paths)
-    with contextlib.suppress(OSError):  # standard error may be a file there
+    with contextlib.suppress(OSError):  # standard error may be a file on the full disk
         print(
             f"\nstopping: trials save at their next step and end, within {grace:g} s; "
             "another Ctrl-C leaves at once",
@@ -76,13 +81,13 @@ def _drain(paths: SweepPaths, grace: float) -> None:
         )
 
 
-def _leave_at_once(
+def _exit_immediately(
     paths: SweepPaths, lock: SweepLock, token: str, interruption: Interruption
 ) -> None:
-    """Kill what was started and go, without waiting for anything: all that is on disk is whole."""
+    """Kill the driver's processes and exit without waiting; all files on disk are complete."""
     try:
         _kill_and_clean_up(paths, lock, token)
-    finally:  # whatever that met, such as a directory that cannot be asked any more
+    finally:  # exit on any error, such as a directory that cannot be read any more
         _exit(
             interruption.exit_code or 128 + signal.SIGINT,
             lambda: messages.exited_immediately(paths),
@@ -90,19 +95,28 @@ def _leave_at_once(
 
 
 def exit_on_cluster_loss(paths: SweepPaths, lock: SweepLock, token: str, cause: str) -> NoReturn:
-    """Go, because the cluster is gone: Ray in this process would wait for it, and then end it."""
+    """Exit because the cluster is lost.
+
+    Without this, Ray in this process waits for the cluster and then ends the process.
+
+    Args:
+        paths: The sweep's directory.
+        lock: The sweep's lock, which this driver holds.
+        token: The lock's token, which tags this driver's processes.
+        cause: Why the cluster counts as lost, for the message.
+    """
     try:
         _kill_and_clean_up(paths, lock, token)
-    finally:  # as above
+    finally:  # see `_exit_immediately`
         _exit(NO_SUCCESS, lambda: messages.cluster_lost(paths, cause))
 
 
 def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:
-    lock.block_writers()  # Tune would have new workers for those that end now
+    lock.block_writers()  # Tune would start new workers for those that are killed now
     kill_children(token)
-    if lock.is_ours():  # what lies there is otherwise another driver's
+    if lock.is_ours():  # otherwise the files belong to another driver
         remove_scratch(paths)
-        # An object store is not asked: an upload that was broken off goes when its trial goes on.
+        # Object stores stay as they are: a trial removes its aborted upload when it resumes.
         close_stores(map(LocalFiles.of, paths.directory.glob("trials/*")))
     lock.release_local()
 

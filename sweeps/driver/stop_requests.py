@@ -1,10 +1,9 @@
-"""What is asked of a running sweep from another terminal, or another host: to drain, to leave, to
-end one trial.
+"""Stop requests to a running sweep from another terminal or host: drain, exit, end one trial.
 
-A wish is an empty file below the sweep's `control/` whose name begins with the driver's token: the
-driver that it was meant for sees it, and no later one ever does. The directory is the driver's,
-and only its user may enter it. The commands wait until what they asked for has happened, and say
-so. What must not live here: how a driver fulfils a wish (`run`).
+A request is an empty file below the sweep's `control/` whose name begins with the driver's token.
+Only the driver with that token reads it; a later driver ignores it. The driver creates the
+directory, and only its user may enter it. The commands wait until the driver has acted, and report
+the result. What must not live here: how a driver acts on a request (`tune_loop`, `shutdown`).
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from sweeps.sweep_lock import LockOwner, is_held, read_holder
 
 _DRAIN, _NOW, _STOP = "drain", "now", "stop-"
 _BEGIN_SECONDS = 5.0
-"""How long a driver may take from its lock to its `control/`."""
-_LOOK_EVERY = 0.2
-"""Seconds between two looks at whether a wish has been fulfilled."""
+"""How long a driver may take from acquiring its lock to creating `control/`."""
+_POLL_SECONDS = 0.2
+"""Seconds between two checks whether the driver has acted."""
 _NOW_SECONDS = 10.0
-"""How long a driver may take to leave at once."""
+"""How long a driver may take to exit immediately."""
 
 
 class NotRunningError(ValueError):
-    """What shall be stopped is not running."""
+    """The sweep or trial to stop is not running."""
 
 
 class NobodyRuns(NotRunningError):
-    """What shall be stopped is of a sweep that no driver runs."""
+    """No driver runs the sweep."""
 
 
 class StopRequests:
-    """The driver's side: what is asked of it.
+    """The stop requests that the driver has received.
 
     Args:
-        paths: The sweep, whose `control/` is gone; it is made anew.
-        token: The driver's; wishes for another one are not seen.
+        paths: The sweep, whose `control/` must not exist; it is created.
+        token: The driver's token; requests to other drivers are ignored.
 
     Raises:
-        FileExistsError: Another user's `control/` is in the way.
+        FileExistsError: Another user's `control/` exists.
     """
 
     def __init__(self, paths: SweepPaths, token: str) -> None:
@@ -56,24 +55,27 @@ class StopRequests:
         self.drain = False
         self.now = False
         self.trials: frozenset[int] = frozenset()
-        """The trials that shall end, by number."""
+        """The numbers of the trials to end."""
 
     def look(self) -> None:
-        """Read what is asked by now; a wish is never taken back."""
+        """Read the requests; a request is never withdrawn."""
         try:
             names = os.listdir(self._directory)
-        except OSError:  # nothing was asked yet, or a network's directory is away for a moment
+        except OSError:  # a network file system may be unavailable for a moment
             return
-        wishes = {
+        requests = {
             name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)
         }
-        self.drain, self.now = _DRAIN in wishes, _NOW in wishes
-        self.trials = frozenset(int(w[len(_STOP) :]) for w in wishes if w.startswith(_STOP))
+        self.drain, self.now = _DRAIN in requests, _NOW in requests
+        self.trials = frozenset(int(r[len(_STOP) :]) for r in requests if r.startswith(_STOP))
 
 
 def request_stop(paths: SweepPaths, numbers: Iterable[int] | None = None) -> None:
-    """Tell trials to checkpoint at their next step and end: all of them, or the given ones for
-    good.
+    """Have workers checkpoint at their next step and stop.
+
+    Args:
+        paths: The sweep's directory.
+        numbers: Trials that end for good; None: all trials, which resume later.
     """
     paths.control.mkdir(mode=0o700, exist_ok=True)
     for file in [paths.drain] if numbers is None else map(paths.stop, numbers):
@@ -82,35 +84,37 @@ def request_stop(paths: SweepPaths, numbers: Iterable[int] | None = None) -> Non
 
 @dataclass(frozen=True)
 class StopResult:
-    """What came of asking a sweep to stop."""
+    """The result of a stop request."""
 
     name: str
     trial: int | None
-    """The trial that was to end; None when it was the whole sweep."""
+    """The trial to end; None for the whole sweep."""
     done: bool
-    """Whether it has happened by now."""
+    """Whether the sweep or trial has stopped."""
     state: str
-    """The sweep's or the trial's."""
+    """The state of the sweep or trial."""
     message: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as it stands in `--json`."""
+        """Return the fields that `--json` prints."""
         return asdict(self)
 
 
 def stop_sweep(
     paths: SweepPaths, *, now: bool, seconds: float, say: Callable[[str], None]
 ) -> StopResult:
-    """Ask a sweep's driver to drain, or to leave at once, and wait until it is gone.
+    """Request that a sweep's driver drains or exits immediately, and wait until it has exited.
 
     Args:
+        paths: The sweep's directory.
+        now: Whether the driver exits immediately, without saving.
         seconds: For how long to wait for a drain.
-        say: Told what is waited for.
+        say: Receives a sentence about what this call waits for.
 
     Raises:
-        NothingToStop: No driver runs.
+        NotRunningError: Another host runs the sweep; `NobodyRuns` when no driver does.
     """
-    view, holder = SweepStatus(paths), _holder(paths)
+    status, holder = SweepStatus(paths), _holder(paths)
     who = f"process {holder.pid} on {holder.host}"
     _write_request(paths, holder, _NOW if now else _DRAIN)
     say(f"waiting for {who} to leave" if now else f"trials save their state; waiting for {who}")
@@ -119,8 +123,10 @@ def stop_sweep(
         return read_holder(paths.lock) != holder or not is_held(paths.lock)
 
     if _wait(gone, _NOW_SECONDS if now else seconds):
-        view = SweepStatus(paths)
-        return StopResult(paths.name, None, True, view.state, f"stopped; it is {view.state} now")
+        status = SweepStatus(paths)
+        return StopResult(
+            paths.name, None, True, status.state, f"stopped; it is {status.state} now"
+        )
     later = (
         f"end it there with: kill -9 {holder.pid}"
         if now
@@ -128,27 +134,28 @@ def stop_sweep(
     )
     limit = _NOW_SECONDS if now else seconds
     return StopResult(
-        paths.name, None, False, view.state, f"{who} has not left after {limit:g} s; {later}"
+        paths.name, None, False, status.state, f"{who} has not left after {limit:g} s; {later}"
     )
 
 
 def stop_trial(
     paths: SweepPaths, number: int, *, seconds: float, say: Callable[[str], None]
 ) -> StopResult:
-    """Ask a sweep's driver to end one trial, and wait until that is written down.
+    """Request that a sweep's driver ends one trial, and wait until the ledger has the end.
 
     Args:
-        number: The trial's.
+        paths: The sweep's directory.
+        number: The trial's number.
         seconds: For how long to wait.
-        say: Told what is waited for.
+        say: Receives a sentence about what this call waits for.
 
     Raises:
         NobodyRuns: No driver runs the sweep.
-        NothingToStop: The trial has ended already, or another host runs the sweep.
+        NotRunningError: The trial has ended already, or another host runs the sweep.
         UnknownTrial: There is no such trial.
     """
-    view = SweepStatus(paths)
-    record = view.record(number)
+    status = SweepStatus(paths)
+    record = status.record(number)
     if record.finished:
         raise NotRunningError(
             f"trial {number} of sweep '{paths.name}' is {record.state} already; only a trial that "
@@ -162,10 +169,10 @@ def stop_trial(
     def ended() -> bool:
         nonlocal gone
         gone = read_holder(paths.lock) != holder or not is_held(paths.lock)
-        return LedgerReader(view.place).trials[number].finished or gone
+        return LedgerReader(status.place).trials[number].finished or gone
 
     _wait(ended, seconds)
-    record = LedgerReader(view.place).trials[number]
+    record = LedgerReader(status.place).trials[number]
     if record.finished:
         value = (
             f" with its best value {format_number(record.value)}"
@@ -191,14 +198,14 @@ def stop_trial(
 def _holder(paths: SweepPaths) -> LockOwner:
     holder = read_holder(paths.lock) if is_held(paths.lock) else None
     if holder is None:
-        view = SweepStatus(paths)
-        if view.holder is not None:
+        status = SweepStatus(paths)
+        if status.holder is not None:
             raise NotRunningError(
-                f"sweep '{paths.name}' is run by {view.holder.describe()} with another directory "
-                f"than {paths.directory}; a sweep is stopped by what is written there; stop it on "
-                "that host"
+                f"sweep '{paths.name}' is run by {status.holder.describe()} with another "
+                f"directory than {paths.directory}; a sweep is stopped by what is written there; "
+                "stop it on that host"
             )
-        state = view.state
+        state = status.state
         after = f"; continue it with: {paths.command('resume')}" * (state == "interrupted")
         raise NobodyRuns(
             f"sweep '{paths.name}' is {state} and nobody is running it; only a running sweep can "
@@ -208,10 +215,10 @@ def _holder(paths: SweepPaths) -> LockOwner:
 
 
 def _write_request(
-    paths: SweepPaths, holder: LockOwner, wish: Literal["drain", "now"] | str
+    paths: SweepPaths, holder: LockOwner, request: Literal["drain", "now"] | str
 ) -> None:
     _wait(paths.control.is_dir, _BEGIN_SECONDS)
-    (paths.control / f"{holder.token}-{wish}").touch()
+    (paths.control / f"{holder.token}-{request}").touch()
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:
@@ -219,5 +226,5 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     while not condition():
         if time.monotonic() >= deadline:
             return False
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_SECONDS)
     return True

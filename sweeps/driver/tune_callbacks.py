@@ -1,12 +1,14 @@
-"""Bookkeeping: what it means that something happened to a trial.
+"""Callbacks of Ray Tune: decide what each event of a trial means, and queue its record.
 
-Ray Tune calls; the bookkeeper decides in memory what has to be decided at once, and has a thread
-write it down: Tune asks a worker for its next step only after the callback, so a GPU would wait
-for the disk. Whoever reads what was written, to decide something, settles first. A driver that
-dies before something was written is like one that died before it was told: the store has it, and
-a resume brings it to the ledger. What no store has is recorded before the callback returns: with
-what a trial began, what its worker says of itself, and what the ledger is to note of it. What must
-not live here: writing (`bookkeeping`, `writing`), and deciding what to try or when to stop.
+The callbacks decide in memory, and a thread writes. Tune requests a worker's next step only after
+the callback returns, so a synchronous write would make a GPU wait for the disk. Code that reads
+the ledger to decide something calls `flush` first.
+
+If the driver dies before a queued report is written, the trial's store still has the report, and a
+resume copies it to the ledger. Three things are in no store and are written before the callback
+returns: a trial's configuration at its start, what the worker records about its environment, and
+notes for the ledger. What must not live here: writing (`event_writer`, `write_queue`), choosing
+parameters (`search`), and deciding when to stop (`early_stopping`).
 """
 
 from __future__ import annotations
@@ -63,39 +65,49 @@ _DROPPED_RESULT_KEYS = (
     "time_this_iter_s",
     "time_total_s",
 )
-"""What leaves a result once it is written down. Tune keeps the last result of each trial for as
-long as the sweep lasts, and statistics with two queues for each number in it."""
+"""The keys that `on_trial_result` removes from a result after it has copied them. Tune keeps the
+last result of each trial for the whole sweep, and statistics with two queues for each number."""
 
 
 class TrialMemoryReleaser(Callback):
-    """Lets go of what Tune keeps of each trial that has ended for as long as the sweep lasts, and
-    nobody asks for again: its configuration, metrics and results.
+    """Release the memory of trials that have ended.
+
+    Tune keeps the configuration, metrics and results of each trial for the whole sweep, and reads
+    them no more after the trial's end.
     """
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
+        """Replace what Tune holds of the trial by the attributes of an empty one."""
         del iteration, trials, info
-        bare = Trial(trial.trainable_name, config={"number": trial.config["number"]}, stub=True)
-        for kept in ("config", "_Trial__unresolved_config", "evaluated_params", "experiment_tag"):
-            setattr(trial, kept, getattr(bare, kept))
-        trial.run_metadata = bare.run_metadata
+        empty = Trial(trial.trainable_name, config={"number": trial.config["number"]}, stub=True)
+        for attribute in (
+            "config",
+            "_Trial__unresolved_config",
+            "evaluated_params",
+            "experiment_tag",
+        ):
+            setattr(trial, attribute, getattr(empty, attribute))
+        trial.run_metadata = empty.run_metadata
         trial._default_result_or_future = None
 
 
 class TuneEventHandler(Callback):
-    """Has written down what happens to trials.
+    """Queues a record of each event of a trial, and retries or ends trials whose worker is lost.
 
     Args:
         spec: The sweep.
         paths: Where each trial's directory is.
-        fence: Called right before anything is written; raises when another driver may run the
-            sweep by now.
-        on_step: Called once per turn of Tune's loop; the sweep's owner acts on signals there.
-        on_end: Called with the record of each trial that has its end, in the thread that writes.
-        node_died: Whether an actor was lost with the whole node that it ran on.
+        ledger: Receives reports and ends.
+        recorder: Receives metrics, parameters, tags and files.
+        observer: Receives each trial's progress for the display.
+        fence: Called right before each write; raises if another driver may run the sweep.
+        on_step: Called once per turn of Tune's loop; the driver acts on signals there.
+        on_end: Called with the record of each trial that has ended, in the thread that writes.
+        node_died: Whether an actor was lost with the whole node on which it ran.
         end_of_worker: How the process of a lost actor ended.
-        grace: Seconds after which a trial that the user stops has to have ended.
+        grace: Seconds within which a trial that the user stops must end.
     """
 
     def __init__(
@@ -104,7 +116,7 @@ class TuneEventHandler(Callback):
         paths: SweepPaths,
         ledger: Ledger,
         recorder: Recorder,
-        view: ProgressObserver,
+        observer: ProgressObserver,
         *,
         fence: Callable[[], None],
         on_step: Callable[[], None],
@@ -113,7 +125,7 @@ class TuneEventHandler(Callback):
         end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
         grace: float = math.inf,
     ) -> None:
-        self._view = view
+        self._observer = observer
         self._progress = ProgressWatch(paths, spec.failures.step_timeout)
         self._grace = grace
         self._spec = spec
@@ -122,51 +134,54 @@ class TuneEventHandler(Callback):
         self._on_step = on_step
         self._node_died = node_died
         self._end_of_worker = end_of_worker
-        self._books = EventWriter(spec, paths, ledger, recorder, view, fence=fence, on_end=on_end)
-        self._writer: WriteQueue[Entry] = WriteQueue(self._books.write)
+        self._event_writer = EventWriter(
+            spec, paths, ledger, recorder, observer, fence=fence, on_end=on_end
+        )
+        self._queue: WriteQueue[Entry] = WriteQueue(self._event_writer.write)
         self._num_existing = len(ledger.frozen_trials())
         self._live: set[int] = set()
         self._paused: set[int] = set()
-        self._last: dict[
-            int, WorkerReport
-        ] = {}  # what is written with the end, which is about to come
-        self._signals: dict[int, list[str]] = {}  # as they were noted last
-        self._stop_requested: dict[int, str | None] = {}
-        self._begun: set[int] = set()  # those whose worker has been told to train
+        # Final reports, each held back until it is written in one transaction with the end.
+        self._final_reports: dict[int, WorkerReport] = {}
+        self._signals: dict[int, list[str]] = {}  # the health signals in the ledger
+        self._stop_requested: dict[int, str | None] = {}  # the reason of each requested stop
+        self._training: set[int] = set()  # trials whose worker has received the order to train
         self._lost_starts: Counter[int] = Counter()
-        self._losses = CrashCounter(spec.failures.max_retries)
+        self._crash_counter = CrashCounter(spec.failures.max_retries)
         self._retries_exhausted: dict[int, Failure] = {}
         self._hangs: Counter[int] = Counter()
-        self._ended: dict[int, Hang | None] = {}  # whose workers this driver ended; None: as asked
+        # Trials whose workers this driver killed; None where the user had stopped the trial.
+        self._killed: dict[int, Hang | None] = {}
         self._deadlines: dict[int, float] = {}  # of trials that the user stops
         self._failures = RepeatedFailureDetector(spec.failures.same_failure_limit)
         self.num_finished = 0
-        """How many trials came to their end; whether that is written shows `settle`."""
+        """How many trials have ended. Their ends are written only after `flush`."""
 
     @property
     def abort_reason(self) -> RepeatedFailure | None:
-        """Why more trials would only fail like those before, once that is so."""
+        """The failure that every further trial would repeat; None while there is none."""
         return self._failures.abort_reason
 
     def flush(self) -> None:
-        """Wait until all that happened is written down.
+        """Wait until every queued event is written.
 
         Raises:
-            BaseException: What kept it from being written, as it was; nothing was written after.
+            BaseException: The first error of a write, unchanged. Later events are not written.
         """
-        for number in list(self._last):
+        for number in list(self._final_reports):
             self._flush_last_report(number)
-        self._writer.flush()
+        self._queue.flush()
 
     def close(self) -> None:
-        """Write what waits, unless that cannot be; call `settle` before to hear of it."""
-        self._writer.close()
+        """Write the queued events without raising; call `flush` first to receive errors."""
+        self._queue.close()
 
     def stop(self, number: int, reason: str | None, *, live: bool) -> None:
-        """Let a trial end for good: at its next step, or at once if nobody works on it.
+        """End a trial for good: at its next step, or immediately if no worker trains it.
 
         Args:
-            reason: Why, for people; None: the scheduler never let it go on.
+            number: The trial's number.
+            reason: Why, for people; None: the scheduler never promoted it.
             live: Whether Tune has the trial.
         """
         self._fence()
@@ -176,64 +191,71 @@ class TuneEventHandler(Callback):
                 self._deadlines[number] = time.monotonic() + self._grace
             stop_requests.request_stop(self._paths, [number])
             return
-        self._end(number, partial(self._books.stopped_waiting, number, reason))
+        self._end(number, partial(self._event_writer.stopped_waiting, number, reason))
         self.flush()
 
     def refuse(self, number: int, error: SpecError) -> None:
-        """Let a trial fail whose values are no configuration. It is not counted with the failures
-        that end a sweep: what else is drawn may well be one.
+        """Fail a trial whose parameter values make no valid configuration.
+
+        The failure does not count towards those that end a sweep: the next suggestion may be
+        valid.
         """
-        self._end(number, partial(self._books.refused, number, error))
+        self._end(number, partial(self._event_writer.refused, number, error))
         self.flush()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Ray pickles the Tuner into a file that is never read, and what is held here
-        has no copy.
+        """Pickle no state.
+
+        Ray pickles the Tuner into a file that no process reads, and threads and connections
+        cannot be pickled.
         """
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        """Raise errors of the writer, act on signals and stop requests, and kill hung workers."""
         del iteration, trials, info
-        self._writer.check()
+        self._queue.check()
         self._on_step()
-        self._end_workers_that_do_not_answer()
+        self._kill_unresponsive_workers()
 
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Write down with what the trial trains, before it does; count the attempt and open its
-        run. What an earlier worker stored and could not tell is read before this one begins.
+        """Write the trial's configuration before it trains, count the attempt and open its run.
+
+        Reports that an earlier worker stored and never delivered are read before the new worker
+        trains.
         """
         del iteration, trials, info
         self._fence()
         number, params = trial.config["number"], trial.config["params"]
-        self._begun.add(number)
+        self._training.add(number)
         self._lost_starts.pop(number, None)
         directory = self._paths.trial(number)
         make_directory(directory)
         self._progress.forget(number)
         config = self._spec.trial_config(number, params)
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
-        # Of halved micro-batches a tag tells: they are no change of what the trial was asked for.
+        # A tag records halved micro-batches: they do not change the requested parameters.
         parameters = trial_parameters(config, params)
         if number in self._paused:
             self._paused.discard(number)
             self._live.add(number)
-            self._writer.put(partial(self._books.promoted, number, parameters))
-            if self._spec.early_stopping.rule.is_population:  # perhaps with other parameters
+            self._queue.put(partial(self._event_writer.promoted, number, parameters))
+            if self._spec.early_stopping.rule.is_population:  # the parameters may have changed
                 self.flush()
             return
         is_first = number >= self._num_existing and number not in self._live
-        self._losses.started(number, 0 if is_first else self._newest_generation(number))
+        self._crash_counter.started(number, 0 if is_first else self._newest_generation(number))
         self._live.add(number)
         if is_first:
             self._signals[number] = []
-            self._books.open_run(number, parameters)
-            self._writer.put(partial(self._books.record_first_start, number, params))
+            self._event_writer.open_run(number, parameters)
+            self._queue.put(partial(self._event_writer.record_first_start, number, params))
             return
-        self._writer.put(partial(self._books.record_restart, number, params, parameters))
+        self._queue.put(partial(self._event_writer.record_restart, number, params, parameters))
         self.flush()
-        self._signals[number] = self._books.signals(number)
+        self._signals[number] = self._event_writer.signals(number)
 
     def on_trial_result(
         self,
@@ -243,42 +265,43 @@ class TuneEventHandler(Callback):
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        """Record a report, and leave Tune only what is asked of its result later."""
+        """Queue a report, and remove from Tune's result what no later code reads."""
         del iteration, trials, info
         number = trial.config["number"]
-        told = WorkerReport(
+        report = WorkerReport(
             number, trial.config["params"], dict(result), accumulation_note(trial, result)
         )
         for key in _DROPPED_RESULT_KEYS:
             result.pop(key, None)
-        if told.signals not in (None, self._signals.setdefault(number, [])):
-            told.notes[SIGNALS] = self._signals[number] = told.signals  # also that all is well
-        self._books.record_worker_info(told)
-        # Its end comes next, and its checkpoint lies in the store; see `EventWriter.finished`.
-        if result.get("ending") == "finished" and told.result.get("saved"):
-            self._last[number] = told
+        if report.signals not in (None, self._signals.setdefault(number, [])):
+            # An empty list is written, too: it clears earlier signals.
+            report.notes[SIGNALS] = self._signals[number] = report.signals
+        self._event_writer.record_worker_info(report)
+        # The end follows, and the store has the checkpoint; see `EventWriter.finished`.
+        if result.get("ending") == "finished" and report.result.get("saved"):
+            self._final_reports[number] = report
         else:
-            self._writer.put(told)
-        if told.notes:
+            self._queue.put(report)
+        if report.notes:
             self.flush()
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Give the trial the end that its last result tells; none means that a scheduler stopped
-        it.
-        """
+        """Record the end that the last result names; without one, the trial was pruned."""
         del iteration, trials, info
-        number, last, books = trial.config["number"], trial.last_result, self._books
+        number, last, writer = trial.config["number"], trial.last_result, self._event_writer
         match last.get("ending"):
             case "finished":
-                self._end(number, partial(books.finished, number, self._last.pop(number, None)))
+                self._end(
+                    number, partial(writer.finished, number, self._final_reports.pop(number, None))
+                )
                 self._failures.passed()
             case "paused" if number not in self._stop_requested:
-                self._begun.discard(number)
+                self._training.discard(number)
                 self._live.discard(number)
                 self._paused.add(number)
-                self._writer.put(partial(books.paused, number))
+                self._queue.put(partial(writer.paused, number))
                 self._failures.passed()
             case "failed":
                 self._failed(number, Failure(**last["failure"]))
@@ -287,30 +310,32 @@ class TuneEventHandler(Callback):
             case "stopped" if number in self._retries_exhausted:
                 self._fail(number, self._retries_exhausted[number])
             case "stopped" | "paused":
-                self._end(number, partial(books.stopped, number, self._stop_requested[number]))
+                self._end(number, partial(writer.stopped, number, self._stop_requested[number]))
             case _:
-                self._end(number, partial(books.pruned, number))
+                self._end(number, partial(writer.pruned, number))
                 self._failures.passed()
 
     def on_trial_recover(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """A worker was lost, and Tune starts another one. One that is lost again and again without
-        coming further only starts to be told that it is over; with its node any is lost. One that
-        has not begun has lost nothing, and nothing is counted.
+        """Count a lost worker, for which Tune starts another one.
+
+        A trial whose workers are lost repeatedly without a new checkpoint has exhausted its
+        retries: it restarts once so that it sees its stop file. Losses with a whole node are not
+        counted, nor those of workers that had not begun to train.
         """
         del iteration, trials, info
         self._fence()
-        self._flush_last_report(trial.config["number"])  # its end does not come yet
-        if trial.config["number"] in self._ended:
-            self._begun.discard(trial.config["number"])
-            self._go_on_after_hang(trial)
+        self._flush_last_report(trial.config["number"])  # the end does not follow yet
+        if trial.config["number"] in self._killed:
+            self._training.discard(trial.config["number"])
+            self._restart_after_kill(trial)
             return
         if self._node_died(trial.get_pickled_error()):
-            self._begun.discard(trial.config["number"])
+            self._training.discard(trial.config["number"])
             return
         number = trial.config["number"]
-        if number not in self._begun:
+        if number not in self._training:
             self._lost_starts[number] += 1
             if (
                 self._lost_starts[number] == MOST_LOST_STARTS
@@ -318,43 +343,42 @@ class TuneEventHandler(Callback):
             ):
                 trial.max_failures = 0  # no worker starts here; the next loss ends the sweep
             return
-        self._begun.discard(number)
+        self._training.discard(number)
         end = self._note_worker_end(trial)
-        if not self._losses.lost(number, self._newest_generation(number)):
+        if not self._crash_counter.lost(number, self._newest_generation(number)):
             self._retries_exhausted[number] = self._describe_loss(trial, end)
             stop_requests.request_stop(self._paths, [number])
-            trial.max_failures = 0  # if it does not even live to hear it
+            trial.max_failures = 0  # for a worker that is lost before it reads its stop file
 
-    def _end_workers_that_do_not_answer(self) -> None:
-        """End the workers of trials that make no progress, and of those that the user stops and
-        that come to no step.
-        """
+    def _kill_unresponsive_workers(self) -> None:
+        """Kill workers that make no progress, and those that reach no step after a user's stop."""
         now = time.monotonic()
-        for hang in self._progress.look(self._live - self._ended.keys()):
+        for hang in self._progress.look(self._live - self._killed.keys()):
             self._fence()
             if self._progress.end(hang.number):
-                self._ended[hang.number] = hang
-                self._view.warned(hang.number, hang.reason)
+                self._killed[hang.number] = hang
+                self._observer.warned(hang.number, hang.reason)
         for number in [one for one, deadline in self._deadlines.items() if deadline < now]:
             del self._deadlines[number]
-            if number in self._live - self._ended.keys():
+            if number in self._live - self._killed.keys():
                 self._fence()
                 if self._progress.end(number):
-                    self._ended[number] = None
-                    self._view.warned(
+                    self._killed[number] = None
+                    self._observer.warned(
                         number,
                         f"came to no step within {self._grace:g} s after it was to stop; its "
                         "process was ended, and the stacks of its threads are in trial.log",
                     )
 
-    def _go_on_after_hang(self, trial: Trial) -> None:
-        """A worker was lost because this driver ended it: the trial starts again, to go on or to
-        be told that it is over.
+    def _restart_after_kill(self, trial: Trial) -> None:
+        """Count a hang after this driver killed the worker; the trial restarts.
+
+        The next worker resumes training, or ends the trial because it finds a stop file.
         """
         number = trial.config["number"]
-        hang = self._ended.pop(number)
+        hang = self._killed.pop(number)
         if hang is None:
-            return  # its stop file is there
+            return  # the user's stop file exists
         self._hangs[number] += 1
         if self._hangs[number] > self._spec.failures.max_retries:
             self._retries_exhausted[number] = Failure("hang", hang.reason, "")
@@ -363,11 +387,14 @@ class TuneEventHandler(Callback):
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """A worker was lost that had been given up, or that no trial ever had."""
+        """Record the end of a trial for whose worker Tune starts no replacement.
+
+        The trial has exhausted its retries, or no worker began to train it.
+        """
         del iteration, trials, info
         self._fence()
         number = trial.config["number"]
-        if number in self._begun or number in self._retries_exhausted:
+        if number in self._training or number in self._retries_exhausted:
             end = self._note_worker_end(trial)
             self._fail(
                 number, self._retries_exhausted.get(number) or self._describe_loss(trial, end)
@@ -378,21 +405,21 @@ class TuneEventHandler(Callback):
             self._interrupt(number)
 
     def interrupt_live(self) -> None:
-        """Record that the trials which had not ended by now were interrupted."""
+        """Record every trial that has not ended as interrupted."""
         for number in sorted(self._live | self._paused):
             self._interrupt(number)
         self.flush()
 
     def _interrupt(self, number: int) -> None:
         tags = {"stopped_by": "failures"} if self.abort_reason else STOPPED_BY_INTERRUPT
-        self._begun.discard(number)
+        self._training.discard(number)
         self._live.discard(number)
         self._paused.discard(number)
         self._flush_last_report(number)
-        self._writer.put(partial(self._books.record_interruption, number, tags))
+        self._queue.put(partial(self._event_writer.record_interruption, number, tags))
 
     def _failed(self, number: int, failure: Failure) -> None:
-        """A trial failed: by its own doing, or because its storage takes nothing from anybody."""
+        """Record a failure as the trial's own, or as one of the storage or node."""
         if failure.may_be_the_trials_own(socket.gethostname()) and takes_checkpoints(
             self._paths, self._spec, number
         ):
@@ -404,38 +431,38 @@ class TuneEventHandler(Callback):
             self._fail(number, failure)
 
     def _fail(self, number: int, failure: Failure) -> None:
-        self._end(number, partial(self._books.failed, number, failure))
+        self._end(number, partial(self._event_writer.failed, number, failure))
         self._failures.failed(number, failure)
 
     def _end(self, number: int, write: Callable[[], None]) -> None:
         self._signals.pop(number, None)
-        self._begun.discard(number)
+        self._training.discard(number)
         self._deadlines.pop(number, None)
         self._live.discard(number)
         self._paused.discard(number)
         self._flush_last_report(number)
-        self._writer.put(write)
+        self._queue.put(write)
         self.num_finished += 1
 
     def _flush_last_report(self, number: int) -> None:
-        if (last := self._last.pop(number, None)) is not None:
-            self._writer.put(last)
+        if (last := self._final_reports.pop(number, None)) is not None:
+            self._queue.put(last)
 
     def _note_worker_end(self, trial: Trial) -> WorkerEnd:
-        """Write into a trial's log how its process ended, which could not do so itself."""
+        """Append to a trial's log how its process ended."""
         end = self._end_of_worker(trial.get_pickled_error())
         log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
         with contextlib.suppress(OSError), TrialLog(log) as file:
-            said = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
-            file.write(f"the trial's process ended{end.how and ' '}{end.how}{said}\n")
+            output = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
+            file.write(f"the trial's process ended{end.how and ' '}{end.how}{output}\n")
         return end
 
     def _describe_loss(self, trial: Trial, end: WorkerEnd) -> Failure:
         number = trial.config["number"]
-        times = self._losses.in_a_row(number)
-        often = f"{times} times in a row" if times > 1 else "once"
+        times = self._crash_counter.in_a_row(number)
+        count = f"{times} times in a row" if times > 1 else "once"
         how = f"; it ended {end.how}" if end.how else ""
-        reason = f"lost: its process ended {often} without a new checkpoint{how}"
+        reason = f"lost: its process ended {count} without a new checkpoint{how}"
         return Failure("lost", reason, f"{trial.get_pickled_error()}\n{end.last_lines}".strip())
 
     def _describe_lost_starts(self, trial: Trial) -> Failure:
@@ -451,8 +478,9 @@ class TuneEventHandler(Callback):
 
 
 def accumulation_note(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:
-    """Return what is to be noted where a trial's batches are split into more micro-batches from
-    now on, wherever it goes on next; nothing where that is as before.
+    """Return the ledger note for a changed number of micro-batches; empty without a change.
+
+    The trial keeps the new number wherever it resumes.
     """
     train = trial.config["config"]["train"] if "accumulation" in result else {}
     if train.get("accumulation") == result.get("accumulation"):

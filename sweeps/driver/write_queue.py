@@ -1,9 +1,9 @@
-"""A thread that writes down what the driver's loop decides, so that nobody waits for the disk.
+"""A background writer: the driver's loop does not wait for the disk.
 
-What is put is written in the order in which it was put, one thing after another. Whoever wants to
-read what was written settles first, and then writes what waits itself: two threads that run at
-once take longer than one. What must not live here: what is written, and where
-(`bookkeeping`).
+Entries are written one after another, in the order of `put`. Code that reads what was written
+calls `flush` first. `flush` writes the queued entries in the caller's thread, because two threads
+that alternate take longer than one. What must not live here: what an entry writes, and where
+(`event_writer`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 _SECONDS = 1.0
-"""For how long a thing waits before whoever puts another one waits with it: a place that does not
-answer holds up the loop, as it would without a thread."""
-_TOGETHER_SECONDS = 0.1
-"""For how long more is waited for that can be written with it."""
+"""The age of the oldest entry from which on `put` blocks: an unresponsive disk or database delays
+the loop, as it would without a thread."""
+_BATCH_SECONDS = 0.1
+"""How long the thread waits for further entries to write in the same batch."""
 _MOST = 500
-"""How many things may wait, in memory."""
+"""How many entries may wait in memory."""
 
 _T = TypeVar("_T")
 
 
 class WriteQueue(Generic[_T]):
-    """Writes what it is given, unless somebody settles in a thread of its own, until something
-    cannot be written.
+    """Writes queued entries in a background thread, or in the thread that calls `flush`.
 
-    After an error nothing is written, and each call but `close` raises that error.
+    After an error no further entry is written, and every call but `close` raises that error again.
 
     Args:
-        write: Called with all that waits, in order.
-        clock: Seconds that only go forward.
+        write: Called with all queued entries, in order.
+        clock: Monotonic, in seconds.
     """
 
     def __init__(
@@ -42,46 +41,46 @@ class WriteQueue(Generic[_T]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._write, self._clock = write, clock
-        self._news = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._waiting: list[tuple[float, _T]] = []
-        """What is to be written, and since when."""
+        """Each queued entry, with the time at which it was put."""
         self._writing: list[tuple[float, _T]] = []
         self._error: BaseException | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def put(self, what: _T) -> None:
-        """Have something written; waits only while the thread is far behind."""
-        with self._news:
-            self._news.wait_for(lambda: self._error or not self._is_far_behind())
+    def put(self, entry: _T) -> None:
+        """Queue an entry; blocks only while the thread is far behind."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or not self._is_far_behind())
             self._raise()
-            assert not self._closing, "nothing is written any more"
-            self._waiting.append((self._clock(), what))
+            assert not self._closing, "put after close"
+            self._waiting.append((self._clock(), entry))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
                 self._thread.start()
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise what went wrong, if anything did."""
-        with self._news:
+        """Raise the error of an earlier write, if there is one."""
+        with self._changed:
             self._raise()
 
     def flush(self) -> None:
-        """Return once all is written, or raise what went wrong."""
+        """Write all queued entries and return, or raise the error of a write."""
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._error or not self._writing)
+            with self._changed:
+                self._changed.wait_for(lambda: self._error or not self._writing)
                 self._raise()
                 if not self._waiting:
                     return
-            self._write_what_waits()
+            self._write_queued()
 
     def close(self) -> None:
-        """Write what waits, as far as that goes, and end the thread."""
-        with self._news:
+        """Write the queued entries, if no write fails, and end the thread."""
+        with self._changed:
             self._closing = True
-            self._news.notify_all()
+            self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
 
@@ -96,27 +95,27 @@ class WriteQueue(Generic[_T]):
 
     def _work(self) -> None:
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._waiting or self._closing)
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
                 if not self._waiting:
                     return
-                self._news.wait_for(lambda: self._closing or not self._waiting, _TOGETHER_SECONDS)
-                self._news.wait_for(lambda: not self._writing)
-            self._write_what_waits()
+                self._changed.wait_for(lambda: self._closing or not self._waiting, _BATCH_SECONDS)
+                self._changed.wait_for(lambda: not self._writing)
+            self._write_queued()
 
-    def _write_what_waits(self) -> None:
-        """Write it, unless somebody does."""
-        with self._news:
+    def _write_queued(self) -> None:
+        """Write the queued entries, unless another thread is writing."""
+        with self._changed:
             if self._writing or not self._waiting:
                 return
             self._writing, self._waiting = self._waiting, []
         error: BaseException | None = None
         try:
-            self._write([what for _, what in self._writing])
-        except BaseException as problem:  # also a lost lock; raised where the next thing is put
-            error = problem
-        with self._news:
+            self._write([entry for _, entry in self._writing])
+        except BaseException as raised:  # a lost lock, too; the next call raises it
+            error = raised
+        with self._changed:
             self._writing = []
             if error is not None:
                 self._error, self._waiting = error, []
-            self._news.notify_all()
+            self._changed.notify_all()

@@ -1,17 +1,17 @@
-"""Workers that begin where another process has come to already.
+"""Fork Ray's workers from a process that has imported torch already.
 
-A worker of Ray's is a Python that imports torch before its first trial: some three seconds of a
-processor for each of them, and again for each that takes the place of one that was lost. Here one
-process imports it once, beside the driver that still loads, and every worker is a fork of it.
+A worker of Ray imports torch before its first trial: about three CPU seconds for each worker, and
+again for each replacement of a lost one. Here one process imports torch once, while the driver is
+still loading, and every worker is a fork of it.
 
     driver -- starts --> fork server (torch is imported, nothing else has happened)
-       `- Ray -- starts --> `worker_start` -- asks --> fork server -- forks --> the worker
+       `- Ray -- starts --> `worker_launcher` -- requests --> fork server -- forks --> the worker
 
-The server imports nothing of Ray, whose settings a process reads once, and of a task. It has one
-thread of Python, as a fork asks for, and never touches a GPU. It ends with the driver, whatever
-ends that, and its forks end with it, and what these have started. What a fork had started ends
-with it, too, and the driver is told how it ended. Where there is none, as on the
-nodes of a cluster or in a sandbox that forbids it, a worker starts as Ray starts it. What must not
+The server imports neither Ray, whose settings a process reads only once, nor a task. It has one
+Python thread, because a fork copies no other thread, and never uses a GPU. The server ends with
+the driver, however the driver ends. Its workers end with the server, and the child processes of a
+worker end with that worker. The driver receives each worker's exit code. Without a server, as on
+the nodes of a cluster or in a sandbox that forbids it, Ray starts a worker itself. What must not
 live here: what a worker does.
 """
 
@@ -41,27 +41,28 @@ from sweeps.engine import worker_launcher
 from trainable.lazy_imports import load_training
 
 WORKER_START = Path(worker_launcher.__file__)
-"""The program that Ray is to start instead of its own."""
+"""The program that Ray starts instead of its own."""
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 _OVER = signal.SIGUSR1
-"""Tells the server that its driver has ended, or needs it no more."""
+"""The signal for the server that its driver has ended, or does not need it any more."""
 _THREADS = "OMP_NUM_THREADS"
-"""Ray sets it for each worker, before that imports anything, unless somebody else has."""
+"""Ray sets it for each worker before any import, unless it is set already."""
 _SECONDS_TO_ASK = 5.0
 _SECONDS_TO_END = 5.0
 
 _ends: BinaryIO | None = None
-"""Where this process' server writes how each of its workers ended: one `PID EXIT_CODE` a line."""
+"""The pipe into which this process' server writes a line `PID EXIT_CODE` for each ended worker."""
 _exit_codes: dict[int, int] = {}
 
 
 def exit_code(pid: int, patience: float) -> int | None:
-    """Return how a worker ended, negative for a signal; None where that is not known.
+    """Return a worker's exit code, negative for a signal; None if it is unknown.
 
     Args:
-        patience: Seconds to wait for it: Ray may hear of the end before its parent does.
+        pid: The worker's process id.
+        patience: Seconds to wait for the code: Ray may notice the end before the server does.
     """
     if _ends is None:
         return None
@@ -77,16 +78,17 @@ def exit_code(pid: int, patience: float) -> int | None:
 
 @contextmanager
 def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
-    """A fork server for as long as the context is open, if this system has what it takes; Ray
-    finds it in the environment.
+    """Run a fork server while the context is open, if the system supports it.
+
+    An environment variable passes its address to Ray's workers.
 
     Args:
-        threads: Of each worker's numerical libraries, which settle that when they are loaded.
-        hidden_env: Environment variables that no worker may find anywhere.
+        threads: Threads of each worker's numerical libraries, which read the number on import.
+        hidden_env: Environment variables that must not reach a worker.
     """
-    # Everybody may read the name of a socket, and its secret nowhere.
+    # Every user can read the name of a socket; the secret stands in no place that others can read.
     address, server = f"gradsweep-{secrets.token_hex(16)}:{secrets.token_hex(16)}", None
-    if sys.platform == "linux":  # no other one ends a process with its parent
+    if sys.platform == "linux":  # only Linux can end a process with its parent
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             server = _start(address, threads, hidden_env)
     if server is None:
@@ -115,10 +117,11 @@ def _forget_ends() -> None:
 
 
 def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.Popen[bytes]:
-    # What a process was started with stays to be read for as long as it lives.
+    # A process' initial environment can be read in /proc for as long as it lives.
     kept = {key: value for key, value in os.environ.items() if key not in set(hidden_env)}
     global _ends
-    # It listens before there is anybody: who asks meanwhile waits, as for imports of its own.
+    # The socket listens before the server runs: a worker that connects early waits for the import
+    # of torch, as it would for its own.
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         contextlib.ExitStack() as stack,
@@ -133,10 +136,10 @@ def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.
             [sys.executable, "-P", "-m", __spec__.name, *map(str, numbers), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # what torch says when it is imported, workers would hide
+            stderr=subprocess.DEVNULL,  # torch's warnings on import, which workers would hide, too
             env={_THREADS: str(threads), **kept, worker_launcher.VARIABLE: address},
             pass_fds=numbers,
-            process_group=0,  # a terminal's signals are for its driver
+            process_group=0,  # the terminal's signals must reach the driver alone
         )
         stack.pop_all()
         os.close(told)
@@ -145,11 +148,12 @@ def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.
 
 
 class _Server:
-    """Forks a worker for each connection, and tells it how that worker ended.
+    """Forks a worker for each connection, and reports the worker's exit code over it.
 
     Args:
-        address: What who asks must know.
-        told: The file that the driver reads how each worker ended from.
+        listener: The socket that accepts connections.
+        address: The address with the secret that each request must contain.
+        told: The pipe for each worker's exit code, which the driver reads.
     """
 
     def __init__(self, listener: socket.socket, address: str, told: int) -> None:
@@ -161,7 +165,7 @@ class _Server:
         self._ended, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> NoReturn:
-        """Fork until the end."""
+        """Fork workers until the process ends."""
         signal.signal(_OVER, lambda *_: self._leave())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -174,30 +178,30 @@ class _Server:
                         self._accept(selector)
                     elif key.fileobj == self._ended:
                         self._collect(selector)
-                    elif self._workers.get(key.data) is key.fileobj:  # else collected just now
+                    elif self._workers.get(key.data) is key.fileobj:  # not collected meanwhile
                         selector.unregister(key.fileobj)
                         self._hear(key.data)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # no more files may be open; a worker's end closes some
+        except OSError:  # the limit on open files is reached; a worker's end closes some
             time.sleep(0.1)
             return
         streams: list[int] = []
         try:
             if worker_launcher.peer(connection) != os.geteuid():
                 raise PermissionError
-            connection.settimeout(_SECONDS_TO_ASK)  # all others wait meanwhile
+            connection.settimeout(_SECONDS_TO_ASK)  # all other connections wait meanwhile
             wish = worker_launcher.receive(connection, streams)
             connection.settimeout(None)
             known = str(wish.get("address")).encode()
             if not hmac.compare_digest(known, self._address.encode()):
                 raise PermissionError
             pid = os.fork()
-        # It is gone, or nobody of ours; or there is no room.
+        # The client has ended, is not authorized or sent no request; or the fork failed.
         except (OSError, ValueError, RecursionError):
-            connection.close()  # without an answer its worker starts as Ray starts it
+            connection.close()  # without an answer the launcher starts the worker as Ray does
             pid = -1
         if pid == 0:
             selector.close()
@@ -206,18 +210,18 @@ class _Server:
             os.close(stream)
         if pid < 0:
             return
-        with contextlib.suppress(OSError):  # as in the fork, whoever comes first
+        with contextlib.suppress(OSError):  # the fork does the same; either may be first
             os.setpgid(pid, pid)
         self._workers[pid] = connection
         selector.register(connection, selectors.EVENT_READ, pid)
 
     def _hear(self, pid: int) -> None:
-        """Who asked for a worker has ended, and Ray takes the worker for ended."""
+        """Kill a worker whose launcher has ended, because Ray takes the worker for ended."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # not yet collected: the number is no other's
+            os.killpg(pid, signal.SIGKILL)  # not reaped yet, so the id is not reused
 
     def _leave(self) -> NoReturn:
-        """End all workers with what they have started, and this process."""
+        """Kill all workers with their child processes, and exit."""
         for pid in list(self._workers):
             self._hear(pid)
         os._exit(0)
@@ -227,10 +231,10 @@ class _Server:
             while os.read(self._ended, 512):
                 pass
         adopted = False
-        with contextlib.suppress(ChildProcessError):  # there are none any more
+        with contextlib.suppress(ChildProcessError):  # no child is left
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                # Before its number may be another's. What it has started holds its connections,
-                # by which Ray would take it for alive.
+                # Kill its group before it is reaped and its id can be reused. Its children hold
+                # its connections, by which Ray would take the worker for alive.
                 connection = self._workers.pop(ended.si_pid, None)
                 if connection is not None:
                     self._hear(ended.si_pid)
@@ -244,18 +248,19 @@ class _Server:
     def _tell(
         self, selector: selectors.BaseSelector, connection: socket.socket, pid: int, status: int
     ) -> None:
-        """Say how a worker ended, to who asked for it and to the driver."""
+        """Send a worker's exit code to its launcher and to the driver."""
         code = os.waitstatus_to_exitcode(status)
-        with contextlib.suppress(OSError):  # nobody reads, or it is full
+        with contextlib.suppress(OSError):  # the driver has ended, or the pipe is full
             os.write(self._told, f"{pid} {code}\n".encode())
-        with contextlib.suppress(KeyError):  # heard already
+        with contextlib.suppress(KeyError):  # unregistered when the launcher ended
             selector.unregister(connection)
-        with connection, contextlib.suppress(OSError):  # it is gone as well
+        with connection, contextlib.suppress(OSError):  # the launcher has ended, too
             connection.sendall(worker_launcher.ENDED + bytes([code & 0xFF]))
 
     def _end_adopted(self) -> None:
-        """End what workers that have ended had started, in whatever group: it is this process'
-        now. What that has started comes here in turn.
+        """Kill the children of ended workers, whatever their process group.
+
+        The kernel makes them children of this process, and their own children in turn.
         """
         for child in psutil.Process().children():
             if child.pid not in self._workers:
@@ -265,9 +270,9 @@ class _Server:
     def _become(
         self, wish: Mapping[str, Any], streams: list[int], asker: socket.socket
     ) -> NoReturn:
-        """Be the worker from here on, and tell who asked for it once that is so."""
+        """Turn this fork into the worker, and confirm that to the launcher."""
         _end_with(self._pid, signal.SIGKILL)
-        _adopt_orphans()  # else they would be the server's, which takes them for left behind
+        _adopt_orphans()  # otherwise the server adopts and kills them
         self._listener.close()
         os.close(self._told)
         for connection in self._workers.values():
@@ -285,7 +290,7 @@ class _Server:
         _take_over(wish)
         with asker:
             asker.sendall(worker_launcher.FORKED)
-        random.seed()  # what a fork would share with its siblings
+        random.seed()  # forks would otherwise share the state of the generators
         numpy: Any = sys.modules["numpy"]
         numpy.random.seed()
         torch: Any = sys.modules["torch"]
@@ -298,7 +303,7 @@ class _Server:
 
 
 def _take_over(wish: Mapping[str, Any]) -> None:
-    """Take over what a process has of the one that starts it."""
+    """Apply the environment, directory, limits and priorities that the launcher got from Ray."""
     os.environ.clear()
     os.environ.update(wish["environment"])
     os.chdir(wish["directory"])
@@ -306,7 +311,7 @@ def _take_over(wish: Mapping[str, Any]) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, wish["niceness"])
     Path(worker_launcher.OOM_SCORE).write_text(wish["oom_score"])
     for name, limits in wish["limits"].items():
-        with contextlib.suppress(ValueError, OSError):  # above what this process may have
+        with contextlib.suppress(ValueError, OSError):  # above this process' hard limit
             resource.setrlimit(getattr(resource, name), tuple(limits))
     signal.pthread_sigmask(signal.SIG_SETMASK, wish["blocked"])
 
@@ -316,23 +321,23 @@ def _end_with(parent: int, sent: signal.Signals) -> None:
     import ctypes
 
     if ctypes.CDLL(None).prctl(_DEATH_SIGNAL, sent) != 0 or os.getppid() != parent:
-        os._exit(1)  # it would outlive it, or has already
+        os._exit(1)  # this process would outlive its parent, or does already
 
 
 def _adopt_orphans() -> None:
-    """Be the parent of whatever processes below this one lose theirs."""
+    """Become the parent of every descendant whose own parent ends."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_ADOPT, 1)
 
 
 def _main(listener: int, told: int, driver: int) -> None:
-    signal.signal(_OVER, signal.SIG_DFL)  # whatever the driver's was
+    signal.signal(_OVER, signal.SIG_DFL)  # the driver's setting is inherited
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [_OVER])
     _end_with(driver, _OVER)
     _adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the driver's to answer
+        signal.signal(number, signal.SIG_IGN)  # the driver handles these
     load_training()
     address = os.environ.pop(worker_launcher.VARIABLE)
     _Server(socket.socket(fileno=listener), address, told).serve()

@@ -1,7 +1,7 @@
-"""Ray, the engine: how it is set up, started and stopped on one machine.
+"""Configure, start and stop Ray on one machine.
 
-It runs what is asked of it and remembers nothing that must last. What must not live here: trials
-or anything they mean, and a cluster that runs already (`cluster`).
+Ray runs the trials and keeps no state that must last. What must not live here: what a trial means
+(`driver`), and a cluster that runs already (`cluster`).
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from sweeps.engine.system_limits import shortages
 
 _OBJECT_STORE_BYTES = (
     100 * 2**20
-)  # results are small and checkpoints go past Ray; its default takes 30 % of memory
+)  # results are small and checkpoints bypass Ray; Ray's default takes 30 % of memory
 
 _SETTINGS = {
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # it would rebuild the environment in every worker
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # Ray would rebuild the environment in every worker
     "RAY_USAGE_STATS_ENABLED": "0",
-    # trials that ask for no GPU see none, instead of all training on the first one
+    # trials that request no GPU see none, instead of all training on the first one
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-    "RAY_AIR_NEW_OUTPUT": "0",  # what is printed is the view's
-    # none of those that Ray starts in advance is ever used: trials bring their own environment
+    "RAY_AIR_NEW_OUTPUT": "0",  # the progress display prints
+    # workers that Ray starts in advance are never used: trials have a runtime environment
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a task's relative paths mean what they meant to the user
-    # the recorder records; CSV, JSON and TensorBoard copies only cost
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a task's relative paths start at the user's directory
+    # the recorder records; CSV, JSON and TensorBoard copies cost time and disk
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failed trial's last result has no metric
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are the driver's
-    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's own experiment state is never read again
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the driver handles signals
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # no process reads Tune's own experiment state
 }
 
 _alive: dict[str, IO[str]] = {}
-"""What says that this driver lives, by token, while its Ray runs."""
+"""By token, the locked file that proves that the driver is alive, while its Ray runs."""
 
 
 class NoRay(OSError):
@@ -57,19 +57,19 @@ class NoRay(OSError):
 
 
 def set_ray_env() -> None:
-    """Set the environment that Ray and Tune read in this process, wherever trials run."""
+    """Set the environment variables that Ray and Tune read in the driver, local or cluster."""
     os.environ.update(_SETTINGS)
 
 
 def configure(token: str) -> None:
-    """Set the environment that a local Ray and its workers read; must precede its start.
+    """Set the environment variables of a local Ray and its workers; must precede its start.
 
     Args:
-        token: The driver's token, by which its processes are found again.
+        token: The driver's token, which tags its processes.
     """
     set_ray_env()
-    # Ray takes orders from who knows this; its own would lie in a file that others may read. One
-    # for the process, because Ray keeps the first that it has seen.
+    # Ray accepts every client with this token, and stores a token of its own in a file that other
+    # users may read. Set once for each process, because Ray keeps the first token that it reads.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     tag_child_processes(token)
 
@@ -83,9 +83,17 @@ def running(
     interruption: Interruption,
     hidden_env: Iterable[str] = (),
 ) -> Iterator[None]:
-    """A local Ray for as long as the context is open; a signal while it starts is heard.
+    """Run a local Ray while the context is open; signals are handled while it starts.
 
-    See `start` for the arguments.
+    Args:
+        token: As for `start`.
+        machine: As for `start`.
+        concurrency: As for `start`.
+        interruption: Says how much time the trials have; without any, Ray is killed.
+        hidden_env: As for `start`.
+
+    Raises:
+        NoRay: Ray could not be started.
     """
     ours = True
     try:
@@ -93,7 +101,7 @@ def running(
         yield
     finally:
         if ours and interruption.trial_grace_remaining <= 0:
-            kill_children(token)  # politeness takes seconds that are no longer there
+            kill_children(token)  # a clean shutdown takes seconds that the grace period lacks
         if ours:
             stop(token)
 
@@ -105,15 +113,15 @@ def start(
 
     Args:
         token: The driver's token.
-        machine: What Ray may use.
+        machine: The CPUs and GPUs that Ray may use.
         concurrency: How many trials may wait for an actor at once.
-        hidden_env: Environment variables that workers get empty.
+        hidden_env: Environment variables that are empty in workers.
 
     Returns:
-        Whether it was started here, and so is ours to stop.
+        Whether this call started Ray; the caller then stops it.
 
     Raises:
-        NoRay: It did not come up.
+        NoRay: Ray could not be started.
     """
     configure_tune(concurrency)
     import ray
@@ -136,16 +144,16 @@ def start(
         "logging_level": logging.ERROR,
         "object_store_memory": _OBJECT_STORE_BYTES,
         "runtime_env": {"env_vars": withheld} if withheld else None,
-        # One level below ours: Ray lets everybody write to its own.
+        # One level below the driver's directory: Ray makes its own writable for every user.
         "_temp_dir": str(scratch_directory(token) / "ray"),
         "_node_ip_address": "127.0.0.1",  # see `sweeps/__init__.py`
     }
     with warnings.catch_warnings(), preserve_signal_handlers(), patch_ray_node():
         warnings.simplefilter("ignore", FutureWarning)
         try:
-            # A worker finds a user's task module by itself, see `trainable.task_import`.
+            # `trainable.task_import` makes a user's task module importable in a worker.
             ray.init(**options, job_config=_job())
-        except Exception as error:  # of no narrower kind, on a machine too busy for its patience
+        except Exception as error:  # Ray documents no narrower type, such as for its timeouts
             if found := shortages():
                 raise NoRay(f"Ray could not be started: {'; '.join(found)}") from error
             raise NoRay(
@@ -156,8 +164,9 @@ def start(
 
 
 def _job() -> Any:
-    """A Ray job whose workers get no directory of the driver's on their path: Ray puts them first,
-    where a user's `queue.py` is imported in the place of Python's.
+    """Return a Ray job that adds no directory of the driver to its workers' `sys.path`.
+
+    Ray puts these directories first, so a user's `queue.py` would shadow Python's.
     """
     from ray.job_config import JobConfig
 
@@ -173,17 +182,20 @@ def _job() -> Any:
 
 @contextmanager
 def preserve_signal_handlers() -> Iterator[None]:
-    """Keep this process' answer to SIGTERM while Ray starts. Ray's own in Python raises SystemExit
-    wherever the process just is, also where Python can only print and forget it; the one below, in
-    its library, calls ours, and aborts the process three seconds later. What Ray starts does not
-    hear of a terminal's end, as it does not of Ctrl-C: a trial is to save first. And keep its
-    standard output: Ray prints there what a raylet says of lost workers, which a trial's reason
-    says for people.
+    """Keep this process' SIGTERM handler and standard output while Ray starts.
+
+    Ray's Python handler raises SystemExit wherever the process is, also where Python can only
+    print and drop the exception. The handler of Ray's C++ library calls the driver's, and aborts
+    the process three seconds later.
+
+    SIGHUP is blocked, and Ray's processes inherit the mask: like Ctrl-C, a closed terminal must
+    not end workers before trials have saved. Ray's thread that prints the raylet's messages about
+    lost workers is disabled, because a trial's reason describes them.
     """
     from ray._private import utils, worker
 
     alarm = signal.getitimer(signal.ITIMER_REAL)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # which children inherit
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # children inherit it
     with (
         _replaced(utils, "set_sigterm_handler", lambda _: None),
         _replaced(worker, "listen_error_messages", lambda *_: None),
@@ -193,16 +205,16 @@ def preserve_signal_handlers() -> Iterator[None]:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-            if not any(alarm):  # else it is somebody else's
+            if not any(alarm):  # otherwise the alarm is not Ray's
                 signal.alarm(0)
 
 
 @contextmanager
 def patch_ray_node() -> Iterator[None]:
-    """Leave out what Ray starts with a node of its own and nobody here asks, for which it has no
-    option: an API server, whose start it waits for, two processes that watch its logs and a
-    cluster that could grow, and what the node's agent would tell a dashboard. Its workers are
-    forked where somebody serves forks.
+    """Skip processes of a Ray node that no sweep uses and that Ray has no option for.
+
+    These are the API server, for whose start Ray waits, the log monitor, the autoscaler's monitor,
+    and the agent's reports for a dashboard. Workers start by way of the fork server, if one runs.
     """
     from ray._private import parameter, services, utils
 
@@ -223,15 +235,20 @@ def patch_ray_node() -> Iterator[None]:
 
 @contextmanager
 def patch_tune() -> Iterator[None]:
-    """Leave out what Tune does for nobody here: to write down its state, which holds all trials,
-    each time that one of them saves, for it keeps each trial's newest pointer only; and to count
-    which of its callbacks are used, for statistics that are off, for which it imports MLflow.
-    And what harms: to take an error of the driver, met while a trial's end is told, for the loss
-    of that trial's worker; and to end a worker that is starting when its trial could have a warm
-    one, so that where trials are shorter than a start few workers ever come up. The warm one goes
-    to the next trial. And to take a worker that is lost while it is got ready for its next trial
-    for a failure of that trial, which has not begun: it is told of it twice, and only once makes
-    good for it. And to look for a trial's error where it is copied to later.
+    """Disable two costs of Tune, and correct four of its behaviours.
+
+    Disabled:
+    - Tune writes its state, which holds all trials, each time that one of them saves.
+    - Tune counts which callbacks are used, for statistics that are off, and imports MLflow for it.
+
+    Corrected:
+    - Tune takes an error of the driver in a callback for the loss of that trial's worker.
+    - Tune kills a worker that is starting when a warm one becomes free for its trial. If trials
+      are shorter than a worker's start, few workers ever come up. Here the next trial gets the
+      warm one.
+    - Tune takes the loss of a worker that it resets for the next trial for a failure of that
+      trial, which has not begun. Tune handles this loss twice, and restores the trial only once.
+    - Tune reads a trial's error from the path to which it copies the error later.
     """
     from ray import cloudpickle
     from ray.air._internal import usage
@@ -247,14 +264,14 @@ def patch_tune() -> Iterator[None]:
 
     def end_with_it(controller: Any, trial: Any, exception: Any) -> None:
         if isinstance(exception, _TuneStopTrialError):
-            raise  # the error itself, which is being handled; this one is only its text
+            raise  # the error being handled; `exception` holds only its text
         if trial in controller._resetting_trials:
             controller._resetting_trials.discard(trial)
-            if trial.status == Trial.PENDING:  # its worker is there, and could not do it
+            if trial.status == Trial.PENDING:  # its worker is alive, and its reset failed
                 controller._set_trial_status(trial, Trial.RUNNING)
                 controller._unstage_trial_with_resources(trial)
         elif trial.status == Trial.PENDING and trial not in controller._trial_to_actor:
-            return  # told for the second time
+            return  # the second notice of the same loss
         count_failure(controller, trial, exception)
 
     def newest_error(trial: Any) -> Any:
@@ -269,11 +286,11 @@ def patch_tune() -> Iterator[None]:
         return worker is not None and controller._actor_manager.is_actor_started(worker)
 
     def choose(_: Any, wrapped: Any) -> Any:
-        """The oldest trial that waits, as Tune does, if possible one that no worker starts for."""
+        """Return the oldest waiting trial, as Tune does; trials without a worker come first."""
         controller = wrapped._tune_controller
         oldest = without = None
         left = len(controller._pending_trials)
-        for trial in reversed(controller._trials):  # most have ended, and are at the beginning
+        for trial in reversed(controller._trials):  # most have ended, and stand first
             if not left:
                 break
             if trial in controller._pending_trials:
@@ -310,22 +327,22 @@ def _replaced(module: Any, name: str, instead: Any) -> Iterator[None]:
 
 
 def configure_tune(concurrency: int) -> None:
-    """Set what Tune reads when a session begins.
+    """Set the variables and log levels that Tune reads when it starts.
 
     Args:
-        concurrency: How many trials may wait for an actor at once; Tune's own default starts them
-            one by one.
+        concurrency: How many trials may wait for an actor at once; Tune's default starts them one
+            by one.
     """
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(concurrency)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # Of a lost worker Tune prints its own stack; the trial's reason says what happened. Its own
-    # state, which nobody reads, it sometimes copies while it renames a part of it.
+    # Tune logs its own stack for each lost worker; the trial's reason describes the loss. Tune
+    # also logs errors when it copies its unused state while it renames a part of it.
     for name in ("tune_controller", "experiment_state"):
         logging.getLogger(f"ray.tune.execution.{name}").setLevel(logging.CRITICAL)
 
 
 def stop(token: str) -> None:
-    """Stop this process' Ray, and see to it that nothing of it remains."""
+    """Stop this process' Ray, end its remaining processes and remove its files."""
     import ray
 
     ray.shutdown()

@@ -1,6 +1,6 @@
-"""A trial as a Ray actor of this sweep: `TuneTrial`, and the plain MLflow API led to its own run.
+"""A trial as a Ray actor of a sweep: `TuneTrial`, with MLflow's fluent API redirected to its run.
 
-What must not live here: training (`trainable`), and how MLflow is led (`tracking`).
+What must not live here: training (`trainable`), and how MLflow is redirected (`tracking`).
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ class SweepTrial(TuneTrial):
     """A trial in whose process `mlflow.log_metric` and its like log into the trial's own run."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Get ready, as `TuneTrial` does."""
+        """Redirect MLflow's fluent API, then set up as `TuneTrial` does."""
         redirect(RunTaker())
         super().setup(config)
 
 
 class RunTaker:
-    """Takes what the plain MLflow API is given, for the run that is open in this process."""
+    """Logs the calls of MLflow's fluent API into the run that is open in this process."""
 
     def metrics(self, points: Sequence[tuple[str, float, int, int]]) -> None:
-        """Add values under their own steps."""
+        """Log metric values, each with its own step."""
         for key, value, step, timestamp_ms in points:
             self._log().add_row(key, value, step, timestamp_ms)
 
     def params(self, params: Mapping[str, str]) -> None:
-        """Note parameters."""
+        """Log parameters."""
         self._log().note("params", params)
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Note tags."""
+        """Log tags."""
         self._log().note("tags", tags)
 
     def directory(self) -> Path | None:
-        """Return where files are put."""
+        """Return the directory for artifacts; None while no run is open."""
         from trainable.logged import current_run
 
         run = current_run()

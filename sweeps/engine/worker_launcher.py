@@ -1,10 +1,11 @@
-"""Start a worker of Ray's: as a fork of the driver's fork server, or else as Ray does.
+"""Start a Ray worker: as a fork of the driver's fork server, or as Ray does without one.
 
-    python worker_start.py default_worker.py ARGUMENTS...
+    python worker_launcher.py default_worker.py ARGUMENTS...
 
-is what a raylet runs in the place of Ray's own `setup_worker.py`. It lives as long as the worker
-that was forked for it, ends as that one does, and takes it along when it is killed. Each worker
-pays for what is imported here. What must not live here: what is only needed by the server.
+A raylet runs this program instead of Ray's own `setup_worker.py`. The program lives as long as the
+worker that is forked for it, and ends with the same exit code. If it is killed, the fork server
+kills the worker. Each worker pays for the imports here. What must not live here: code that only
+the server needs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    sys.path.pop(0)  # this directory: a program finds its neighbours under the names of others
+    sys.path.pop(0)  # this directory: its modules would shadow others of the same name
 
 import argparse
 import contextlib
@@ -26,29 +27,29 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "GRADSWEEP_FORK_SERVER"
-"""The environment variable that holds the server's address: where it listens, a colon, and what
-it asks who comes to know."""
+"""The environment variable with the server's address: its socket's name, a colon, and the secret
+that each request must contain."""
 OOM_SCORE = "/proc/self/oom_score_adj"
-"""How soon a process is ended when memory is short; Ray has its workers end first."""
+"""How early the kernel kills a process when memory is short; Ray has its workers killed first."""
 
 FORKED = b"f"
-"""What a worker answers once it is one."""
+"""The answer of a forked worker that is ready."""
 ENDED = b"e"
-"""What a server answers when it is none any more; its exit code follows."""
+"""The server's answer when the worker has ended; the exit code follows."""
 
 _SECONDS_TO_FORK = 45.0  # Ray waits for a minute; a server imports for seconds when it begins
-_LENGTH = 8  # bytes that say how long the rest is
+_LENGTH = 8  # bytes of the prefix that holds the length of the request
 _MOST_BYTES = 1 << 24  # an environment is a few thousand
 _LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 def place(address: str) -> bytes:
-    """Return where a server listens: a name and no file, which is gone with the server."""
+    """Return the name of a server's abstract socket, which ends with the server."""
     return b"\0" + address.partition(":")[0].encode()
 
 
 def peer(connection: socket.socket) -> int:
-    """Return the user at the other end: a name is everybody's who finds it free."""
+    """Return the user id of the peer, because any user can bind a free name."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     user: int = struct.unpack("3i", credentials)[1]
@@ -56,14 +57,15 @@ def peer(connection: socket.socket) -> int:
 
 
 def receive(connection: socket.socket, streams: list[int]) -> dict[str, Any]:
-    """Read what `_ask` sent: what the worker is to be.
+    """Read the request that `_ask` sent.
 
     Args:
-        streams: Its three streams are added to it, also where it raises.
+        connection: The launcher's connection.
+        streams: Receives the worker's three streams, also if this raises.
 
     Raises:
-        OSError: The other end is gone.
-        ValueError: What came is not whole.
+        OSError: The launcher has ended.
+        ValueError: The request is incomplete or not a request.
     """
     head, received, _, _ = socket.recv_fds(connection, _LENGTH, 3)
     streams += received
@@ -82,13 +84,14 @@ def receive(connection: socket.socket, streams: list[int]) -> dict[str, Any]:
 def _ask(
     connection: socket.socket, address: str, command: list[str], added: dict[str, str]
 ) -> int:
-    """Have a worker forked, and wait for its end.
+    """Request a worker from the fork server, and wait until it ends.
 
     Returns:
-        Its exit code; 1 where its server ended before, and the worker with it.
+        The worker's exit code; 1 if the server ended first, and the worker with it.
 
     Raises:
-        OSError: There is none: the server is gone, silent, or another user's, or could fork none.
+        OSError: No worker was forked: the server has ended, does not answer, is another user's, or
+            could not fork.
     """
     connection.settimeout(_SECONDS_TO_FORK)
     connection.connect(place(address))
@@ -114,7 +117,7 @@ def _ask(
     if connection.recv(1) != FORKED:
         raise ConnectionError("there is no worker")
     connection.settimeout(None)
-    with contextlib.suppress(ConnectionError):  # the server is gone, and the worker with it
+    with contextlib.suppress(ConnectionError):  # the server has ended, and the worker with it
         if connection.recv(1) == ENDED:
             return connection.recv(1)[0]
     return 1
@@ -124,7 +127,7 @@ def _main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--serialized-runtime-env-context", dest="context", default="{}")
     parser.add_argument("--language")
-    parser.add_argument("--worker-type", default="WORKER")  # else one that moves objects
+    parser.add_argument("--worker-type", default="WORKER")  # other types move objects
     options, command = parser.parse_known_args(arguments)
     context = json.loads(options.context)
     added = context.pop("env_vars", None) or {}
@@ -133,10 +136,10 @@ def _main(arguments: list[str]) -> None:
     address = os.environ.get(VARIABLE)
     if address and not any(context.values()) and options.worker_type == "WORKER":
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with connection, contextlib.suppress(OSError):  # it has ended
+        with connection, contextlib.suppress(OSError):  # the server has ended
             sys.exit(_ask(connection, address, command, added))
         if os.environ.get("RAY_RAYLET_PID") not in (None, str(os.getppid())):
-            sys.exit(1)  # the raylet has ended as well, and so has its driver
+            sys.exit(1)  # the raylet has ended, too, and so has its driver
     theirs = os.path.join(os.path.dirname(command[0]), "setup_worker.py")
     os.execv(sys.executable, [sys.executable, "-P", theirs, *arguments])
 

@@ -100,6 +100,8 @@ class Engine:
 
     def postgres(self, version: str) -> str:
         """The version of the image `postgres` to use: the one asked for, or a stand-in's."""
+        if f"postgres:{_STAND_IN}" in self._made:
+            return _STAND_IN
         public = f"postgres:{version}"
         if self._has(public) or self.run("pull", public, check=False).returncode == 0:
             return version

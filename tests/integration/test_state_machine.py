@@ -300,7 +300,7 @@ class Driver:
             spec, paths, self.ledger, self.recorder, view,
             fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
         )  # fmt: skip
-        self._book._writer = Lagging(self._book._books.write)  # type: ignore[assignment]
+        self._book._queue = Lagging(self._book._event_writer.write)  # type: ignore[assignment]
 
     def write(self) -> None:
         """What waits is written."""
