@@ -51,11 +51,11 @@ class DatabaseLock:
     """The lock of one sweep's ledger, held until `release` or the end of the connection.
 
     Args:
-        place: The ledger's; it is told whose turn it is.
+        location: The ledger's; it is told whose turn it is.
     """
 
-    def __init__(self, place: LedgerDatabase) -> None:
-        self._place = place
+    def __init__(self, location: LedgerDatabase) -> None:
+        self._location = location
         self._connection: Any = None
         self._asked = 0.0
 
@@ -69,17 +69,17 @@ class DatabaseLock:
             SweepHeld: Another driver holds it.
             LedgerError: The database cannot be used.
         """
-        with self._place.schema_lock() as rows:
+        with self._location.schema_lock() as rows:
             rows.execute(_TABLE)
-        with self._place.clear_errors():
+        with self._location.translate_errors():
             self._connect()
             if not self._ask(_LOCK):
                 self._connection.close()
-                raise SweepLockedError(self._place.directory, self._who_holds())
-            self._place.turn = self._ask(
+                raise SweepLockedError(self._location.directory, self._who_holds())
+            self._location.fencing_token = self._ask(
                 _TAKE, host=holder.host, pid=holder.pid, started=holder.started
             )
-            self._place.written = 0
+            self._location.commit_count = 0
 
     def check(self) -> None:
         """Make sure that it is still this driver's turn; one question, at most every quarter of a
@@ -93,28 +93,28 @@ class DatabaseLock:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if now - self._asked < _LOOK_EVERY:
             return
-        with self._place.clear_errors():
-            mine = self._place.retry_transient(self._is_mine, before_again=self._disconnect)
+        with self._location.translate_errors():
+            mine = self._location.retry_transient(self._is_mine, before_again=self._disconnect)
         if not mine:
-            raise self._place.lost()
+            raise self._location.lost()
         self._asked = now
 
     def release(self) -> None:
         """Give the lock up now, not when the server notices that the connection has ended."""
         if self._connection is not None:
-            with contextlib.suppress(*self._place.errors):  # it is broken already
+            with contextlib.suppress(*self._location.errors):  # it is broken already
                 self._ask(_UNLOCK)
         self._disconnect()
 
     def _is_mine(self) -> bool:
         if self._connection is not None:
-            return bool(self._ask(_TURN) == self._place.turn)
+            return bool(self._ask(_TURN) == self._location.fencing_token)
         # The connection was lost, and the lock with it.
         self._connect()
         try:
             if self._ask(_LOCK):
-                return self._ask(_TAKE_AGAIN, turn=self._place.turn) is not None
-            if self._ask(_TURN) != self._place.turn:
+                return self._ask(_TAKE_AGAIN, turn=self._location.fencing_token) is not None
+            if self._ask(_TURN) != self._location.fencing_token:
                 return False
             from psycopg2 import OperationalError
 
@@ -124,23 +124,23 @@ class DatabaseLock:
             raise
 
     def _connect(self) -> None:
-        self._connection = self._place.connect()
+        self._connection = self._location.connect()
         self._connection.autocommit = True
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(*self._place.errors):  # it is broken already
+            with contextlib.suppress(*self._location.errors):  # it is broken already
                 self._connection.close()
             self._connection = None
 
     def _ask(self, sql: str, **parameters: Any) -> Any:
-        asked = {"sweep": self._place.study, **parameters}
+        asked = {"sweep": self._location.study, **parameters}
         return one(Rows(self._connection).execute(sql, asked))
 
     def _who_holds(self) -> LockOwner | None:
         """The holder, who between locking and saying who it is may take a moment."""
         for _ in range(20):
-            if (holder := self._place.holder()) is not None:
+            if (holder := self._location.holder()) is not None:
                 return holder
             time.sleep(0.05)
         return None

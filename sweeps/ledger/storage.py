@@ -46,30 +46,30 @@ class _DurableConnection(sqlite3.Connection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.execute("PRAGMA synchronous = EXTRA")
-        self._at_once = False
+        self._inside_transaction = False
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Store all that is committed within, or nothing."""
         self.execute("BEGIN IMMEDIATE")
         self.execute("SAVEPOINT part")
-        self._at_once = True
+        self._inside_transaction = True
         try:
             yield
             super().commit()
         finally:
-            self._at_once = False
+            self._inside_transaction = False
             super().rollback()  # of what was not committed; the last commit is behind it
 
     def commit(self) -> None:
-        if self._at_once:
+        if self._inside_transaction:
             self.execute("RELEASE part")
             self.execute("SAVEPOINT part")
         else:
             super().commit()
 
     def rollback(self) -> None:
-        if not self._at_once:
+        if not self._inside_transaction:
             super().rollback()
         elif self.in_transaction:  # SQLite itself takes all back when the disk is full
             self.execute("ROLLBACK TO part")
@@ -98,7 +98,7 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
         self._ids: dict[tuple[int, int], int] = {}
         self._writes = False
 
-    def look(self, work: Callable[[], _T]) -> _T:
+    def read(self, work: Callable[[], _T]) -> _T:
         """Do what only reads."""
         return work()
 
@@ -230,12 +230,12 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
 class _FileStorage(EditableRDBStorage):
     """In a file of its own; the disk is waited for once a transaction."""
 
-    def __init__(self, place: LedgerFile) -> None:
+    def __init__(self, location: LedgerFile) -> None:
         # Looking commands read while the driver writes; SQLite then waits for the other's
         # transaction instead of failing.
         connect = functools.partial(
             sqlite3.connect,
-            place.path,
+            location.path,
             timeout=ledger_file.WAIT_SECONDS,
             factory=_DurableConnection,
             check_same_thread=False,
@@ -262,31 +262,31 @@ class _DatabaseStorage(EditableRDBStorage):
     were committed than this driver has seen, nothing is written.
     """
 
-    def __init__(self, place: LedgerDatabase) -> None:
-        self._place = place
+    def __init__(self, location: LedgerDatabase) -> None:
+        self._location = location
         self._within = False
-        with place.schema_lock():
-            super().__init__("postgresql+psycopg2://", {"creator": place.connect})
+        with location.schema_lock():
+            super().__init__("postgresql+psycopg2://", {"creator": location.connect})
 
-    def look(self, work: Callable[[], _T]) -> _T:
+    def read(self, work: Callable[[], _T]) -> _T:
         if self._within:
             return work()
-        return self._place.retry_transient(work, before_again=self.engine.dispose)
+        return self._location.retry_transient(work, before_again=self.engine.dispose)
 
     def _transact(self, work: Callable[[], _T]) -> _T:
         assert not self._within, "one transaction is not part of another"
         results: list[_T] = []
         try:
-            result = self._place.retry_transient(
+            result = self._location.retry_transient(
                 lambda: self._try(work, results), before_again=self._begin_anew
             )
         except LedgerRefused:  # what the database has lost it lacks the next time, too
             raise
         except BaseException:  # whether the last commit was made is not known; raised again
-            self._place.written = None
+            self._location.commit_count = None
             raise
-        assert self._place.written is not None
-        self._place.written += 1
+        assert self._location.commit_count is not None
+        self._location.commit_count += 1
         return result
 
     def _begin_anew(self) -> None:
@@ -301,28 +301,28 @@ class _DatabaseStorage(EditableRDBStorage):
         """
         with self.engine.connect() as connection, connection.begin() as transaction:
             count = self._count(connection)
-            if self._place.written is None:
-                self._place.written = count - 1
-            if count > self._place.written + 1:
+            if self._location.commit_count is None:
+                self._location.commit_count = count - 1
+            if count > self._location.commit_count + 1:
                 transaction.rollback()  # of this count: the last try was committed
                 return results[-1]
-            if count <= self._place.written:
-                raise self._place.lost_commits_error(self._place.written + 1 - count)
+            if count <= self._location.commit_count:
+                raise self._location.lost_commits_error(self._location.commit_count + 1 - count)
             with self._within_one(connection):
                 results.append(work())
         return results[-1]
 
     def _count(self, connection: sqlalchemy.Connection) -> int:
-        assert self._place.turn is not None, "the lock comes first"
+        assert self._location.fencing_token is not None, "the lock comes first"
         written = connection.scalar(
             sqlalchemy.text(
                 "UPDATE gradsweep_drivers SET written = written + 1 "
                 "WHERE sweep = :sweep AND turn = :turn RETURNING written"
             ),
-            {"sweep": self._place.study, "turn": self._place.turn},
+            {"sweep": self._location.study, "turn": self._location.fencing_token},
         )
         if written is None:
-            raise self._place.lost()
+            raise self._location.lost()
         return int(written)
 
     @contextlib.contextmanager
@@ -341,10 +341,10 @@ class _DatabaseStorage(EditableRDBStorage):
             )
 
 
-def open_storage(place: LedgerLocation) -> EditableRDBStorage:
-    """Open the storage at a place; what is missing of its tables is made."""
+def open_storage(location: LedgerLocation) -> EditableRDBStorage:
+    """Open the storage at a location; what is missing of its tables is made."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if isinstance(place, LedgerFile):
-        return _FileStorage(place)
-    assert isinstance(place, LedgerDatabase)
-    return _DatabaseStorage(place)
+    if isinstance(location, LedgerFile):
+        return _FileStorage(location)
+    assert isinstance(location, LedgerDatabase)
+    return _DatabaseStorage(location)

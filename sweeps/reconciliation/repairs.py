@@ -153,7 +153,7 @@ def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
     match wrong:
         case MissingTrials():
             raise LedgerError(
-                f"the ledger {ledger.place} is not whole: {wrong}; trials are numbered without "
+                f"the ledger {ledger.location} is not whole: {wrong}; trials are numbered without "
                 "gaps; restore it from a backup, or start a new sweep under another name"
             )
         case UnknownDirectory(directory, in_the_way=True):
