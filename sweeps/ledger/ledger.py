@@ -129,9 +129,9 @@ class Ledger:
     """A sweep's trials in an Optuna study.
 
     Every method may raise `LedgerBusy` when another process keeps the database locked, and
-    `LedgerError` when the database cannot be used. Methods that write may raise `LockLost`: another
-    driver has acquired the sweep's lock. Methods may be called from any thread; a mutex serializes
-    them.
+    `LedgerError` when the database cannot be used. Methods that write may raise `LockLost`:
+    another driver has acquired the sweep's lock. Methods may be called from any thread; a mutex
+    serializes them.
 
     Args:
         location: The ledger's file or database.

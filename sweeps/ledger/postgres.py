@@ -2,8 +2,8 @@
 
 Each sweep is one Optuna study. Beside Optuna's tables, the table `gradsweep_drivers` has a row for
 each sweep: the fencing token of the driver that may write (`turn`), and how many transactions that
-driver has committed (`written`; see `database_lock` and `ledger.storage`). What must not live here:
-what a ledger holds (`ledger`, `ledger.reader`), Optuna, and SQLAlchemy.
+driver has committed (`written`; see `database_lock` and `ledger.storage`). What must not live
+here: what a ledger holds (`ledger`, `ledger.reader`), Optuna, and SQLAlchemy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limit the length of a trial's reason and traceback, when they are written and when they are read.
+"""Limit the length of a trial's reason and traceback, when written and when read.
 
 An earlier release, or another program, may have written longer texts. What must not live here:
 what the texts mean, and where they are stored (`ledger`, `reader`).

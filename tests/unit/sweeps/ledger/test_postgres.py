@@ -129,7 +129,7 @@ def test_a_lost_connection_is_made_again_as_long_as_nobody_took_over(
     ledger = Ledger.create(place, mode="min", sweep_id="s")
     _end_sessions(cluster)
     lock.check()
-    assert place.turn == 1
+    assert place.fencing_token == 1
     assert place.holder() is not None
     _add(ledger)
     assert len(LedgerReader(place).trials) == 1
