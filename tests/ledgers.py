@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sweeps.ledger.location import ledger_lock
 from sweeps.ledger.postgres import LedgerDatabase
 from sweeps.sweep_lock import LockOwner
 from tests.chaos.postgres import Cluster
@@ -21,7 +22,7 @@ def held_place(
 ) -> Iterator[LedgerDatabase]:
     """A place for a new sweep, whose lock is held."""
     place = LedgerDatabase(cluster.uri, name or f"s-{uuid.uuid4().hex[:8]}", directory)
-    lock = place.lock()
+    lock = ledger_lock(place)
     lock.acquire(holder())
     yield place
     lock.release()

@@ -10,7 +10,7 @@ from sweeps.commands.sync import tell_who_is_interrupted
 from sweeps.driver.stop_requests import StopResult
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.location import check_kept
+from sweeps.ledger.location import check_kept, ledger_lock
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state
 from sweeps.reconciliation.reconcile import MissingReport, unreported
@@ -34,7 +34,7 @@ def stop_waiting(view: SweepStatus, number: int) -> StopResult:
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
-    lock = SweepLock(paths.lock, view.place.lock())
+    lock = SweepLock(paths.lock, ledger_lock(view.place))
     lock.acquire()
     try:
         if lock.previous is not None:

@@ -18,7 +18,7 @@ from sweeps.config.logged_params import flatten
 from sweeps.config.revisions import read_revisions
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
-from sweeps.ledger.location import check_kept, ledger_location
+from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths, tracking_place
 from sweeps.publishing.export import NoReport, draw_report, export_trial
@@ -101,7 +101,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
     uri, artifacts = reach_tracking(paths, spec)
-    lock = SweepLock(paths.lock, view.place.lock())
+    lock = SweepLock(paths.lock, ledger_lock(view.place))
     lock.acquire()
     try:
         if lock.previous is not None:

@@ -26,7 +26,7 @@ from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_proce
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.ledger.ledger import TrialRecord
-from sweeps.ledger.location import LedgerLocation, ledger_location
+from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
 from sweeps.paths import SweepExists, SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.figure_worker import FigureWorkerPool
@@ -116,7 +116,7 @@ def run_sweep(
 @contextmanager
 def _acquired_lock(paths: SweepPaths, location: LedgerLocation) -> Iterator[SweepLock]:
     """Hold the sweep's lock, and remove the driver's scratch files before and after."""
-    lock = SweepLock(paths.lock, location.lock())
+    lock = SweepLock(paths.lock, ledger_lock(location))
     lock.acquire()
     try:
         remove_scratch(paths)

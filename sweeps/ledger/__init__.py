@@ -1,1 +1,1 @@
-"""The record: which trials exist, their parameters, values, states and attempts."""
+"""Store and read a sweep's trials: parameters, values, states and attempts."""

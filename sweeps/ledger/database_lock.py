@@ -1,12 +1,11 @@
-"""One driver per sweep wherever its ledger's database can be reached from, beside the lock of its
-directory.
+"""Lock a sweep for one driver on all hosts that reach its ledger's database.
 
-Two things together. A session's advisory lock says that a driver lives: the server drops it with
-the connection, so a dead driver's needs no time-out, and one whose host is gone is noticed by the
-keepalives of the connection. A number says whose turn it is to write: each driver that takes the
-lock takes the next one, and each transaction of a ledger begins by looking at it in its row
-(`ledger.storage`). A driver that lost its connection takes the lock again if nobody has had it
-meanwhile; otherwise it is over. What must not live here: the directory's lock (`lock`).
+The lock has two parts. A session's advisory lock shows that a driver is alive: the server drops it
+with the connection. So a dead driver's lock needs no time-out, and keepalives detect a lost host.
+A fencing token (`turn`) states which driver may write: each driver that acquires the lock takes
+the next token, and each transaction of a ledger first checks it (`ledger.storage`). A driver that
+lost its connection acquires the lock again if no other driver has had it; otherwise it must exit.
+What must not live here: the directory's lock (`sweep_lock`).
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from sweeps.ledger.dialect import one
 from sweeps.ledger.postgres import LedgerDatabase, Rows
 from sweeps.sweep_lock import LockOwner, SweepLockedError
 
-_LOOK_EVERY = 0.25
-"""Seconds for which an answer holds. The ledger's own transactions ask each time."""
+_CHECK_EVERY = 0.25
+"""Seconds for which a check stays valid. The ledger's own transactions check each time."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS gradsweep_drivers (
     sweep text PRIMARY KEY,
@@ -51,96 +50,95 @@ class DatabaseLock:
     """The lock of one sweep's ledger, held until `release` or the end of the connection.
 
     Args:
-        place: The ledger's; it is told whose turn it is.
+        location: The ledger's location; `acquire` sets its fencing token.
     """
 
-    def __init__(self, place: LedgerDatabase) -> None:
-        self._place = place
+    def __init__(self, location: LedgerDatabase) -> None:
+        self._location = location
         self._connection: Any = None
-        self._asked = 0.0
+        self._checked = 0.0
 
     def acquire(self, holder: LockOwner) -> None:
-        """Take the lock.
+        """Acquire the lock and the next fencing token.
 
         Args:
-            holder: Who takes it.
+            holder: The new owner.
 
         Raises:
-            SweepHeld: Another driver holds it.
+            SweepLockedError: Another driver holds it.
             LedgerError: The database cannot be used.
         """
-        with self._place.schema_lock() as rows:
+        with self._location.schema_lock() as rows:
             rows.execute(_TABLE)
-        with self._place.clear_errors():
+        with self._location.translate_errors():
             self._connect()
-            if not self._ask(_LOCK):
+            if not self._query(_LOCK):
                 self._connection.close()
-                raise SweepLockedError(self._place.directory, self._who_holds())
-            self._place.turn = self._ask(
+                raise SweepLockedError(self._location.directory, self._read_owner())
+            self._location.fencing_token = self._query(
                 _TAKE, host=holder.host, pid=holder.pid, started=holder.started
             )
-            self._place.written = 0
+            self._location.commit_count = 0
 
     def check(self) -> None:
-        """Make sure that it is still this driver's turn; one question, at most every quarter of a
-        second.
+        """Check that this driver still owns the lock; at most one query in 0.25 seconds.
 
         Raises:
-            LockLost: It is not; nothing may be written to the sweep any more.
+            LockLost: Another driver owns it; this driver must not write to the sweep any more.
             LedgerError: The database does not answer.
         """
-        # A clock that goes on while the process, or the machine, stands still.
+        # This clock also advances while the process, or the machine, is suspended.
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        if now - self._asked < _LOOK_EVERY:
+        if now - self._checked < _CHECK_EVERY:
             return
-        with self._place.clear_errors():
-            mine = self._place.retry_transient(self._is_mine, before_again=self._disconnect)
+        with self._location.translate_errors():
+            mine = self._location.retry_transient(self._is_mine, before_again=self._disconnect)
         if not mine:
-            raise self._place.lost()
-        self._asked = now
+            raise self._location.lost()
+        self._checked = now
 
     def release(self) -> None:
-        """Give the lock up now, not when the server notices that the connection has ended."""
+        """Release the lock now, not when the server detects the end of the connection."""
         if self._connection is not None:
-            with contextlib.suppress(*self._place.errors):  # it is broken already
-                self._ask(_UNLOCK)
+            with contextlib.suppress(*self._location.errors):  # it is broken already
+                self._query(_UNLOCK)
         self._disconnect()
 
     def _is_mine(self) -> bool:
         if self._connection is not None:
-            return bool(self._ask(_TURN) == self._place.turn)
-        # The connection was lost, and the lock with it.
+            return bool(self._query(_TURN) == self._location.fencing_token)
+        # The server dropped the lock with the connection.
         self._connect()
         try:
-            if self._ask(_LOCK):
-                return self._ask(_TAKE_AGAIN, turn=self._place.turn) is not None
-            if self._ask(_TURN) != self._place.turn:
+            if self._query(_LOCK):
+                return self._query(_TAKE_AGAIN, turn=self._location.fencing_token) is not None
+            if self._query(_TURN) != self._location.fencing_token:
                 return False
             from psycopg2 import OperationalError
 
             raise OperationalError("an earlier connection of this driver still holds the lock")
-        except BaseException:  # no connection stays without the lock; raised again
+        except BaseException:  # keep no connection without the lock
             self._disconnect()
             raise
 
     def _connect(self) -> None:
-        self._connection = self._place.connect()
+        self._connection = self._location.connect()
         self._connection.autocommit = True
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(*self._place.errors):  # it is broken already
+            with contextlib.suppress(*self._location.errors):  # it is broken already
                 self._connection.close()
             self._connection = None
 
-    def _ask(self, sql: str, **parameters: Any) -> Any:
-        asked = {"sweep": self._place.study, **parameters}
-        return one(Rows(self._connection).execute(sql, asked))
+    def _query(self, sql: str, **parameters: Any) -> Any:
+        values = {"sweep": self._location.study, **parameters}
+        return one(Rows(self._connection).execute(sql, values))
 
-    def _who_holds(self) -> LockOwner | None:
-        """The holder, who between locking and saying who it is may take a moment."""
+    def _read_owner(self) -> LockOwner | None:
+        """Return the owner: it writes its row a moment after it acquires the lock."""
         for _ in range(20):
-            if (holder := self._place.holder()) is not None:
+            if (holder := self._location.holder()) is not None:
                 return holder
             time.sleep(0.05)
         return None

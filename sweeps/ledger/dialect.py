@@ -1,6 +1,6 @@
-"""What is different between the databases that a ledger may be in, as far as SQL shows it.
+"""State the differences in SQL between the databases of ledgers, and check their tables.
 
-What must not live here: the questions themselves (`ledger.view`), and connections.
+What must not live here: the queries themselves (`ledger.reader`), and connections.
 """
 
 from __future__ import annotations
@@ -12,29 +12,35 @@ from typing import Any, Protocol
 from sweeps.paths import LedgerError
 
 _SCHEMA = (12, "v3.2.0.a")
-"""The tables' version, as Optuna counts it itself and as its migrations do."""
+"""The tables' version: Optuna's own number, and its newest Alembic migration."""
 
 
 class Rows(Protocol):
     """A connection for reading. Parameters are written `:name`."""
 
     def execute(self, sql: str, parameters: Mapping[str, Any] = ..., /) -> Any:
-        """Ask; the answer is iterable, and has `fetchone` and `fetchall`."""
+        """Run a statement; the result is iterable, and has `fetchone` and `fetchall`."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a database wants to be asked."""
+    """The SQL expressions that differ between databases."""
 
     infinity: str
-    """The infinite number."""
+    """The literal for infinity."""
     minus_infinity: str
+    """The literal for minus infinity."""
     starts: str
-    """The condition that the column `key` begins with a text, given as `{text}`."""
+    """The condition that the column `key` begins with `{text}`."""
 
     def number(self, value: str, kind: str) -> str:
-        """Return SQL for a stored number. Optuna keeps what is not finite beside it; a NaN stays
-        NULL.
+        """Return SQL for a stored number.
+
+        Optuna keeps a number that is not finite as a kind in a second column; NaN stays NULL.
+
+        Args:
+            value: The column of the number.
+            kind: The column of its kind.
         """
         return (
             f"CASE {kind} WHEN 'FINITE' THEN {value} WHEN 'INF_POS' THEN {self.infinity} "
@@ -42,24 +48,25 @@ class Dialect:
         )
 
     def begins(self, text: str) -> str:
-        """Return SQL for "`key` begins with this text", which has no characters of a pattern."""
+        """Return SQL for "`key` begins with this text". The text has no pattern characters."""
         return self.starts.format(text=text)
 
 
-def check_tables(db: Rows, place: str) -> None:
-    """Make sure that the tables are those that this release reads.
+def check_tables(db: Rows, location: str) -> None:
+    """Check that the tables have the version that this release reads.
 
     Args:
-        place: What messages call the ledger.
+        db: A connection to the ledger.
+        location: The ledger's name in messages.
 
     Raises:
-        LedgerError: They are not.
+        LedgerError: They have another version.
     """
     ((number, library),) = db.execute("SELECT schema_version, library_version FROM version_info")
     ((revision,),) = db.execute("SELECT version_num FROM alembic_version")
     if (number, revision) != _SCHEMA:
         raise LedgerError(
-            f"{place} has tables of version {number} ({revision}), by Optuna {library}; "
+            f"{location} has tables of version {number} ({revision}), by Optuna {library}; "
             f"this release reads version {_SCHEMA[0]} ({_SCHEMA[1]}); "
             "look at it with the release that wrote it"
         )
@@ -68,7 +75,11 @@ def check_tables(db: Rows, place: str) -> None:
 def typed(
     rows: Iterable[tuple[Any, ...]], *types: type | tuple[type, ...]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows, each value of its column's type; SQLite stores any value in any column.
+    """Yield the rows and check the type of each value: SQLite stores any type in any column.
+
+    Args:
+        rows: A query's result.
+        types: The expected type of each column.
 
     Raises:
         ValueError: A value has another type.
@@ -81,5 +92,5 @@ def typed(
 
 
 def one(rows: Iterable[tuple[Any, ...]]) -> Any:
-    """Return the only value of the only row; None without one."""
+    """Return the only value of the only row; None without a row."""
     return next((row[0] for row in rows), None)

@@ -1,8 +1,8 @@
-"""The ledger: which trials exist, their parameters, intermediate values, states and attempts.
+"""Store a sweep's trials: their parameters, intermediate values, states and attempts.
 
 One Optuna study is the only record. A trial that is RUNNING in the study is unfinished, whether
-or not a process is working on it; it keeps its number and parameters until it has one of
-three ends. What must not live here: Ray, files of training runs, tracking.
+or not a process is working on it. It keeps its number and parameters until it ends: complete,
+pruned or failed. What must not live here: Ray, files of training runs, tracking.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.config.provenance_check import Origin
-from sweeps.ledger.location import LedgerLocation, as_place
+from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
     ACCUMULATION,
     ATTEMPT,
@@ -75,7 +75,7 @@ _ENDINGS: dict[Ending, TrialState] = {
 
 
 class LedgerReport(NamedTuple):
-    """What a trial came to after an epoch.
+    """The metrics that a trial reports after an epoch.
 
     Attributes:
         epoch: Epochs completed.
@@ -94,24 +94,28 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def _storing(
+def _translated(
     method: Callable[Concatenate[Ledger, _P], _T],
 ) -> Callable[Concatenate[Ledger, _P], _T]:
-    """Make errors of the storage below a method that reads errors of the ledger."""
+    """Decorate a method that reads: it holds the mutex and raises storage errors as
+    `LedgerError`.
+    """
 
     @functools.wraps(method)
     def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with self._turn, _clear_errors(self.place):
-            return self._storage.look(lambda: method(self, *args, **kwargs))
+        with self._mutex, _translate_errors(self.location):
+            return self._storage.read(lambda: method(self, *args, **kwargs))
 
     return wrapped
 
 
-def _at_once(
+def _in_transaction(
     method: Callable[Concatenate[Ledger, _P], _T],
 ) -> Callable[Concatenate[Ledger, _P], _T]:
-    """Make one transaction of all that a method stores: whoever dies in it leaves nothing of it,
-    and the disk is waited for once. Errors become those of the ledger.
+    """Decorate a method that writes: all that it stores is one transaction.
+
+    A process that dies within the method leaves nothing of it, and the disk syncs once. Storage
+    errors become `LedgerError`.
     """
 
     @functools.wraps(method)
@@ -124,230 +128,236 @@ def _at_once(
 class Ledger:
     """A sweep's trials in an Optuna study.
 
-    Every method may raise `LedgerBusy` when another process does not let go of it, and
-    `LedgerError` when it cannot be used; those that write `LockLost`, when another driver may by
-    now. Methods may be called from any thread; they take turns.
+    Every method may raise `LedgerBusy` when another process keeps the database locked, and
+    `LedgerError` when the database cannot be used. Methods that write may raise `LockLost`:
+    another driver has acquired the sweep's lock. Methods may be called from any thread; a mutex
+    serializes them.
 
     Args:
-        place: Where it is.
+        location: The ledger's file or database.
         study: The opened study.
         storage: The storage below the study.
     """
 
     def __init__(
-        self, place: LedgerLocation, study: optuna.Study, storage: EditableRDBStorage
+        self, location: LedgerLocation, study: optuna.Study, storage: EditableRDBStorage
     ) -> None:
-        self.place = place
-        self._turn = threading.RLock()
+        self.location = location
+        self._mutex = threading.RLock()
         self._study = study
         self._storage = storage
         self._study_id = storage.get_study_id_from_name(study.study_name)
-        # Also because the study's cache only knows trials that it has seen.
+        # This also fills the study's cache, which knows only trials that it has read.
         trials = study.get_trials(deepcopy=False)
         self._ends = sum(trial.state.is_finished() for trial in trials)
         self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in study.directions)
-        """Of each metric, whether less is better."""
+        """For each metric, whether less is better."""
 
     @classmethod
     def create(
-        cls, place: LedgerLocation | Path, *, mode: Mode | Sequence[Mode], sweep_id: str
+        cls, location: LedgerLocation | Path, *, mode: Mode | Sequence[Mode], sweep_id: str
     ) -> Ledger:
         """Create an empty ledger.
 
         Args:
-            place: Where it is; a path stands for the file there.
-            mode: Whether less or more of the metric is better; one for each of several.
+            location: The ledger's location; a path means the SQLite file there.
+            mode: Whether less or more of the metric is better; one mode for each of several
+                metrics.
+            sweep_id: The sweep's identity, by which tracking finds its runs again.
 
         Raises:
-            LedgerError: There is one already.
+            LedgerError: There is a ledger already.
         """
         modes = [mode] if isinstance(mode, str) else mode
         directions = [
             StudyDirection.MINIMIZE if one == "min" else StudyDirection.MAXIMIZE for one in modes
         ]
-        place = as_place(place)
-        with _clear_errors(place):
-            storage = open_storage(place)
+        location = as_location(location)
+        with _translate_errors(location):
+            storage = open_storage(location)
 
             def create() -> optuna.Study:
                 study = optuna.create_study(
-                    storage=storage, study_name=place.study, directions=directions
+                    storage=storage, study_name=location.study, directions=directions
                 )
                 study.set_user_attr("sweep_id", sweep_id)
-                for key, value in place.notes.items():
+                for key, value in location.notes.items():
                     study.set_user_attr(key, value)
                 return study
 
             try:
                 study = storage.transact(create)
             except optuna.exceptions.DuplicatedStudyError:
-                raise LedgerError(f"{place} already holds a ledger") from None
-            return cls(place, study, storage)
+                raise LedgerError(f"{location} already holds a ledger") from None
+            return cls(location, study, storage)
 
     @classmethod
-    def open(cls, place: LedgerLocation | Path) -> Ledger:
-        """Open an existing ledger. One that is damaged is left as it is.
+    def open(cls, location: LedgerLocation | Path) -> Ledger:
+        """Open an existing ledger. A damaged ledger stays unchanged.
+
+        Args:
+            location: The ledger's location; a path means the SQLite file there.
 
         Raises:
-            LedgerError: There is none, or it is not readable as one.
+            LedgerError: There is no ledger, or it is not readable.
         """
-        place = as_place(place)
-        with _clear_errors(place):
-            # Asked before Optuna is, which would make tables of its own in a file that lost them.
-            if place.num_trials() is None:
-                raise place.damaged("it holds no study")
+        location = as_location(location)
+        with _translate_errors(location):
+            # Check this first: Optuna would create its tables in a file that lost them.
+            if location.num_trials() is None:
+                raise location.damaged("it holds no study")
             try:
-                storage = open_storage(place)
-                study = optuna.load_study(storage=storage, study_name=place.study)
-                return cls(place, study, storage)
+                storage = open_storage(location)
+                study = optuna.load_study(storage=storage, study_name=location.study)
+                return cls(location, study, storage)
             except (SQLAlchemyError, LedgerError):
                 raise
             except Exception as error:  # a flipped bit may surface in any decoder below
                 if isinstance(error, optuna.exceptions.StorageInternalError):
                     raise
-                raise place.damaged(f"{type(error).__name__}: {error}") from error
+                raise location.damaged(f"{type(error).__name__}: {error}") from error
 
     def transaction(self, work: Callable[[], _T]) -> _T:
-        """Store all that is stored within, or nothing of it; the disk is waited for once.
+        """Store all that `work` stores in one transaction, or nothing of it; the disk syncs once.
 
         Args:
-            work: May be done again, where a database went away meanwhile.
+            work: Runs again if the database becomes unavailable meanwhile.
         """
-        with self._turn, _clear_errors(self.place):
+        with self._mutex, _translate_errors(self.location):
             return self._storage.transact(work)
 
     @property
-    @_storing
+    @_translated
     def sweep_id(self) -> str:
         """The sweep's identity, by which tracking finds its runs again."""
         return str(self._study.user_attrs["sweep_id"])
 
     @property
-    @_storing
+    @_translated
     def origin(self) -> Origin:
-        """What the sweep's trials were run from."""
+        """The code, data and samples from which the sweep's trials ran."""
         attributes = self._study.user_attrs
         return Origin(**attributes.get("origin", {}), samples=attributes.get("samples", {}))
 
-    @_at_once
+    @_in_transaction
     def note_origin(self, origin: Origin) -> None:
-        """Note what trials are run from now on."""
+        """Store the code, data and samples from which trials run from now on."""
         before = self.origin
         if (origin.code, origin.data) != (before.code, before.data):
             self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
-        if origin.samples != before.samples:  # apart: databases bound the length of a value
+        if origin.samples != before.samples:  # separate: databases bound the length of a value
             self._study.set_user_attr("samples", dict(origin.samples))
 
     @property
-    @_storing
+    @_translated
     def attempts(self) -> list[dict[str, str]]:
-        """From where and with what each driver of the sweep ran it, as tags."""
+        """The host, command and versions of each driver of the sweep, as tags."""
         return attempts_in(self._study.user_attrs)
 
-    @_at_once
+    @_in_transaction
     def note_attempt(self, tags: Mapping[str, str]) -> None:
-        """Note from where and with what a driver runs the sweep."""
+        """Store the host, command and versions with which a driver runs the sweep."""
         number = len(self.attempts) + 1
         self._study.set_user_attr(f"{ATTEMPT}{number}", dict(tags))
 
     @property
-    @_storing
+    @_translated
     def concluded(self) -> int:
-        """How many trials the sweep had when its best was last published; 0 before."""
+        """How many trials the sweep had when its best trial was last published; 0 before."""
         return int(self._study.user_attrs.get("concluded", 0))
 
-    @_at_once
+    @_in_transaction
     def mark_published(self) -> None:
-        """Note that everything about the trials so far has been handed to tracking."""
+        """Record that the outbox holds everything about the trials so far."""
         self._study.set_user_attr("concluded", len(self.trials()))
 
     @property
-    @_storing
+    @_translated
     def seconds(self) -> float:
-        """How long the sweep's trials have been run, by all drivers together."""
+        """For how many seconds all drivers together have run the sweep's trials."""
         return float(self._study.user_attrs.get(SECONDS, 0.0))
 
-    @_at_once
+    @_in_transaction
     def note_seconds(self, seconds: float) -> None:
-        """Note how long the sweep's trials have been run by now."""
+        """Store for how many seconds the sweep's trials have been run."""
         self._study.set_user_attr(SECONDS, round(seconds, 3))
 
     @property
     def minimize(self) -> bool:
-        """Of the (first) metric, whether less is better."""
+        """Whether less of the (first) metric is better."""
         return self.minimizes[0]
 
-    @_storing
+    @_translated
     def trials(self) -> list[TrialRecord]:
-        """All trials, in the order of their numbers."""
+        """Return all trials, in the order of their numbers."""
         return [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
 
-    @_storing
+    @_translated
     def frozen_trials(self) -> list[FrozenTrial]:
-        """All trials as Optuna has them, for what it draws of them."""
+        """Return all trials as Optuna's objects, for Optuna's figures."""
         return self._study.get_trials(deepcopy=False)
 
-    @_storing
+    @_translated
     def trial(self, number: int) -> TrialRecord:
-        """One trial.
+        """Return one trial.
 
         Raises:
             KeyError: There is no trial of that number.
         """
         return self._record(self._storage.get_trial(self._id(number)))
 
-    @_storing
+    @_translated
     def front(self) -> list[TrialRecord]:
-        """The best trial, or with several metrics the Pareto front; see `ledger_view.front`."""
+        """Return the best trial, or with several metrics the Pareto front; see `reader.front`."""
         return front(self.trials(), self.minimizes)
 
     def best(self) -> TrialRecord | None:
-        """The trial that is the best; None when none is complete, or several are."""
+        """Return the best trial; None when no trial is complete, or several are equally best."""
         best = self.front()
         return best[0] if len(best) == 1 else None
 
     @property
-    @_storing
+    @_translated
     def warm_start(self) -> WarmStart:
-        """What the sweep was given of earlier ones when it was created."""
+        """The trials of earlier sweeps that the sampler learns from, fixed at creation."""
         attributes = self._storage.get_study_system_attrs(self._study_id)
         return WarmStart.from_data(attributes.get(WARM_START))
 
-    @_at_once
+    @_in_transaction
     def note_warm_start(self, warm: WarmStart) -> None:
-        """Note what a new sweep is given of earlier ones."""
+        """Store which trials of earlier sweeps a new sweep's sampler learns from."""
         self._storage.set_study_system_attr(self._study_id, WARM_START, warm.to_data())
 
     @property
     def directions(self) -> list[StudyDirection]:
-        """Whether less or more of the metric is better, as Optuna has it."""
+        """Whether less or more of each metric is better, as Optuna's type."""
         return self._study.directions
 
-    @_at_once
-    def add(self, proposal: Suggestion) -> TrialRecord:
+    @_in_transaction
+    def add(self, suggestion: Suggestion) -> TrialRecord:
         """Create the next trial, with its parameters, in one transaction."""
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            params=dict(proposal.params),
-            distributions=dict(proposal.distributions),
-            system_attrs=dict(proposal.notes),
+            params=dict(suggestion.params),
+            distributions=dict(suggestion.distributions),
+            system_attrs=dict(suggestion.notes),
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))
 
-    @_at_once
-    def complete(self, number: int, proposal: Suggestion) -> TrialRecord:
+    @_in_transaction
+    def complete(self, number: int, suggestion: Suggestion) -> TrialRecord:
         """Store the parameters that a trial lacks."""
         known = self._storage.get_trial(self._id(number)).params
-        for name, distribution in proposal.distributions.items():
+        for name, distribution in suggestion.distributions.items():
             if name not in known:
-                value = distribution.to_internal_repr(proposal.params[name])
+                value = distribution.to_internal_repr(suggestion.params[name])
                 self._storage.set_trial_param(self._id(number), name, value, distribution)
         return self.trial(number)
 
-    @_at_once
+    @_in_transaction
     def start(self, number: int) -> int:
-        """Count an attempt at a trial.
+        """Increment a trial's number of attempts.
 
         Returns:
             The attempt's number, from 1.
@@ -359,12 +369,20 @@ class Ledger:
     def report(
         self, number: int, *, epoch: int, step: int, value: float, others: Sequence[float] = ()
     ) -> None:
-        """Record the metric after an epoch. A repeated epoch is left as it was first told."""
+        """Record the metrics after an epoch. A repeated epoch keeps its first report.
+
+        Args:
+            number: The trial's.
+            epoch: Epochs completed.
+            step: Optimizer steps taken.
+            value: The (first) metric.
+            others: The sweep's other metrics.
+        """
         self.report_all(number, [LedgerReport(epoch, step, value, others)])
 
-    @_at_once
+    @_in_transaction
     def report_all(self, number: int, reports: Iterable[LedgerReport]) -> None:
-        """Record several reports, or none of them."""
+        """Record several reports in one transaction, or none of them."""
         for report in reports:
             self._report(number, *report)
 
@@ -377,7 +395,7 @@ class Ledger:
             return
         progress = {**trial.user_attrs.get("progress", {}), "step": step, "epoch": epoch}
         before = [values[0] for values in known.values() if is_finite(values)]
-        # NaN and infinity are never best; of equals the earlier stays it.
+        # NaN and infinity are never best. The earlier of equal reports stays the best.
         if is_finite((value, *others)) and all(
             value < other if self.minimize else value > other for other in before
         ):
@@ -390,37 +408,40 @@ class Ledger:
         else:
             self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
 
-    @_at_once
+    @_in_transaction
     def set_attr(self, number: int, key: str, value: Any) -> None:
-        """Keep something about a trial that is neither a parameter nor a result."""
+        """Store an attribute of a trial that is neither a parameter nor a result."""
         self._storage.set_trial_user_attr(self._id(number), key, value)
 
     @property
-    @_storing
+    @_translated
     def generation(self) -> int:
-        """The epoch at which a population last decided who goes on from whom; 0 before."""
+        """The epoch of the last PBT decision; 0 before the first."""
         return int(self._study.user_attrs.get(GENERATION, 0))
 
-    @_at_once
+    @_in_transaction
     def mutate(self, epoch: int, mutations: Mapping[int, PbtPerturbation]) -> None:
-        """Note what a population decided at an epoch, all of it or nothing.
+        """Store PBT's decision at an epoch in one transaction.
 
         Args:
-            epoch: Where all members wait.
-            mutations: By number, how those that do not go on as they were go on.
+            epoch: The epoch at which all members wait.
+            mutations: By trial number, the donor and the parameters of each member that exploits.
+                The other members resume unchanged.
         """
         for number, mutation in mutations.items():
             lineage = [*self.trial(number).lineage, mutation]
             self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
         self._storage.set_study_user_attr(self._study_id, GENERATION, epoch)
 
-    @_at_once
+    @_in_transaction
     def take_back_mutation(self, number: int) -> None:
-        """Forget a member's last mutation, which nobody can carry out: it goes on as it was."""
+        """Remove a member's last mutation, whose donor checkpoint is gone: the member resumes
+        unchanged.
+        """
         lineage = self.trial(number).lineage[:-1]
         self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
 
-    @_at_once
+    @_in_transaction
     def finish(
         self,
         number: int,
@@ -430,16 +451,21 @@ class Ledger:
         traceback: str | None = None,
         lineage: Sequence[PbtPerturbation] | None = None,
     ) -> TrialRecord:
-        """Give a trial its one end; the first one stays.
+        """Record how a trial ended; a second call changes nothing.
 
         A complete trial's value is its best reported one, which is the value of its best
-        checkpoint; of several metrics, the values that this one report had.
+        checkpoint. With several metrics, all values come from that one report.
 
         Args:
-            lineage: How it changed, where that is less than was decided; None: as it was decided.
+            number: The trial's.
+            ending: How it ended.
+            reason: Why, in a sentence.
+            traceback: The exception's traceback.
+            lineage: The mutations that the trial trained with, if it was not all of those that
+                PBT decided; None means all.
 
         Returns:
-            The trial with its end.
+            The finished trial.
         """
         record = self.trial(number)
         if record.finished:
@@ -452,7 +478,7 @@ class Ledger:
             self._storage.set_trial_user_attr(
                 self._id(number), "traceback", clipped_traceback(traceback)
             )
-        self._ends += 1  # of a transaction that fails a number is left out
+        self._ends += 1  # a transaction that fails skips a number
         self._storage.set_trial_user_attr(self._id(number), ENDED, self._ends)
         value = record.result if ending == "complete" else None
         return self._record(self._study.tell(number, value, state=_ENDINGS[ending]))
@@ -488,13 +514,13 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def _clear_errors(place: LedgerLocation) -> Iterator[None]:
+def _translate_errors(location: LedgerLocation) -> Iterator[None]:
     try:
         yield
     except LedgerError:
         raise
     except Exception as error:
-        known = (optuna.exceptions.StorageInternalError, SQLAlchemyError, *place.errors)
+        known = (optuna.exceptions.StorageInternalError, SQLAlchemyError, *location.errors)
         if not isinstance(error, known):
             raise
-        raise place.refusal(error) from error
+        raise location.refusal(error) from error

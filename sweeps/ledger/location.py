@@ -1,9 +1,9 @@
-"""Where a sweep's ledger is: in a file of its own, or in a PostgreSQL database with those of other
-sweeps; and what either of them can do.
+"""Choose where a sweep's ledger is: a SQLite file of its own, or a PostgreSQL database that it
+shares with other sweeps. The protocol `LedgerLocation` states what both can do.
 
-This is the one module that tells them apart by the spec; whoever writes does so through the
-storage of the place (`ledger.storage`). What must not live here: files (`ledger.file`), databases
-(`ledger.database`), and Optuna.
+Only this module chooses by the spec, and only it builds the lock in the database. All writes
+go through the location's storage (`ledger.storage`). What must not live here: SQLite
+(`ledger.sqlite`), PostgreSQL (`ledger.postgres`), and Optuna.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sweeps.config.spec import SweepSpec
+from sweeps.ledger.database_lock import DatabaseLock
 from sweeps.ledger.dialect import Dialect, Rows
 from sweeps.ledger.postgres import LedgerDatabase
 from sweeps.ledger.sqlite import LedgerFile
@@ -23,7 +24,7 @@ from sweeps.sweep_lock import LockOwner, SecondaryLock, is_held, read_holder
 
 
 class LedgerLocation(Protocol):
-    """A ledger's place. As text it is what messages call it."""
+    """A ledger's file or database. `str` returns the name that messages use."""
 
     @property
     def study(self) -> str:
@@ -31,96 +32,100 @@ class LedgerLocation(Protocol):
 
     @property
     def sql(self) -> Dialect:
-        """How its database wants to be asked."""
+        """The SQL that differs between databases."""
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """What its driver raises."""
+        """The exceptions of the database's client library."""
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """What a study there says of itself from its beginning."""
+        """The user attributes that a new study gets."""
 
     def reading(self) -> AbstractContextManager[Rows]:
-        """Open it for one read transaction: what it sees belongs together.
+        """Open the ledger for one read transaction, which sees one consistent snapshot.
 
         Raises:
-            LedgerError: There is none, or it cannot be used.
+            LedgerError: There is no ledger, or the database cannot be used.
         """
 
     def num_trials(self) -> int | None:
-        """Count its trials without changing anything; None when it holds no study.
+        """Count the trials without changing anything; None when there is no study.
 
         Raises:
-            LedgerError: There is none, or it cannot be used.
+            LedgerError: There is no ledger, or the database cannot be used.
         """
 
     def refusal(self, error: Exception) -> LedgerError:
-        """Return what an error of the storage below means: busy, not usable, or damaged."""
+        """Translate an error of the storage: the ledger is busy, unusable or damaged."""
 
     def damaged(self, reason: str) -> LedgerError:
         """Return the error about a ledger that cannot be read."""
 
     def check_available(self) -> None:
-        """Make sure that a sweep may be begun here; nothing is changed.
+        """Check that a new sweep may be created here, without changing anything.
 
         Raises:
-            LedgerError: It cannot be used, or holds a sweep of that name.
-            SweepHeld: A driver runs one of that name, on whatever host.
+            LedgerError: The database cannot be used, or holds a sweep of that name.
+            SweepLockedError: A driver on any host runs a sweep of that name.
         """
 
     def remove_incomplete(self, spec: Path) -> None:
-        """Remove what a driver left that died before the sweep existed; never a ledger of trials.
+        """Remove the empty study of a driver that died while it created the sweep.
 
         Args:
-            spec: The sweep's own spec file, which is not there.
+            spec: The sweep's own spec file, which does not exist.
 
         Raises:
-            LedgerError: There are trials, or it is not this sweep's.
+            LedgerError: The study has trials, or it belongs to another sweep.
         """
 
-    def lock(self) -> SecondaryLock | None:
-        """A lock that holds wherever the ledger can be written to; None: the directory's does."""
-
     def holder(self) -> LockOwner | None:
-        """Who holds that lock, None when nobody does or there is none.
+        """Return the owner of the lock in the database; None when it is free or there is none.
 
         Raises:
-            LedgerError: It cannot be asked.
+            LedgerError: The database cannot be read.
         """
 
 
 class StorageMoved(ValueError):
-    """A sweep was to go on with its ledger or its checkpoints elsewhere."""
+    """A resume would change where a sweep's ledger or its checkpoints are."""
 
 
 def ledger_location(paths: SweepPaths, spec: SweepSpec) -> LedgerLocation:
-    """Return the place of a sweep's ledger."""
+    """Return the location of a sweep's ledger."""
     if spec.storage.ledger is None:
         return LedgerFile(paths.ledger)
     return LedgerDatabase(spec.storage.ledger, spec.name, paths.directory)
 
 
-def as_place(place: LedgerLocation | Path) -> LedgerLocation:
-    """Return a place; a path stands for the file there."""
-    return LedgerFile(place) if isinstance(place, Path) else place
+def as_location(location: LedgerLocation | Path) -> LedgerLocation:
+    """Return a location unchanged, and a path as the SQLite file there."""
+    return LedgerFile(location) if isinstance(location, Path) else location
 
 
-def holder_of(paths: SweepPaths, place: LedgerLocation) -> tuple[bool, LockOwner | None]:
-    """Return whether a driver holds a sweep, here or on another host, and who it is if it is
-    known.
+def ledger_lock(location: LedgerLocation) -> SecondaryLock | None:
+    """Return the lock that holds on every host that can write to the ledger.
+
+    None for a file: the lock of the sweep's directory covers it.
+    """
+    return DatabaseLock(location) if isinstance(location, LedgerDatabase) else None
+
+
+def holder_of(paths: SweepPaths, location: LedgerLocation) -> tuple[bool, LockOwner | None]:
+    """Return whether a driver on any host holds the sweep's lock, and its owner where known.
 
     Raises:
-        LedgerError: The place cannot be asked.
+        LedgerError: The database cannot be read.
     """
     if is_held(paths.lock):
         return True, read_holder(paths.lock)
-    holder = place.holder()
+    holder = location.holder()
     return holder is not None, holder
 
 
 def check_kept(paths: SweepPaths, before: SweepSpec, after: SweepSpec) -> None:
-    """Make sure that a sweep goes on where its trials are written down, and what they saved lies.
+    """Check that a resumed sweep keeps its name, its ledger and its checkpoint storage.
 
     Raises:
         StorageMoved: It would not.

@@ -1,10 +1,9 @@
-"""Ledgers in a PostgreSQL database, one Optuna study for each sweep: connecting, looking without
-changing anything, and saying clearly what is wrong.
+"""Connect to ledgers in a PostgreSQL database, read them without a change, and explain errors.
 
-Beside Optuna's tables there is one of our own, `gradsweep_drivers`, a row for each sweep: whose
-turn it is to write, and how many transactions have been committed in that turn (see
-`database_lock` and `ledger.storage`). What must not live here: what a ledger holds (`ledger`,
-`ledger.view`), Optuna, and SQLAlchemy.
+Each sweep is one Optuna study. Beside Optuna's tables, the table `gradsweep_drivers` has a row for
+each sweep: the fencing token of the driver that may write (`turn`), and how many transactions that
+driver has committed (`written`; see `database_lock` and `ledger.storage`). What must not live
+here: what a ledger holds (`ledger`, `ledger.reader`), Optuna, and SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sweeps.ledger.dialect import Dialect, check_tables, one
 from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused
@@ -25,25 +24,22 @@ from sweeps.store_access import check_store
 from sweeps.sweep_lock import LockLost, LockOwner, SweepLockedError
 from tracking.trusted_stores import StoreUntrusted, secured
 
-if TYPE_CHECKING:
-    from sweeps.ledger.database_lock import DatabaseLock
-
 WAIT_SECONDS = 30.0
-"""How long another transaction, or a database that was there before, is waited for."""
+"""Seconds to wait for another transaction, or for a database that became unavailable."""
 _DIRECTORY = "directory"
-"""A study's note: where the sweep's files are."""
+"""The study's user attribute with the host and path of the sweep's files."""
 _CONNECT_SECONDS = 5
 _AGAIN_AFTER = 0.2
-"""Seconds between two tries at a database that is away."""
-_MAKING_TABLES = 0x67726164  # a lock for two drivers that meet in an empty database
+"""Seconds between two attempts to reach an unavailable database."""
+_SCHEMA_LOCK = 0x67726164  # serializes two drivers that create tables in an empty database
 _TRANSIENT = ("08", "57P0", "40001", "40P01")
-"""What codes of errors begin with after which the same transaction may be tried again: the
-connection was lost, the server ends or starts, two transactions met."""
+"""Prefixes of the error codes after which a transaction may be retried: the connection was lost,
+the server stops or starts, or two transactions conflicted."""
 _ABSENT = ("42P01", "3F000")
 _BUSY = "55P03"
 _LIMITS: dict[str, Any] = {
     "connect_timeout": _CONNECT_SECONDS,
-    # A host that is gone without a word is noticed within half a minute, by either side.
+    # Either side detects within half a minute that the other host is gone.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -59,7 +55,7 @@ _FOREIGN_VERSION = """
 SELECT 'schema_version' NOT IN (SELECT attname FROM pg_attribute WHERE attrelid = oid)
 FROM pg_class WHERE oid = to_regclass('version_info')
 """
-"""Whether the table in which Optuna notes its version is another program's."""
+"""Whether another program owns the table `version_info`, in which Optuna stores its version."""
 _PARAMETER = re.compile(r":(\w+)")
 _HOLDER = """
 SELECT host, driver.pid, started FROM gradsweep_drivers AS driver
@@ -72,11 +68,11 @@ _T = TypeVar("_T")
 
 
 class SweepTaken(LedgerError):
-    """The database holds a sweep of that name already."""
+    """The database already holds a sweep of that name."""
 
 
 class Rows:
-    """A connection of psycopg2 that takes parameters as `:name`."""
+    """A psycopg2 connection whose statements write parameters as `:name`."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -88,12 +84,12 @@ class Rows:
 
 
 class LedgerDatabase:
-    """One sweep's study in a PostgreSQL database; see `ledger_place.Place`.
+    """One sweep's study in a PostgreSQL database; see `location.LedgerLocation`.
 
     Args:
         uri: The database's address, without a password.
-        study: The sweep's name, which is given once in a database.
-        directory: Where the sweep's files are.
+        study: The sweep's name, which is unique in a database.
+        directory: The sweep's directory.
     """
 
     sql = Dialect(infinity="'Infinity'", minus_infinity="'-Infinity'", starts="key LIKE '{text}%'")
@@ -103,10 +99,10 @@ class LedgerDatabase:
         self.study = study
         self.directory = directory
         self.notes = {_DIRECTORY: f"{socket.gethostname()}:{directory}"}
-        self.turn: int | None = None
-        """Whose number writes; None until the sweep's lock is taken through this object."""
-        self.written: int | None = None
-        """How many transactions were committed in that turn; None where that must be asked."""
+        self.fencing_token: int | None = None
+        """The token of the driver that may write; None until this object acquires the lock."""
+        self.commit_count: int | None = None
+        """How many transactions this driver has committed; None where the database must say."""
         self._may_connect = False
 
     def __str__(self) -> str:
@@ -114,7 +110,7 @@ class LedgerDatabase:
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """What the driver raises."""
+        """The exceptions of psycopg2."""
         import psycopg2
 
         return (psycopg2.Error,)
@@ -124,8 +120,8 @@ class LedgerDatabase:
 
         Raises:
             LedgerError: The user has not named the database, or the sweep is another user's.
-            LedgerRefused: The driver is not installed.
-            psycopg2.Error: The database does not answer, or refuses.
+            LedgerRefused: psycopg2 is not installed.
+            psycopg2.Error: The database does not answer, or refuses the connection.
         """
         self._check_access()
         try:
@@ -146,7 +142,7 @@ class LedgerDatabase:
         )
 
     def _check_access(self) -> None:
-        if not self._may_connect:  # a driver that has connected once is not refused later
+        if not self._may_connect:  # a driver that has connected once may always reconnect
             try:
                 check_store(self.directory, self.uri)
             except StoreUntrusted as error:
@@ -154,8 +150,8 @@ class LedgerDatabase:
             self._may_connect = True
 
     @contextlib.contextmanager
-    def clear_errors(self) -> Iterator[None]:
-        """Make the database's errors errors of the ledger."""
+    def translate_errors(self) -> Iterator[None]:
+        """Raise errors of psycopg2 as `LedgerError`."""
         try:
             yield
         except LedgerError:
@@ -167,22 +163,22 @@ class LedgerDatabase:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Rows]:
-        """Open it for one read transaction: what it sees belongs together.
+        """Open the ledger for one read transaction, which sees one consistent snapshot.
 
         Raises:
-            LedgerError: The database cannot be used, or what it holds makes no sense.
+            LedgerError: The database cannot be used, or its content cannot be decoded.
         """
         try:
-            with self.clear_errors(), contextlib.closing(self.connect()) as connection:
+            with self.translate_errors(), contextlib.closing(self.connect()) as connection:
                 connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
                 yield Rows(connection)
         except LedgerError:
             raise
-        except Exception as error:  # whatever a decoder says of what it was not written by us
+        except Exception as error:  # a decoder may raise anything on rows of another program
             raise self.damaged(f"{type(error).__name__}: {error}") from error
 
     def num_trials(self) -> int | None:
-        """Count the sweep's trials without changing anything; None when it has no study.
+        """Count the trials without changing anything; None when there is no study.
 
         Raises:
             LedgerError: The database cannot be used.
@@ -190,19 +186,19 @@ class LedgerDatabase:
         with self.reading() as db:
             if not _has_table(db, "studies"):
                 return None
-            asked = {"name": self.study}
-            study = one(db.execute("SELECT study_id FROM studies WHERE study_name = :name", asked))
+            name = {"name": self.study}
+            study = one(db.execute("SELECT study_id FROM studies WHERE study_name = :name", name))
             if study is None:
                 return None
             counting = "SELECT COUNT(*) FROM trials WHERE study_id = :study"
             return int(one(db.execute(counting, {"study": study})))
 
     def check_available(self) -> None:
-        """Make sure that a sweep may be begun here; nothing is changed.
+        """Check that a new sweep may be created here, without changing anything.
 
         Raises:
             LedgerError: The database cannot be used, or holds a sweep of that name.
-            SweepHeld: A driver runs one of that name, on whatever host.
+            SweepLockedError: A driver on any host runs a sweep of that name.
         """
         if (holder := self.holder()) is not None:
             raise SweepLockedError(self.directory, holder)
@@ -216,20 +212,22 @@ class LedgerDatabase:
                 )
             if ours and versioned:
                 check_tables(db, f"storage.ledger: {self.uri}")
-            # Else there is none, or a driver was killed that made them: opening makes the rest.
-        self._refuse_another()
+            # Otherwise there are no tables, or a driver was killed while it created them: opening
+            # the storage creates the rest.
+        self._is_incomplete()
 
     def remove_incomplete(self, spec: Path) -> None:
-        """Remove what a driver of this directory left that died before the sweep existed.
+        """Remove the empty study of a driver of this directory that died while it created the
+        sweep.
 
         Raises:
-            LedgerError: There are trials, or the study is not of this directory.
+            LedgerError: The study has trials, or it belongs to another directory.
         """
         del spec
-        if not self._refuse_another():
+        if not self._is_incomplete():
             return
         study = "SELECT study_id FROM studies WHERE study_name = :name"
-        with self.clear_errors(), contextlib.closing(self.connect()) as connection, connection:
+        with self.translate_errors(), contextlib.closing(self.connect()) as connection, connection:
             for table in ("study_directions", "study_user_attributes", "study_system_attributes"):
                 Rows(connection).execute(
                     f"DELETE FROM {table} WHERE study_id = ({study})", {"name": self.study}
@@ -238,28 +236,28 @@ class LedgerDatabase:
                 "DELETE FROM studies WHERE study_name = :name", {"name": self.study}
             )
 
-    def _refuse_another(self) -> bool:
-        """Return whether there is a study that nobody will miss.
+    def _is_incomplete(self) -> bool:
+        """Return whether there is an empty study of this directory, which may be removed.
 
         Raises:
-            SweepTaken: There is one that somebody may.
+            SweepTaken: There is a study with trials, or one of another directory.
         """
         count = self.num_trials()
         if count is None:
             return False
         with self.reading() as db:
-            told = one(
+            stored = one(
                 db.execute(
                     "SELECT value_json FROM study_user_attributes JOIN studies USING (study_id) "
                     "WHERE study_name = :name AND key = :key",
                     {"name": self.study, "key": _DIRECTORY},
                 )
             )
-        directory = None if told is None else json.loads(told)
+        directory = None if stored is None else json.loads(stored)
         if count == 0 and directory == self.notes[_DIRECTORY]:
             return True
         where = f", whose files are at {directory}" if directory else ""
-        # SQLAlchemy takes an address without a driver for that of psycopg 3.
+        # SQLAlchemy would use psycopg 3 for an address without a driver.
         storage = re.sub("^postgresql:", "postgresql+psycopg2:", self.uri)
         raise SweepTaken(
             f"{self.uri} holds a sweep '{self.study}' of {count} trials already{where}; a name is "
@@ -268,14 +266,8 @@ class LedgerDatabase:
             f"--study-name '{self.study}'"
         )
 
-    def lock(self) -> DatabaseLock:
-        """The lock of whoever may write, on whatever host."""
-        from sweeps.ledger.database_lock import DatabaseLock
-
-        return DatabaseLock(self)
-
     def holder(self) -> LockOwner | None:
-        """Who holds that lock; None when nobody does.
+        """Return the owner of the sweep's lock in this database; None when it is free.
 
         Raises:
             LedgerError: The database cannot be used.
@@ -287,13 +279,13 @@ class LedgerDatabase:
         return None if row is None else LockOwner(row[0], row[1], row[2], token="")
 
     def lost(self) -> LockLost:
-        """What ends a driver whose turn it is no more."""
-        taker = self.holder()
-        by = f" by {taker.describe()}" if taker else ""
+        """Return the error of a driver whose lock another driver has acquired."""
+        owner = self.holder()
+        by = f" by {owner.describe()}" if owner else ""
         return LockLost(f"the ledger {self} was taken over{by} from this driver", self.directory)
 
     def lost_commits_error(self, count: int) -> LedgerError:
-        """Return the error about a database that lacks transactions which it had committed."""
+        """Return the error about a database that lacks transactions that it had committed."""
         return LedgerRefused(
             f"the ledger {self} has lost {count} of the transactions that this driver had "
             "committed, as it happens when a copy that lagged behind takes over; nothing is "
@@ -303,22 +295,22 @@ class LedgerDatabase:
 
     @contextlib.contextmanager
     def schema_lock(self) -> Iterator[Rows]:
-        """Be the only one who makes tables in the database."""
-        with self.clear_errors(), contextlib.closing(self.connect()) as connection:
+        """Hold the lock that one driver needs to create tables in the database."""
+        with self.translate_errors(), contextlib.closing(self.connect()) as connection:
             connection.autocommit = True
             rows = Rows(connection)
-            rows.execute("SELECT pg_advisory_lock(:key)", {"key": _MAKING_TABLES})
+            rows.execute("SELECT pg_advisory_lock(:key)", {"key": _SCHEMA_LOCK})
             yield rows
 
     def retry_transient(self, do: Callable[[], _T], *, before_again: Callable[[], None]) -> _T:
-        """Do something again and again for as long as the database is away, within bounds.
+        """Retry while the database is unavailable, for at most `WAIT_SECONDS`.
 
         Args:
-            do: May be done any number of times.
-            before_again: Called when the connection is found to be lost.
+            do: Safe to run any number of times.
+            before_again: Called before each retry.
 
         Raises:
-            Exception: What it raised last.
+            Exception: The error of the last attempt.
         """
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
@@ -331,11 +323,11 @@ class LedgerDatabase:
                 time.sleep(_AGAIN_AFTER)
 
     def refusal(self, error: Exception) -> LedgerError:
-        """Return what an error of the storage below means: busy, not usable, or damaged."""
+        """Translate an error of the storage: the ledger is busy, unusable or damaged."""
         cause = next(self._causes(error), None)
         code = getattr(cause, "pgcode", None) or ""
         lines = str(cause or error).strip().splitlines() or [type(error).__name__]
-        # Of several addresses of a host, the one at which a server answered.
+        # A host may have several addresses: take the line of the one whose server answered.
         reason = next((line for line in lines if "FATAL: " in line), lines[0])
         if code == _BUSY:
             return LedgerBusy(str(self), WAIT_SECONDS)
@@ -355,21 +347,21 @@ class LedgerDatabase:
         )
 
     def _is_transient(self, error: Exception) -> bool:
-        """Whether the same may succeed in a moment: the connection was lost or refused, or two
-        transactions met.
+        """Whether a retry may succeed: the connection was lost or refused, or two transactions
+        conflicted.
         """
         import psycopg2
 
         for cause in self._causes(error):
-            # Of a connection that ends under a statement it says no more than `DatabaseError`.
+            # psycopg2 raises a bare `DatabaseError` if the connection ends during a statement.
             lost = type(cause) is psycopg2.DatabaseError
             if lost or isinstance(cause, psycopg2.OperationalError | psycopg2.InterfaceError):
                 return not cause.pgcode or cause.pgcode.startswith(_TRANSIENT)
-        # SQLAlchemy's, of a transaction whose connection was lost before.
+        # SQLAlchemy raises this in a transaction whose connection was lost before.
         return type(error.__cause__ or error).__name__ == "PendingRollbackError"
 
     def _causes(self, error: BaseException | None) -> Iterator[Any]:
-        """Yield the driver's own errors below those of the layers above it."""
+        """Yield psycopg2's own errors from the chain of causes."""
         while error is not None:
             if isinstance(error, self.errors):
                 yield error

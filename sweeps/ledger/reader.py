@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from redaction.escapes import printable, visible
 from sweeps.ledger.dialect import Rows, check_tables, one, typed
-from sweeps.ledger.location import LedgerLocation, as_place
+from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.texts import clipped
 
 ATTEMPT = "attempt "
@@ -242,28 +242,28 @@ class LedgerReader:
     """A ledger as it is at one moment, in a time that does not grow with the trials' curves.
 
     Args:
-        place: Where the ledger is; a path stands for the file there.
+        location: Where the ledger is; a path stands for the file there.
 
     Raises:
         LedgerError: There is none, it is not readable as one, or a release of Optuna with other
             tables wrote it.
     """
 
-    def __init__(self, place: LedgerLocation | Path) -> None:
-        self._place = as_place(place)
-        sql = self._place.sql
+    def __init__(self, location: LedgerLocation | Path) -> None:
+        self._location = as_location(location)
+        sql = self._location.sql
         self._reported_value = sql.number("intermediate_value", "intermediate_value_type")
         self._told_value = sql.number("value", "value_type")
         self._is_report = sql.begins(REPORT)
-        with self._place.reading() as db:
-            check_tables(db, str(self._place))
+        with self._location.reading() as db:
+            check_tables(db, str(self._location))
             directions = db.execute(
                 "SELECT study_id, direction FROM studies JOIN study_directions USING (study_id) "
                 "WHERE study_name = :name ORDER BY objective",
-                {"name": self._place.study},
+                {"name": self._location.study},
             ).fetchall()
             if not directions:
-                raise self._place.damaged("it holds no study")
+                raise self._location.damaged("it holds no study")
             self._study = {"study": directions[0][0]}
             attributes = dict(
                 db.execute(
@@ -310,7 +310,7 @@ class LedgerReader:
         Raises:
             LedgerError: It can no longer be read.
         """
-        with self._place.reading() as db:
+        with self._location.reading() as db:
             text = one(
                 db.execute(
                     "SELECT value_json FROM study_system_attributes "
@@ -327,7 +327,7 @@ class LedgerReader:
             LedgerError: It can no longer be read.
         """
         found: dict[int, dict[int, float]] = {trial.number: {} for trial in self.trials}
-        with self._place.reading() as db:
+        with self._location.reading() as db:
             for number, epoch, values in self._reported(db):
                 if number in found:  # not one that was added after this view was taken
                     found[number][epoch] = values[0]
@@ -339,7 +339,7 @@ class LedgerReader:
         Raises:
             LedgerError: It can no longer be read.
         """
-        with self._place.reading() as db:
+        with self._location.reading() as db:
             found = {epoch: values for _, epoch, values in self._reported(db, number)}
         return found if len(self.minimizes) > 1 else {e: v[0] for e, v in found.items()}
 

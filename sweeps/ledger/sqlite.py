@@ -1,7 +1,6 @@
-"""A ledger in a file of its own, the embedded default: opening it without changing it, and saying
-clearly what is wrong with it.
+"""Open a ledger in a SQLite file, the default, without changing it, and explain its errors.
 
-What must not live here: what it holds (`ledger`, `ledger.view`), and Optuna.
+What must not live here: what a ledger holds (`ledger`, `ledger.reader`), and Optuna.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused
 from trainable.regular_files import check_database
 
 WAIT_SECONDS = 30.0
-"""How long another process' transaction is waited for."""
+"""Seconds to wait for another process's transaction."""
 _COMPUTES = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 
 
 class LedgerFile:
-    """One SQLite database; see `ledger_place.Place`.
+    """A ledger in one SQLite database; see `location.LedgerLocation`.
 
     Args:
         path: The file.
@@ -42,32 +41,31 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Open a sound ledger for one read transaction: what it sees belongs together.
+        """Open the ledger for one read transaction, which sees one consistent snapshot.
 
         Raises:
-            LedgerError: There is no such file, or it is not sound.
+            LedgerError: There is no such file, or it is damaged.
         """
         try:
             exists = check_database(self.path)
         except OSError as error:
             raise LedgerError(str(error)) from error
         if not exists:
-            num_left = len(list(self.path.parent.glob("trials/[0-9]*")))
+            num_trials = len(list(self.path.parent.glob("trials/[0-9]*")))
             raise LedgerError(
                 f"there is no ledger at {self.path}; it is the record of all trials, and none is "
-                f"made beside the {num_left} trial directories that are left there; restore it "
+                f"made beside the {num_trials} trial directories that are left there; restore it "
                 "from a backup, or begin anew with: sweep run FILE --name NAME"
             )
         try:
-            # "rw" never creates a file, and rolls back what a driver that died had not committed,
-            # which a connection that may only read could not. Statements cannot write
-            # nevertheless.
+            # "rw" never creates a file. It rolls back what a dead driver had not committed, which
+            # a read-only connection cannot. `query_only` still forbids statements that write.
             address = f"{self.path.absolute().as_uri()}?mode=rw"
             with contextlib.closing(
                 sqlite3.connect(address, uri=True, timeout=WAIT_SECONDS)
             ) as db:
                 db.execute("PRAGMA query_only = ON")
-                if db.execute(_COMPUTES).fetchone():  # a planted view may never come to an end
+                if db.execute(_COMPUTES).fetchone():  # a planted view may run without end
                     raise self.damaged("it holds a view or a trigger, and a ledger has neither")
                 if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                     raise self.damaged(verdict)
@@ -81,10 +79,10 @@ class LedgerFile:
             raise self.damaged(f"{type(error).__name__}: {error}") from error
 
     def num_trials(self) -> int | None:
-        """Count its trials without changing anything; None when it holds no study.
+        """Count the trials without changing anything; None when the file holds no study.
 
         Raises:
-            LedgerError: There is no such file, or it is not a sound database.
+            LedgerError: There is no such file, or it is damaged.
         """
         with self.reading() as db:
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'studies'").fetchone():
@@ -94,13 +92,16 @@ class LedgerFile:
             return int(db.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
 
     def check_available(self) -> None:
-        """Nothing: it lies in the sweep's directory, and is looked at with that."""
+        """Do nothing: `SweepPaths` checks the sweep's directory, and the file with it."""
 
     def remove_incomplete(self, spec: Path) -> None:
-        """Remove what a driver left that died before the sweep existed; never a ledger of trials.
+        """Remove the empty ledger of a driver that died while it created the sweep.
+
+        Args:
+            spec: The sweep's own spec file, which does not exist.
 
         Raises:
-            LedgerError: There are trials.
+            LedgerError: The ledger has trials.
         """
         if self.path.exists() and self.num_trials():
             raise LedgerError(
@@ -109,14 +110,11 @@ class LedgerFile:
             )
         self.path.unlink(missing_ok=True)
 
-    def lock(self) -> None:
-        """None: whoever holds the directory holds the file in it."""
-
     def holder(self) -> None:
-        """None: see `lock`."""
+        """Return None: the lock of the sweep's directory covers the file in it."""
 
     def refusal(self, error: Exception) -> LedgerError:
-        """Return what an error of the storage below means: busy, not usable, or damaged."""
+        """Translate an error of the storage: the ledger is busy, unusable or damaged."""
         cause = _sqlite_error(error)
         reason = str(cause or error).splitlines()[0]
         if "locked" in reason or "busy" in reason:
@@ -139,7 +137,7 @@ class LedgerFile:
 
 
 def _sqlite_error(error: BaseException | None) -> sqlite3.Error | None:
-    """Return the error of SQLite itself below those of the layers above it."""
+    """Return SQLite's own error from the chain of causes."""
     while error is not None and not isinstance(error, sqlite3.Error):
         error = getattr(error, "orig", None) or error.__cause__
     return error

@@ -1,8 +1,8 @@
-"""Optuna's relational storage, in one SQLite file or in a PostgreSQL database: what is stored
-survives a power loss, what belongs together is one transaction, and the search space may be edited
-between two drivers.
+"""Extend Optuna's RDB storage with durable transactions and an editable search space.
 
-What must not live here: opening a ledger, and what is stored (`ledger`).
+Stored data survives a power loss, one method of the ledger is one transaction, and the search
+space may change between two drivers. SQLite and PostgreSQL each have a subclass. What must not
+live here: opening a ledger, and what it stores (`ledger`).
 """
 
 from __future__ import annotations
@@ -37,58 +37,57 @@ _T = TypeVar("_T")
 
 
 class _DurableConnection(sqlite3.Connection):
-    """Syncs the directory too once a transaction's journal is gone: otherwise a power loss may
-    bring the journal back, and with it take the transaction back.
+    """Sync the directory after SQLite removes a transaction's journal.
 
-    Optuna commits after each value; within `at_once` these commits are parts of one transaction.
+    Otherwise a power loss may restore the journal, and SQLite rolls the transaction back. Optuna
+    commits after each value; within `transaction` these commits become savepoints.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.execute("PRAGMA synchronous = EXTRA")
-        self._at_once = False
+        self._inside_transaction = False
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Store all that is committed within, or nothing."""
+        """Store all commits within as one transaction, or none of them."""
         self.execute("BEGIN IMMEDIATE")
         self.execute("SAVEPOINT part")
-        self._at_once = True
+        self._inside_transaction = True
         try:
             yield
             super().commit()
         finally:
-            self._at_once = False
-            super().rollback()  # of what was not committed; the last commit is behind it
+            self._inside_transaction = False
+            super().rollback()  # after an error; after the commit it does nothing
 
     def commit(self) -> None:
-        if self._at_once:
+        if self._inside_transaction:
             self.execute("RELEASE part")
             self.execute("SAVEPOINT part")
         else:
             super().commit()
 
     def rollback(self) -> None:
-        if not self._at_once:
+        if not self._inside_transaction:
             super().rollback()
-        elif self.in_transaction:  # SQLite itself takes all back when the disk is full
+        elif self.in_transaction:  # SQLite itself rolls back when the disk is full
             self.execute("ROLLBACK TO part")
 
 
 class EditableRDBStorage(optuna.storages.RDBStorage):
-    """Stores each parameter with the distribution that it was drawn from, whatever the first trial
-    of the study drew it from.
+    """Store each parameter with its own distribution, whatever the study's first trial had.
 
-    Optuna refuses a parameter that has changed its kind or its choices, because samplers would
-    trip over it. Here samplers are never shown the stored trials as they are (see `proposals`).
-    There is no documented entrance for this; a test edits a space through a real ledger.
+    Optuna refuses a parameter that has changed its kind or its choices, because samplers fail on
+    it. Here samplers never see the stored trials directly (see `search.suggest`). Optuna has no
+    documented hook for this; a test edits a space through a real ledger.
 
-    A trial is read with seven statements, and was read eight times from its start to its end. The
-    one driver that may write remembers the open trials that it read or made while it wrote, and
-    the last one that it ended, and writes with few statements what it knows (`statements`);
-    whoever only looks remembers nothing, for others write.
+    Optuna reads a trial with seven statements, and did so eight times from its start to its end.
+    The driver, the only writer, caches the open trials that it read or created while it wrote, and
+    the last trial that it ended. It writes them with few statements (`bulk_writes`). A process
+    that only reads caches nothing, because others write.
 
-    It is used by one thread at a time.
+    Only one thread may use it at a time.
     """
 
     def __init__(self, url: str, engine_kwargs: dict[str, Any]) -> None:
@@ -98,18 +97,18 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
         self._ids: dict[tuple[int, int], int] = {}
         self._writes = False
 
-    def look(self, work: Callable[[], _T]) -> _T:
-        """Do what only reads."""
+    def read(self, work: Callable[[], _T]) -> _T:
+        """Run `work`, which only reads."""
         return work()
 
     def transact(self, work: Callable[[], _T]) -> _T:
-        """Store all that `work` stores, or nothing of it; within another one, a part of that."""
+        """Store all that `work` stores, or nothing of it; nested, as a part of the outer one."""
         if self._writes:
             return work()
         self._writes = True
         try:
             return self._transact(work)
-        except BaseException:  # what is stored now is to be read again; raised again
+        except BaseException:  # the cache may differ from the database now; raised again
             self._forget()
             raise
         finally:
@@ -139,7 +138,7 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
         return trial._trial_id
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Return a trial, which nobody may change."""
+        """Return a trial, which the caller must not change."""
         known = self._open.get(trial_id)
         if known is None and self._ended is not None and self._ended._trial_id == trial_id:
             known = self._ended
@@ -150,14 +149,14 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
         return known
 
     def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
-        """Return a trial's id, which stays what it is."""
+        """Return a trial's id, which never changes."""
         key = (study_id, trial_number)
         if key not in self._ids:
             self._ids[key] = super().get_trial_id_from_study_id_trial_number(*key)
         return self._ids[key]
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Store an attribute."""
+        """Store a user attribute."""
         if not (known := self._open.get(trial_id)):
             super().set_trial_user_attr(trial_id, key, value)
             return
@@ -181,7 +180,7 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
         changed.intermediate_values = {**known.intermediate_values, step: intermediate_value}
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Store an attribute of Optuna's own."""
+        """Store a system attribute, which Optuna's own code uses."""
         self._open.pop(trial_id, None)
         super().set_trial_system_attr(trial_id, key, value)
 
@@ -228,106 +227,108 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
 
 
 class _FileStorage(EditableRDBStorage):
-    """In a file of its own; the disk is waited for once a transaction."""
+    """Storage in a SQLite file; the disk syncs once per transaction."""
 
-    def __init__(self, place: LedgerFile) -> None:
-        # Looking commands read while the driver writes; SQLite then waits for the other's
+    def __init__(self, location: LedgerFile) -> None:
+        # Other commands read while the driver writes; SQLite then waits for the driver's
         # transaction instead of failing.
         connect = functools.partial(
             sqlite3.connect,
-            place.path,
+            location.path,
             timeout=ledger_file.WAIT_SECONDS,
             factory=_DurableConnection,
             check_same_thread=False,
         )
         super().__init__(
-            "sqlite:///ledger.db",  # the path itself would be read as parts of an address
-            # The connection that was returned last comes next: the one with the open transaction.
+            "sqlite:///ledger.db",  # SQLAlchemy would parse the path itself as a URL
+            # LIFO: the pool hands out the connection that was returned last, which has the open
+            # transaction.
             {"creator": connect, "pool_use_lifo": True},
         )
 
     def _transact(self, work: Callable[[], _T]) -> _T:
         with contextlib.closing(self.engine.raw_connection()) as pooled:
-            connection: Any = pooled.driver_connection  # which the pool hands out next
+            connection: Any = pooled.driver_connection  # the pool hands it out next
         with connection.transaction():
             return work()
 
 
 class _DatabaseStorage(EditableRDBStorage):
-    """In a database with others; only the holder of the sweep's lock writes.
+    """Storage in a shared PostgreSQL database; only the owner of the sweep's lock writes.
 
-    A transaction first counts itself in its driver's row. There it meets whoever took the lock
-    over, and there it shows whether one was committed of which the connection could not tell
-    any more: each is applied once, however often the database goes away. Where it shows that fewer
-    were committed than this driver has seen, nothing is written.
+    A transaction first increments the counter in its driver's row. This UPDATE fences old drivers:
+    it fails if another driver has acquired the lock. Its counter also reveals commits whose reply
+    was lost, so each transaction is applied once, however often the connection breaks. If the
+    database has fewer commits than this driver has made, nothing is written.
     """
 
-    def __init__(self, place: LedgerDatabase) -> None:
-        self._place = place
+    def __init__(self, location: LedgerDatabase) -> None:
+        self._location = location
         self._within = False
-        with place.schema_lock():
-            super().__init__("postgresql+psycopg2://", {"creator": place.connect})
+        with location.schema_lock():
+            super().__init__("postgresql+psycopg2://", {"creator": location.connect})
 
-    def look(self, work: Callable[[], _T]) -> _T:
+    def read(self, work: Callable[[], _T]) -> _T:
         if self._within:
             return work()
-        return self._place.retry_transient(work, before_again=self.engine.dispose)
+        return self._location.retry_transient(work, before_again=self.engine.dispose)
 
     def _transact(self, work: Callable[[], _T]) -> _T:
         assert not self._within, "one transaction is not part of another"
         results: list[_T] = []
         try:
-            result = self._place.retry_transient(
+            result = self._location.retry_transient(
                 lambda: self._try(work, results), before_again=self._begin_anew
             )
-        except LedgerRefused:  # what the database has lost it lacks the next time, too
+        except LedgerRefused:  # the database stays without the lost commits
             raise
-        except BaseException:  # whether the last commit was made is not known; raised again
-            self._place.written = None
+        except BaseException:  # the last commit may or may not have been made; raised again
+            self._location.commit_count = None
             raise
-        assert self._place.written is not None
-        self._place.written += 1
+        assert self._location.commit_count is not None
+        self._location.commit_count += 1
         return result
 
     def _begin_anew(self) -> None:
-        self._forget()  # the last try has changed it, and may not have been committed
+        self._forget()  # the last attempt changed the cache, and may not have been committed
         self.engine.dispose()
 
     def _try(self, work: Callable[[], _T], results: list[_T]) -> _T:
-        """Try a transaction once.
+        """Attempt a transaction once.
 
         Args:
-            results: What it came to when it was last tried as far as its commit.
+            work: What the transaction does.
+            results: The results of earlier attempts that reached their commit.
         """
         with self.engine.connect() as connection, connection.begin() as transaction:
             count = self._count(connection)
-            if self._place.written is None:
-                self._place.written = count - 1
-            if count > self._place.written + 1:
-                transaction.rollback()  # of this count: the last try was committed
+            if self._location.commit_count is None:
+                self._location.commit_count = count - 1
+            if count > self._location.commit_count + 1:
+                transaction.rollback()  # only the counter; the last attempt was committed
                 return results[-1]
-            if count <= self._place.written:
-                raise self._place.lost_commits_error(self._place.written + 1 - count)
+            if count <= self._location.commit_count:
+                raise self._location.lost_commits_error(self._location.commit_count + 1 - count)
             with self._within_one(connection):
                 results.append(work())
         return results[-1]
 
     def _count(self, connection: sqlalchemy.Connection) -> int:
-        assert self._place.turn is not None, "the lock comes first"
+        assert self._location.fencing_token is not None, "the lock comes first"
         written = connection.scalar(
             sqlalchemy.text(
                 "UPDATE gradsweep_drivers SET written = written + 1 "
                 "WHERE sweep = :sweep AND turn = :turn RETURNING written"
             ),
-            {"sweep": self._place.study, "turn": self._place.turn},
+            {"sweep": self._location.study, "turn": self._location.fencing_token},
         )
         if written is None:
-            raise self._place.lost()
+            raise self._location.lost()
         return int(written)
 
     @contextlib.contextmanager
     def _within_one(self, connection: sqlalchemy.Connection) -> Iterator[None]:
-        """Make Optuna's transactions parts of the connection's."""
+        """Make Optuna's transactions savepoints of the connection's transaction."""
         self.scoped_session.remove()
         self.scoped_session.configure(bind=connection, join_transaction_mode="create_savepoint")
         self._within = True
@@ -341,10 +342,10 @@ class _DatabaseStorage(EditableRDBStorage):
             )
 
 
-def open_storage(place: LedgerLocation) -> EditableRDBStorage:
-    """Open the storage at a place; what is missing of its tables is made."""
+def open_storage(location: LedgerLocation) -> EditableRDBStorage:
+    """Open the storage at a location, and create the tables that it lacks."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if isinstance(place, LedgerFile):
-        return _FileStorage(place)
-    assert isinstance(place, LedgerDatabase)
-    return _DatabaseStorage(place)
+    if isinstance(location, LedgerFile):
+        return _FileStorage(location)
+    assert isinstance(location, LedgerDatabase)
+    return _DatabaseStorage(location)

@@ -1,4 +1,4 @@
-"""A proposal: what the ledger's next trial gets. What must not live here: making one."""
+"""The parameters of the ledger's next trial. What must not live here: suggesting them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class Suggestion:
 
     params: Mapping[str, Any]
     distributions: Mapping[str, BaseDistribution]
-    """What each parameter was drawn from."""
+    """The distribution of each parameter."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the sampler wants to find again: the trial's system attributes."""
+    """The sampler's own state of this trial, stored as the trial's system attributes."""

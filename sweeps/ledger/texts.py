@@ -1,7 +1,7 @@
-"""How much of a trial's texts a ledger keeps, and how much of them is read from any.
+"""Limit the length of a trial's reason and traceback, when written and when read.
 
-An earlier release, or another program, may have written more. What must not live here: what the
-texts mean, and where they are kept (`ledger`, `view`).
+An earlier release, or another program, may have written longer texts. What must not live here:
+what the texts mean, and where they are stored (`ledger`, `reader`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ LONGEST_TRACEBACK = 20_000
 
 
 def clipped_reason(text: str) -> str:
-    """Return a reason's beginning."""
+    """Return a reason's first `LONGEST_REASON` characters."""
     return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
 
 
 def clipped_traceback(text: str) -> str:
-    """Return a traceback's end, where stands what was raised."""
+    """Return a traceback's last `LONGEST_TRACEBACK` characters: the exception is at the end."""
     return text if len(text) <= LONGEST_TRACEBACK else "…" + text[1 - LONGEST_TRACEBACK :]
 
 
@@ -28,7 +28,7 @@ _CLIPPED = {"reason": clipped_reason, "traceback": clipped_traceback}
 
 
 def clipped(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trial's attributes with no longer texts than these."""
+    """Return a trial's attributes with its reason and traceback clipped."""
     return {
         key: _CLIPPED[key](value) if key in _CLIPPED and isinstance(value, str) else value
         for key, value in attributes.items()

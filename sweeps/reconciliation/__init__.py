@@ -1,1 +1,1 @@
-"""What the owners of truth say, what of it is wrong, and putting it right."""
+"""Compare the states of ledger, store and tracking, and repair what is wrong."""

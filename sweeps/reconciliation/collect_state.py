@@ -1,7 +1,7 @@
-"""The facts of a sweep, read from their owners: ledger, store, tracking, lock.
+"""Read the state of a sweep from ledger, store and the outbox of tracking.
 
-Reads only, imports neither torch nor Ray, and works from any process. What must not live here:
-what follows from the facts (`reconcile`).
+This module only reads, imports neither torch nor Ray, and works from any process. What must not
+live here: what follows from the state (`reconcile`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def read_sweep_state(
     judge: StopDecider | None = None,
     stop: str | None = None,
 ) -> SweepState:
-    """Read the facts of a sweep.
+    """Read the state of a sweep.
 
     Args:
-        paths: Where it lives.
-        spec: What it is.
+        paths: The sweep's directory.
+        spec: The sweep's spec.
         records: The ledger's trials.
-        live: Whether a driver is at work; None of ours counts.
-        judge: The scheduler's verdict; without one no trial counts as stopped.
-        stop: Why the whole sweep is over before all of its trials are; None: it is not.
+        live: Whether another driver runs the sweep; the caller itself does not count.
+        judge: The scheduler's decisions; without it no trial counts as stopped.
+        stop: Why the sweep ends before all of its trials do; None: it does not.
 
     Raises:
         CurveDamaged: A curve cannot be read.
@@ -67,26 +67,32 @@ def read_sweep_state(
 def trial_state(
     paths: SweepPaths, spec: SweepSpec, record: TrialRecord, delivered: DeliveryStatus
 ) -> TrialState:
-    """Read the facts of one trial.
+    """Read the state of one trial.
+
+    Args:
+        paths: The sweep's directory.
+        spec: The sweep's spec.
+        record: The trial as the ledger has it.
+        delivered: The state of the outbox.
 
     Raises:
         CurveDamaged: Its curve cannot be read.
         StorageError: The object store that has its checkpoints cannot be reached.
     """
-    number, told = record.number, delivered.told.get(record.number)
+    number, tracked_status = record.number, delivered.told.get(record.number)
     directory = paths.trial(number)
     stale_writer = trial_files(paths, spec, number).has_writer()
-    if record.finished and told == STATUSES[record.state]:
-        # Both know its end, and rows are queued before it.
-        return TrialState(record, tracked_status=told, stale_writer=stale_writer)
+    if record.finished and tracked_status == STATUSES[record.state]:
+        # Ledger and tracking both have the trial's end, and its rows were queued before its end.
+        return TrialState(record, tracked_status=tracked_status, stale_writer=stale_writer)
     rows = read_rows(directory)
     curve = _curve(rows, spec)
     if not record.finished:
-        # A worker stores a row before the checkpoint that has it; if it was killed between, the
-        # row is trained and reported again.
+        # A worker stores a row before its checkpoint. If it was killed in between, the next
+        # worker trains and reports the row again.
         saved = trial_store(paths, spec, number).saved_epoch()
         curve = tuple(r for r in curve if r.epoch <= saved or r.epoch in record.reports)
-    # A trial that goes on reports the rows after its last report itself, or trains them again.
+    # A resumed trial reports the rows after its last report itself, or trains them again.
     last = curve[-1].step if curve else 0
     kept = rows if record.finished else [row for row in rows if row.step <= last]
     logged = (
@@ -102,7 +108,7 @@ def trial_state(
         and curve[-1].epoch >= spec.budget.epochs
         and _is_sound(trial_store(paths, spec, number), spec.budget.epochs),
         trained_past_report=len(kept) < len(rows),
-        tracked_status=told,
+        tracked_status=tracked_status,
         rows=logged,
         unlogged=delivered.lacks(number, logged),
         stale_writer=stale_writer,
@@ -123,7 +129,7 @@ def _judged(
 
     def ends(number: int) -> bool:
         last = max(reports[number], default=0)
-        # The last epoch ends a trial by itself; one that was not saved there is trained again.
+        # The last epoch ends a trial by itself. A trial without a checkpoint there trains again.
         return (
             number in stopped
             and last < spec.budget.epochs
@@ -137,7 +143,7 @@ def _is_sound(store: CheckpointStore, epochs: int) -> bool:
     try:
         newest = store.newest()
     except AllCheckpointsDamaged:
-        return False  # who trains it on is told what is damaged
+        return False  # the worker that resumes the trial names the damaged checkpoints
     return newest is not None and newest.epoch >= epochs
 
 

@@ -1,9 +1,9 @@
-"""Reconciliation: from what ledger, store, tracking and lock say to what must be put right.
+"""Compare the states of ledger, store, tracking and lock, and return the necessary corrections.
 
-`reconcile` is a pure function, and the only place that decides it. `run`, `resume` and `extend`
-apply all of its corrections before anything else happens; `sync` those that concern tracking
-alone; `doctor` shows them. What must not live here: reading the facts (`facts`) and carrying out
-the corrections (`corrections`).
+`reconcile` is a pure function, and alone decides what is wrong. `run`, `resume` and `extend` apply
+all corrections before they do anything else. `sync` applies those that concern tracking, and
+`doctor` shows them. What must not live here: reading the states (`collect_state`) and applying the
+corrections (`repairs`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ STATUSES: Mapping[str, Status] = {
     "pruned": "KILLED",
     "failed": "FAILED",
 }
-"""How a trial's end in the ledger is told to tracking."""
+"""The tracking status of each way in which a trial ends in the ledger."""
 
 
 class SavedReport(NamedTuple):
-    """The metric after an epoch, as the store's curve has it."""
+    """The metrics after an epoch, as in the trial's metrics file."""
 
     epoch: int
     step: int
@@ -38,47 +38,47 @@ class SavedReport(NamedTuple):
 
 @dataclass(frozen=True)
 class TrialState:
-    """What is known of one trial."""
+    """The state of one trial in ledger, store and tracking."""
 
     record: TrialRecord
-    """The ledger's."""
+    """The ledger's record."""
     curve: tuple[SavedReport, ...] = ()
-    """The store's."""
+    """The store's reports."""
     started: bool = False
-    """A driver has written down with what it trains: the last thing before a worker is told."""
+    """`config.yaml` exists or the trial has rows, so a driver dispatched the trial."""
     trained: bool = False
     """The store has the last epoch, and a sound checkpoint of it."""
     stopped: bool = False
-    """The scheduler stops it at its last report."""
+    """The scheduler stops the trial at its last report."""
     trained_past_report: bool = False
-    """The store has steps after the last report: the verdict on it was to go on."""
+    """The store has steps after the last report: the scheduler let the trial continue."""
     tracked_status: str | None = None
-    """The status that tracking was told last; None: it was never told of the trial."""
+    """The last status sent to tracking; None: tracking has no run of the trial."""
     rows: tuple[Row, ...] = ()
-    """The store's rows that tracking must have: those up to the last report, or to the end."""
+    """The store's rows that tracking must have: up to the last report, or to the trial's end."""
     unlogged: bool = False
-    """Tracking was never given some of them."""
+    """Some of these rows were never sent to tracking."""
     stale_writer: bool = False
     """A worker was killed before it closed the store's checkpoints."""
 
 
 @dataclass(frozen=True)
 class SweepState:
-    """What is known of one sweep."""
+    """The state of one sweep in ledger, store, tracking and lock."""
 
     trials: Sequence[TrialState]
     metric: str = ""
-    """What a trial's reports are values of."""
+    """The name of the (first) metric."""
     parameters: frozenset[str] = frozenset()
-    """What every trial has a value of."""
+    """The parameters that every trial needs."""
     strangers: Sequence[str] = field(default=())
     """Directories below `trials/` that belong to no trial of the ledger."""
     num_awaited: int = 0
-    """How many trials the sweep shall have."""
+    """How many trials the spec asks for."""
     stop: str | None = None
-    """Why the sweep is over although trials have no end; None while it is not."""
+    """Why the sweep ends before all of its trials do; None: it does not."""
     live: bool = False
-    """A driver holds the lock: what is unfinished is being worked on."""
+    """A driver holds the lock and runs the unfinished trials."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,11 @@ class MissingReport:
 
 @dataclass(frozen=True)
 class MissingParams:
-    """A trial that nobody began lacks parameters: the space was edited since, or an older release
-    stored them one by one and died."""
+    """A trial that never started lacks parameters.
+
+    The user edited the space since, or a driver of an older release died while it stored them one
+    by one.
+    """
 
     number: int
 
@@ -105,7 +108,7 @@ class MissingParams:
 
 @dataclass(frozen=True)
 class UncountedAttempt:
-    """A driver began a trial, and died before it had counted the attempt."""
+    """A driver started a trial, and died before it counted the attempt."""
 
     number: int
 
@@ -115,11 +118,11 @@ class UncountedAttempt:
 
 @dataclass(frozen=True)
 class MissingRun:
-    """Tracking was never told of a trial that was begun, or has ended."""
+    """Tracking has no run of a trial that has started or ended."""
 
     number: int
     at_ms: int | None = None
-    """When it began, in milliseconds since the Unix epoch; None: nobody knows."""
+    """The trial's start in milliseconds since the Unix epoch; None: unknown."""
 
     def __str__(self) -> str:
         return f"trial {self.number}: tracking has no run of it"
@@ -138,7 +141,7 @@ class MissingMetrics:
 
 @dataclass(frozen=True)
 class UnrecordedEnd:
-    """A trial came to its end and nobody wrote it down."""
+    """A trial has ended, and the ledger has no record of its end."""
 
     number: int
     ending: Ending
@@ -150,7 +153,7 @@ class UnrecordedEnd:
 
 @dataclass(frozen=True)
 class StaleWriter:
-    """A trial has ended, and what its worker was writing with is still there."""
+    """A trial has ended, and its killed worker's writer directory still exists."""
 
     number: int
 
@@ -160,7 +163,7 @@ class StaleWriter:
 
 @dataclass(frozen=True)
 class StaleRunStatus:
-    """Tracking does not know the end that the ledger has."""
+    """The run's status in tracking differs from the trial's end in the ledger."""
 
     number: int
     status: Status
@@ -172,11 +175,11 @@ class StaleRunStatus:
 
 @dataclass(frozen=True)
 class OrphanedRun:
-    """Tracking takes a trial for running on which nobody works."""
+    """Tracking shows a run as RUNNING although no driver runs its trial."""
 
     number: int
     at_ms: int | None = None
-    """When somebody last did, as above."""
+    """The time of the trial's last row, in milliseconds since the Unix epoch; None: unknown."""
 
     def __str__(self) -> str:
         return f"trial {self.number}: its run looks live, and nobody works on it"
@@ -184,11 +187,11 @@ class OrphanedRun:
 
 @dataclass(frozen=True)
 class UnknownDirectory:
-    """A directory that belongs to no trial; it is named and left alone."""
+    """A directory belongs to no trial; the driver warns and leaves it unchanged."""
 
     directory: str
     in_the_way: bool
-    """A trial that is still to come would take it for its own."""
+    """A later trial would use this directory as its own."""
 
     def __str__(self) -> str:
         return f"trials/{self.directory} belongs to no trial of the ledger"
@@ -196,7 +199,7 @@ class UnknownDirectory:
 
 @dataclass(frozen=True)
 class MissingTrials:
-    """The ledger lost trials; nothing can be put right."""
+    """The ledger lost trials; this cannot be corrected."""
 
     missing: tuple[int, ...]
 
@@ -219,32 +222,33 @@ Correction = (
 )
 
 
-def reconcile(facts: SweepState) -> list[Correction]:
-    """Return what must be put right, in the order in which it must be done.
+def reconcile(state: SweepState) -> list[Correction]:
+    """Return the corrections in the order in which they must be applied.
 
-    The ledger knows which trials exist and how they ended; the store knows what they trained; so
-    the ledger is completed from the store, and tracking from both. Nothing is ever taken back.
+    The ledger knows which trials exist and how they ended. The store knows what they trained. So
+    corrections complete the ledger from the store, and tracking from both. They never remove a
+    record.
     """
-    numbers = [trial.record.number for trial in facts.trials]
+    numbers = [trial.record.number for trial in state.trials]
     if missing := tuple(n for n in range(max(numbers, default=-1)) if n not in set(numbers)):
         return [MissingTrials(missing)]
-    coming = {f"{number:04d}" for number in range(len(numbers), facts.num_awaited)}
-    found: list[Correction] = [UnknownDirectory(name, name in coming) for name in facts.strangers]
-    if not facts.live:
-        for trial in facts.trials:
-            found += _of_finished(trial) if trial.record.finished else _of_open(trial, facts)
+    coming = {f"{number:04d}" for number in range(len(numbers), state.num_awaited)}
+    found: list[Correction] = [UnknownDirectory(name, name in coming) for name in state.strangers]
+    if not state.live:
+        for trial in state.trials:
+            found += _of_finished(trial) if trial.record.finished else _of_open(trial, state)
     return found
 
 
 def tracking_gaps(
-    facts: SweepState,
+    state: SweepState,
 ) -> Iterator[MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun]:
-    """Yield what can be put right in tracking alone, by one who does not run the sweep.
+    """Yield the corrections to tracking alone, for a process that does not run the sweep.
 
-    A trial whose end the ledger does not know is interrupted until a resume finds its end.
+    A trial whose end the ledger lacks is interrupted until a resume records its end.
     """
-    for trial in facts.trials:
-        for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, facts):
+    for trial in state.trials:
+        for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, state):
             if isinstance(wrong, MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun):
                 yield wrong
             elif isinstance(wrong, UnrecordedEnd) and trial.tracked_status in (None, "RUNNING"):
@@ -252,10 +256,10 @@ def tracking_gaps(
 
 
 def end_of_training(reports: Mapping[int, float], metric: str) -> tuple[Ending, str | None]:
-    """Return how a trial ends that was trained to its last epoch, and why.
+    """Return how a trial that trained its last epoch ends, and why.
 
-    One that never had a finite value failed: it may have been let go on to later epochs, and the
-    budget was shortened since.
+    A trial that never had a finite value fails: the scheduler may have let it continue to later
+    epochs, and the user has shortened the budget since.
 
     Args:
         reports: The metric after each epoch.
@@ -269,7 +273,7 @@ def end_of_training(reports: Mapping[int, float], metric: str) -> tuple[Ending, 
 
 
 def unreported(trial: TrialState) -> Iterator[MissingReport | MissingMetrics]:
-    """Yield what a trial's worker had stored and could not tell any more when it died."""
+    """Yield the reports and rows that a worker stored but did not send before it died."""
     number, known = trial.record.number, trial.record.reports
     yield from (
         MissingReport(number, report) for report in trial.curve if report.epoch not in known
@@ -278,36 +282,36 @@ def unreported(trial: TrialState) -> Iterator[MissingReport | MissingMetrics]:
         yield MissingMetrics(number, trial.rows)
 
 
-def _of_open(trial: TrialState, facts: SweepState) -> Iterator[Correction]:
-    number, is_untold = trial.record.number, trial.tracked_status is None
+def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
+    number, is_untracked = trial.record.number, trial.tracked_status is None
     if trial.record.attempts == 0:
-        if trial.started:  # with the parameters that it has, whatever the space is now
+        if trial.started:  # it keeps its parameters, whatever the space is now
             yield UncountedAttempt(number)
-        elif not trial.record.params.keys() >= facts.parameters:
+        elif not trial.record.params.keys() >= state.parameters:
             yield MissingParams(number)
-    ending, reason = _ending(trial, facts)
-    if is_untold and (trial.unlogged or ending):
+    ending, reason = _ending(trial, state)
+    if is_untracked and (trial.unlogged or ending):
         yield MissingRun(number, _first_ms(trial))
     yield from unreported(trial)
     if ending:
         if trial.stale_writer:
             yield StaleWriter(number)
         yield UnrecordedEnd(number, ending, reason)
-    elif trial.tracked_status == "RUNNING" or (is_untold and trial.unlogged):
+    elif trial.tracked_status == "RUNNING" or (is_untracked and trial.unlogged):
         yield OrphanedRun(number, _last_ms(trial))
 
 
-def _ending(trial: TrialState, facts: SweepState) -> tuple[Ending | None, str | None]:
+def _ending(trial: TrialState, state: SweepState) -> tuple[Ending | None, str | None]:
     if trial.trained:
         reports = {report.epoch: report.value for report in trial.curve}
-        return end_of_training(reports | trial.record.reports, facts.metric)
+        return end_of_training(reports | trial.record.reports, state.metric)
     if trial.stopped and not trial.trained_past_report:
         return "pruned", None
-    return ("pruned", facts.stop) if facts.stop else (None, None)
+    return ("pruned", state.stop) if state.stop else (None, None)
 
 
 def _of_finished(trial: TrialState) -> Iterator[Correction]:
-    if trial.stale_writer:  # one that is not finished is closed by whoever goes on with it
+    if trial.stale_writer:  # the next worker of an unfinished trial removes its stale writer
         yield StaleWriter(trial.record.number)
     status = STATUSES[trial.record.state]
     if trial.tracked_status is None:

@@ -1,4 +1,4 @@
-"""Carrying out corrections, each by the owner of what is wrong.
+"""Apply the corrections of `reconcile` to ledger, store and tracking.
 
 What must not live here: deciding what is wrong (`reconcile`).
 """
@@ -41,7 +41,7 @@ from trainable.metrics_file import logged_files, read_logged, read_rows
 
 
 class UnknownDirectoryInTheWay(ValueError):
-    """A directory holds the place of a trial that is still to come."""
+    """A directory has the name that a later trial needs."""
 
 
 def apply(
@@ -53,17 +53,22 @@ def apply(
     *,
     warn: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Put right what is wrong; each correction may be carried out any number of times.
+    """Apply corrections; each of them may be applied any number of times.
 
     Args:
-        warn: Told of what is only named.
+        corrections: What `reconcile` returned.
+        paths: The sweep's directory.
+        spec: The sweep's spec.
+        ledger: The sweep's trials.
+        recorder: The sweep's tracking.
+        warn: Receives a message about each unknown directory, which stays unchanged.
 
     Raises:
         LedgerError: The ledger lost trials.
-        StrangerInTheWay: A new trial would find files that are not its own.
+        UnknownDirectoryInTheWay: A later trial would find files that are not its own.
     """
     corrections = list(corrections)
-    for wrong in corrections:  # what forbids going on, before anything is changed
+    for wrong in corrections:  # raise before anything is changed
         _refuse(wrong, paths, ledger)
     for wrong in corrections:
         match wrong:
@@ -80,12 +85,12 @@ def apply(
             case UnrecordedEnd(number, ending, reason):
                 lineage = without_unbegun(ledger.trial(number), paths).lineage
                 record = ledger.finish(number, ending, reason=reason, lineage=lineage)
-                # Also what it trained after its last report: no later start would deliver it.
+                # Send also the rows after the last report: no later attempt would send them.
                 directory = paths.trial(number)
                 rows = thin_rows(read_rows(directory), spec.tracking.every, ended=True)
                 own = [row for _, row in read_logged(directory)]
-                told = StaleRunStatus(number, STATUSES[ending], (*own, *rows))
-                send_to_tracker(told, paths, spec, record, recorder)
+                ended = StaleRunStatus(number, STATUSES[ending], (*own, *rows))
+                send_to_tracker(ended, paths, spec, record, recorder)
             case MissingRun() | StaleRunStatus() | OrphanedRun():
                 send_to_tracker(wrong, paths, spec, ledger.trial(wrong.number), recorder)
             case MissingReport() | MissingMetrics():
@@ -99,10 +104,11 @@ def send_to_tracker(
     record: TrialRecord,
     recorder: Recorder,
 ) -> None:
-    """Give tracking what it lacks of a trial that nobody works on."""
+    """Send to tracking what it lacks of a trial that no worker trains."""
     match wrong:
         case MissingRun(number, at_ms):
-            record = without_unbegun(record, paths)  # who goes on is told of it at the start
+            # The driver sends a mutation that never trained when the trial resumes.
+            record = without_unbegun(record, paths)
             parameters = told_parameters(paths, spec, record)
             recorder.start(number, parameters, status_tags(record), at_ms=at_ms)
         case MissingMetrics(number, rows):
@@ -111,7 +117,7 @@ def send_to_tracker(
             recorder.log(number, rows)
             for file, name in logged_files(paths.trial(number)):
                 recorder.artifact(number, file, name)
-            # Where the ledger was told may be another time zone.
+            # The ledger's time may come from a host in another time zone.
             ends = [*(row.timestamp_ms for row in rows[-1:]), record.ended_ms or 0]
             at_ms = min(max(ends), time.time_ns() // 1_000_000) or None
             recorder.finish(number, status, end_tags(record, spec), at_ms=at_ms)
@@ -122,7 +128,7 @@ def send_to_tracker(
 def backfill(
     corrections: Iterable[MissingReport | MissingMetrics], ledger: Ledger, recorder: Recorder
 ) -> None:
-    """Give ledger and tracking what the store has of a trial that goes on."""
+    """Send to ledger and tracking what the store has of a trial that resumes."""
     for wrong in corrections:
         match wrong:
             case MissingReport(number, report):
@@ -132,17 +138,17 @@ def backfill(
 
 
 def close_store(files: RunFiles) -> None:
-    """Remove what a worker was writing with that was killed: nobody opens this trial again."""
+    """Remove the writer directory of a killed worker: the trial does not resume."""
     if files.has_writer():
         files.open()
         files.close()
 
 
 def close_stores(trials: Iterable[RunFiles]) -> None:
-    """Close what workers left open that were killed; none of them may live any more.
+    """Remove the writer directories of killed workers; none of these workers may be alive.
 
-    Where the storage refuses, it is left to whoever goes on with the trial: there is something
-    worse to be told.
+    If the storage refuses, the worker that resumes the trial removes it. The caller already
+    reports a more serious error.
     """
     for trial in trials:
         with contextlib.suppress(OSError, WriterReplaced, StorageError):
@@ -153,7 +159,7 @@ def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
     match wrong:
         case MissingTrials():
             raise LedgerError(
-                f"the ledger {ledger.place} is not whole: {wrong}; trials are numbered without "
+                f"the ledger {ledger.location} is not whole: {wrong}; trials are numbered without "
                 "gaps; restore it from a backup, or start a new sweep under another name"
             )
         case UnknownDirectory(directory, in_the_way=True):
@@ -165,12 +171,12 @@ def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
 
 
 def told_parameters(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> dict[str, object]:
-    """Return with what a trial began: the spec may have been changed since."""
+    """Return the parameters with which a trial started: the spec may have changed since."""
     try:
         config = read_config(paths.trial(record.number) / TRIAL_CONFIG)
     except (OSError, ValueError):
         try:
             config = spec.trial_config(record.number, record.params)
-        except SpecError:  # nor do its parameters fit the spec any more
+        except SpecError:  # the trial's parameters do not fit the changed spec either
             return searched(record.params)
     return trial_parameters(config, record.params)

@@ -1,8 +1,8 @@
-"""What a tracking store lacks of a sweep: runs, statuses, parameters, tags, points and files.
+"""Find what a tracking store lacks of a sweep: runs, statuses, parameters, tags, points, files.
 
-A store may be rolled back to an older copy, emptied, or cleaned by hand, and answers as before.
-Reads only, and keeps one trial's curve in memory at a time. What must not live here: how a store
-is read (`tracking.store_reader`), and sending what it lacks (`commands.sync`).
+A store that was rolled back to an older copy, emptied, or cleaned by hand answers as before. This
+module only reads, and keeps one trial's curve in memory at a time. What must not live here:
+reading a store (`tracking.store_reader`), and sending what it lacks (`commands.sync`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tracking.recorder import stored
 from tracking.store_reader import Curve, RunData, StoredRun, StoreReader, choose_runs, read_runs
 from trainable.metrics_file import Row, read_rows
 
-_AT_ONCE = 50
-"""Trials of which a store is asked together."""
+_BATCH_SIZE = 50
+"""Trials per query to a store."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class MissingData:
     """What a store lacks of one run."""
 
     trial: int | None
-    """None: the sweep's own."""
+    """The trial's number; None: the sweep's own run."""
     is_gone: bool = False
-    """There is no such run."""
+    """The store has no such run."""
     is_deleted: bool = False
-    """It is in the store's trash."""
+    """The run is in the store's trash."""
     has_wrong_status: bool = False
     num_params: int = 0
     num_tags: int = 0
@@ -56,7 +56,7 @@ class MissingData:
 
     @property
     def is_of_the_run(self) -> bool:
-        """Whether more is missing than files."""
+        """Whether more than files is missing."""
         numbers = self.num_params, self.num_tags, self.num_points
         return self.is_gone or self.is_deleted or self.has_wrong_status or any(numbers)
 
@@ -66,7 +66,7 @@ class MissingData:
 
 @dataclass(frozen=True)
 class Missing:
-    """What a store lacks of a sweep, in numbers."""
+    """Counts of what a store lacks of a sweep."""
 
     runs: int = 0
     deleted_runs: int = 0
@@ -78,7 +78,7 @@ class Missing:
 
     @classmethod
     def of(cls, found: Iterable[MissingData]) -> Missing:
-        """Count what was found."""
+        """Sum up what the runs lack."""
         found = list(found)
         return cls(
             sum(one.is_gone for one in found),
@@ -113,10 +113,10 @@ class Missing:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """What the sweep's own run holds, for whoever knows what a sweep has come to."""
+    """What the sweep's own run must hold."""
 
     status: str | None
-    """None: it is not known."""
+    """None: unknown."""
     params: Mapping[str, object]
     tags: Mapping[str, str]
     files: Mapping[str, frozenset[str]]
@@ -129,11 +129,16 @@ def check_runs(
     runs: Sequence[StoredRun],
     sweep_status: str | None,
 ) -> list[MissingData]:
-    """Compare which runs there are, and how they ended: of a trial that is not at its end, and of
-    one of which something still waits, only whether its run is there.
+    """Compare which runs exist, and their statuses.
+
+    Of a trial that has not ended, or that has entries in the outbox, only the run's existence is
+    compared.
 
     Args:
-        sweep_status: Of the sweep's own run; None: it is not known.
+        records: The ledger's trials.
+        delivered: The state of the outbox.
+        runs: The store's runs of the sweep.
+        sweep_status: The status of the sweep's own run; None: unknown.
     """
     known = dict(delivered.run_ids)
     if delivered.sweep_run_id is not None:
@@ -143,8 +148,8 @@ def check_runs(
     for record in records:
         if record.finished:
             expected[record.number] = stored(STATUSES[record.state])
-        elif (told := delivered.told.get(record.number)) is not None:
-            expected[record.number] = "KILLED" if told == "INTERRUPTED" else None
+        elif (tracked_status := delivered.told.get(record.number)) is not None:
+            expected[record.number] = "KILLED" if tracked_status == "INTERRUPTED" else None
     found = []
     for trial, status in expected.items():
         run = chosen.get(trial)
@@ -166,11 +171,16 @@ def lost_runs(
     sweep_id: str,
     environment: Mapping[str, str],
 ) -> list[MissingData]:
-    """Compare as `check_runs` does, in a process that must not import MLflow; of a store that was
-    never told anything nothing is missing.
+    """Compare as `check_runs` does, in a process that must not import MLflow.
+
+    A store that never received anything lacks nothing.
 
     Args:
-        environment: Of the process that asks a server.
+        paths: The sweep's directory.
+        spec: The sweep's spec.
+        records: The ledger's trials.
+        sweep_id: The sweep's identity.
+        environment: The environment of the process that queries the tracking server.
 
     Raises:
         StoreUnreadable: The store does not answer.
@@ -196,13 +206,18 @@ def check_all(
     more_tags: Mapping[int | None, Mapping[str, str]],
     drawn: Callable[[int], Iterable[Path]],
 ) -> list[MissingData]:
-    """Compare all that a store was told with what it holds. Nothing of it may still wait.
+    """Compare all that was sent to a store with what it holds. The outbox must be empty.
 
     Args:
-        sweep_run: What the sweep's own run holds.
+        paths: The sweep's directory.
+        spec: The sweep's spec.
+        records: The ledger's trials.
+        store: The tracking store.
+        sweep_id: The sweep's identity.
+        sweep_run: What the sweep's own run must hold.
         densities: `tracking.every` in each revision of the spec.
-        more_tags: What trials are tagged with beside what the ledger notes of them.
-        drawn: The pictures of a trial.
+        more_tags: Tags of trials beside those that follow from the ledger.
+        drawn: Returns the figures of a trial.
 
     Raises:
         StoreUnreadable: The store does not answer.
@@ -212,10 +227,10 @@ def check_all(
     found = {one.trial: one for one in check_runs(records, delivered, runs, sweep_run.status)}
     known = {**delivered.run_ids, SWEEP: delivered.sweep_run_id or ""}
     chosen = choose_runs(runs, known)
-    every = math.lcm(*densities)  # what was left out once is not sent later
+    every = math.lcm(*densities)  # rows that were left out once are not sent later
     every_run = [None, *records]
-    for first in range(0, len(every_run), _AT_ONCE):
-        part = every_run[first : first + _AT_ONCE]
+    for first in range(0, len(every_run), _BATCH_SIZE):
+        part = every_run[first : first + _BATCH_SIZE]
         there = [
             (record, chosen[number])
             for record in part
@@ -236,7 +251,7 @@ def check_all(
                 one = _with(one, num_points=points)
             if one:
                 found[one.trial] = one
-        for record in part:  # what goes with a run that is gone
+        for record in part:  # count the contents of missing runs
             gone = found.get(None if record is None else record.number)
             if gone is not None and gone.is_gone:
                 found[gone.trial] = _whole(gone, paths, spec, record, sweep_run, every, drawn)
@@ -244,9 +259,9 @@ def check_all(
 
 
 def _check_sweep(
-    before: MissingData, promised: SweepRun, run: StoredRun, held: RunData, store: StoreReader
+    before: MissingData, expected: SweepRun, run: StoredRun, held: RunData, store: StoreReader
 ) -> MissingData:
-    return _compare(before, promised.params, promised.tags, promised.files, run, held, store)
+    return _compare(before, expected.params, expected.tags, expected.files, run, held, store)
 
 
 def _compare(
@@ -258,7 +273,7 @@ def _compare(
     held: RunData,
     store: StoreReader,
 ) -> MissingData:
-    # A tag without a value says no more than one that is not there.
+    # An empty tag means the same as a missing one.
     wrong = [key for key, value in stored_tags(tags).items() if held.tags.get(key, "") != value]
     lacking = [
         f"{folder}/{name}" if folder else name
@@ -283,7 +298,7 @@ def _whole(
     every: int,
     drawn: Callable[[int], Iterable[Path]],
 ) -> MissingData:
-    """Count the points and the files of a run that is gone."""
+    """Count the points and the files of a missing run."""
     if record is None:
         files = [name for names in sweep_run.files.values() for name in names]
         return _with(gone, files=tuple(files))
@@ -295,7 +310,7 @@ def _whole(
 def _missing_points(
     rows: Iterable[Row], run_id: str, held: Mapping[str, Curve], store: StoreReader
 ) -> int:
-    """How many points of a curve are not there; steps are read only of those keys that differ."""
+    """Count a curve's missing points; steps are read only for the keys that differ."""
     missing = 0
     for key, steps in _steps(rows).items():
         if held.get(key) != Curve(len(steps), sum(steps)):
@@ -304,7 +319,7 @@ def _missing_points(
 
 
 def _steps(rows: Iterable[Row]) -> Mapping[str, list[int]]:
-    """The steps at which each metric is recorded."""
+    """Return the steps at which each metric is recorded."""
     steps: dict[str, list[int]] = defaultdict(list)
     for row in HighWaterMarks().filter_new(rows):
         for key in row.metrics:
@@ -313,7 +328,7 @@ def _steps(rows: Iterable[Row]) -> Mapping[str, list[int]]:
 
 
 def _rows(paths: SweepPaths, spec: SweepSpec, record: TrialRecord, every: int) -> Iterable[Row]:
-    """The rows of a trial that a store must have."""
+    """Return the rows of a trial that a store must have."""
     if record.finished:
         return thin_rows(read_rows(paths.trial(record.number)), every, ended=True)
     empty = DeliveryStatus(0, 0, None, None, {})

@@ -237,7 +237,8 @@ def write_large_sweep(root: Path) -> int:
                 user_attrs={"attempts": 1, "progress": {"step": _STEPS, "epoch": epochs}},
             )
         )
-    optuna.load_study(storage=f"sqlite:///{ledger.place}", study_name="sweep").add_trials(trials)
+    storage = f"sqlite:///{ledger.location}"
+    optuna.load_study(storage=storage, study_name="sweep").add_trials(trials)
     for number in range(num_trials):
         _write_files(paths.trial(number), paths.trial(0))
     return num_trials

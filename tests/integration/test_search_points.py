@@ -101,7 +101,7 @@ def test_cmaes_models_what_every_trial_has_whatever_the_first_ones_had(tmp_path:
         f"search.try_first=[{first}]",
     )  # fmt: skip
     ledger = ledger_at(tmp_path / "l.db")
-    search(ledger.place.path, spec)
+    search(ledger.location.path, spec)
     attrs = [trial.system_attrs for trial in ledger.frozen_trials()]
     assert all("cma:generation" in one for one in attrs[2:])
     assert attrs[-1]["cma:generation"] > 0

@@ -104,7 +104,7 @@ def test_the_first_trials_profit(tmp_path: Path, sampler: str) -> None:
     count = {"gp": 4, "nsgaii": 16}.get(sampler, 8)  # half of what nsgaii draws is mutated
     spec = _warm(f"trials={count}", sampler=sampler)
     ledger = _create(tmp_path, spec)
-    warm = search(ledger.place.path, spec)
+    warm = search(ledger.location.path, spec)
     cold = search(tmp_path / "cold.db", spec_of("search.sampler=random", f"trials={count}"))
     assert sum(map(loss, warm)) < (0.9 if sampler == "nsgaii" else 0.7) * sum(map(loss, cold))
 
@@ -113,7 +113,7 @@ def test_the_first_trials_profit(tmp_path: Path, sampler: str) -> None:
 def test_it_is_fixed_and_a_death_changes_nothing(tmp_path: Path, sampler: str) -> None:
     old = _earlier(tmp_path)
     spec = _warm("trials=7", sampler=sampler)
-    path = _create(tmp_path, spec).place.path
+    path = _create(tmp_path, spec).location.path
     shutil.copy(path, tmp_path / "once.db")
     once = search(tmp_path / "once.db", spec)
     shutil.rmtree(old.paths.directory)
@@ -123,7 +123,7 @@ def test_it_is_fixed_and_a_death_changes_nothing(tmp_path: Path, sampler: str) -
 def test_it_shows_nowhere(tmp_path: Path) -> None:
     _earlier(tmp_path)
     ledger = _create(tmp_path, _warm())
-    view = LedgerReader(ledger.place)
+    view = LedgerReader(ledger.location)
     assert (ledger.trials(), ledger.frozen_trials(), ledger.best()) == ([], [], None)
     assert (view.trials, view.best()) == ([], None)
 

@@ -469,12 +469,12 @@ def test_what_is_stored_at_once_is_stored_whole_or_not_at_all(ledger: Ledger) ->
     for _ in range(2):  # as remembered, and as read
         assert [trial.reports for trial in ledger.trials()] == [{}, {}]
         assert [ledger.trial(number).state for number in numbers] == ["running"] * 2
-        ledger = Ledger.open(ledger.place)
+        ledger = Ledger.open(ledger.location)
     ledger.transaction(store)
     for _ in range(2):
         assert [trial.reports for trial in ledger.trials()] == [{1: 0.5}] * 2
         assert [ledger.trial(number).state for number in numbers] == ["complete", "running"]
-        ledger = Ledger.open(ledger.place)
+        ledger = Ledger.open(ledger.location)
 
 
 def test_threads_take_turns(ledger: Ledger) -> None:
@@ -489,5 +489,5 @@ def test_threads_take_turns(ledger: Ledger) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(report, numbers))
-    for trial in Ledger.open(ledger.place).trials():
+    for trial in Ledger.open(ledger.location).trials():
         assert (trial.state, len(trial.reports)) == ("complete", 5)

@@ -33,6 +33,7 @@ from sweeps.config.spec import load_spec
 from sweeps.driver.session import open_ledger
 from sweeps.ledger import postgres as ledger_database
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.location import ledger_lock
 from sweeps.ledger.postgres import LedgerDatabase, SweepTaken
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
@@ -53,11 +54,12 @@ space: {train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}
 _HOLD = """
 import sys, time
 from pathlib import Path
+from sweeps.ledger.location import ledger_lock
 from sweeps.ledger.postgres import LedgerDatabase
 from sweeps.sweep_lock import SweepLock
 directory = Path(sys.argv[2])
 place = LedgerDatabase(sys.argv[1], "digits", directory)
-lock = SweepLock(directory / "digits" / "lock", place.lock())
+lock = SweepLock(directory / "digits" / "lock", ledger_lock(place))
 lock.acquire()
 print("held", flush=True)
 time.sleep(60)
@@ -94,7 +96,7 @@ def test_a_driver_with_another_directory_is_refused_until_the_first_one_is_dead(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     here = LedgerDatabase(cluster.uri, "digits", tmp_path / "here")
-    lock = SweepLock(tmp_path / "here" / "digits" / "lock", here.lock())
+    lock = SweepLock(tmp_path / "here" / "digits" / "lock", ledger_lock(here))
     with _holder_process(cluster, tmp_path / "there") as child:
         try:
             refused: Callable[[], object]
@@ -122,12 +124,12 @@ def test_a_lost_connection_is_made_again_as_long_as_nobody_took_over(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     place = LedgerDatabase(cluster.uri, "lost", tmp_path)
-    lock = place.lock()
+    lock = ledger_lock(place)
     lock.acquire(holder())
     ledger = Ledger.create(place, mode="min", sweep_id="s")
     _end_sessions(cluster)
     lock.check()
-    assert place.turn == 1
+    assert place.fencing_token == 1
     assert place.holder() is not None
     _add(ledger)
     assert len(LedgerReader(place).trials) == 1
@@ -138,7 +140,7 @@ def test_a_driver_that_was_taken_over_writes_nothing_any_more(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     place = LedgerDatabase(cluster.uri, "taken", tmp_path)
-    lock = place.lock()
+    lock = ledger_lock(place)
     lock.acquire(holder())
     ledger = Ledger.create(place, mode="min", sweep_id="s")
     _end_sessions(cluster)
@@ -297,7 +299,7 @@ def test_a_database_that_refuses_is_told_by_its_address_cause_and_remedy(
         ):
             place = LedgerDatabase(uri, "digits", tmp_path)
             started = time.monotonic()
-            for use in (place.check_available, lambda at=place: at.lock().acquire(holder())):
+            for use in (place.check_available, lambda at=place: ledger_lock(at).acquire(holder())):
                 with pytest.raises(LedgerRefused) as refused:
                     use()
                 told = str(refused.value)
@@ -376,7 +378,7 @@ def test_a_driver_that_died_while_it_made_the_tables_leaves_a_database_that_is_u
     def begin(name: str) -> LedgerReader:
         place = LedgerDatabase(uri, name, tmp_path)
         place.check_available()
-        place.lock().acquire(holder())
+        ledger_lock(place).acquire(holder())
         Ledger.create(place, mode="min", sweep_id="s")
         return LedgerReader(place)
 

@@ -44,7 +44,7 @@ def sweep(tmp_path: Path) -> MadeSweep:
 
 
 def _study(ledger: Ledger) -> optuna.Study:
-    return optuna.load_study(storage=f"sqlite:///{ledger.place}", study_name="sweep")
+    return optuna.load_study(storage=f"sqlite:///{ledger.location}", study_name="sweep")
 
 
 def test_a_trial_comes_to_what_the_best_report_of_the_first_metric_had(sweep: MadeSweep) -> None:
