@@ -23,7 +23,7 @@ from pathlib import Path
 
 from sweeps.config.errors import UserError
 from sweeps.config.sections import InvalidName, check_name
-from tracking.address import address_of, is_database
+from tracking.address import is_database, sqlite_uri
 
 FORMAT = 2
 """The form of all these files together. It grows when an earlier release would misread one of
@@ -76,7 +76,7 @@ def command_line(root: Path, *words: str, program: str = "sweep") -> str:
 
 def tracking_uri(root: Path) -> str:
     """The embedded tracking store's address."""
-    return address_of(root / "mlflow.db")
+    return sqlite_uri(root / "mlflow.db")
 
 
 def artifact_root(root: Path) -> Path:

@@ -353,13 +353,13 @@ class Delivery:
             run_id = self._server.create_run(
                 self._experiment_id, start_ms, {**(tags or {}), **own}
             )
-            self._outbox.set_run_id(trial, run_id, held=None)
+            self._outbox.set_run_id(trial, run_id, recorded=None)
         else:
             run_id = found.run_id
             if found.deleted:
                 self._server.restore_run(run_id)
             if self._outbox.run_id(trial) != run_id:
-                self._outbox.set_run_id(trial, run_id, held=self._read_marks(run_id))
+                self._outbox.set_run_id(trial, run_id, recorded=self._read_marks(run_id))
         self._open[trial] = run_id
         return run_id
 

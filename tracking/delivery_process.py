@@ -33,7 +33,7 @@ from tracking.delivery_loop import (
     DeliveryProgress,
     Destination,
 )
-from tracking.idle_process import start_behind
+from tracking.idle_process import start_idle
 
 _PATIENCE_SECONDS = (0.5, 30.0)
 
@@ -75,7 +75,7 @@ class DeliveryProcess:
         return self._thread.is_alive()
 
     def _start(self) -> subprocess.Popen[str]:
-        process = start_behind(
+        process = start_idle(
             [sys.executable, "-P", "-m", "tracking.delivery_process"], self._environment
         )
         _write(process.stdin, self._destination)

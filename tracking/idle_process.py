@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 
-def start_behind(
+def start_idle(
     command: Sequence[str], environment: Mapping[str, str], *, stderr: IO[str] | None = None
 ) -> subprocess.Popen[str]:
     """Start a process, with pipes for its input and output.

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracking.address import address_of, file_of
+from tracking.address import sqlite_file, sqlite_uri
 from tracking.delivery import (
     TAG_ROLE,
     TAG_SWEEP,
@@ -75,7 +75,7 @@ def connect(uri: str) -> MlflowClient:
 
     if "MLFLOW_LOGGING_LEVEL" not in os.environ:
         _quiet()
-    if _FILE.match(uri) and (store := file_of(uri)) is not None and not store.exists():
+    if _FILE.match(uri) and (store := sqlite_file(uri)) is not None and not store.exists():
         _create(store)
     return mlflow.MlflowClient(tracking_uri=secured(uri))
 
@@ -97,7 +97,7 @@ def _create(store: Path) -> None:
             return
         for rest in (aside, aside.with_name(f"{aside.name}-journal")):
             rest.unlink(missing_ok=True)  # of a process that was killed
-        mlflow.MlflowClient(tracking_uri=address_of(aside)).search_experiments(max_results=1)
+        mlflow.MlflowClient(tracking_uri=sqlite_uri(aside)).search_experiments(max_results=1)
         aside.rename(store)
         os.fsync(directory)
     finally:

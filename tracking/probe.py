@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redaction.secrets import redact
-from tracking.address import fault_of, file_of, is_database, is_server, names_store
+from tracking.address import is_database, is_server, is_supported, parse_error, sqlite_file
 from tracking.mlflow_server import connect
 from tracking.schema_version import (
     EXPERIMENT_QUERY,
@@ -63,8 +63,8 @@ def check_address(uri: str) -> None:
         TrackingUnusable: MLflow would have no use for it, now or later.
     """
     example = "for example https://mlflow.example or sqlite:////home/ada/mlflow.db"
-    if names_store(uri):
-        if (fault := fault_of(uri)) is not None:
+    if is_supported(uri):
+        if (fault := parse_error(uri)) is not None:
             raise TrackingUnusable(
                 f"{redact(uri)} is no address ({fault}); what follows :// is HOST or HOST:PORT; "
                 f"write {example}"
@@ -96,7 +96,7 @@ def probe(uri: str, *, known: bool = False, thorough: bool = False) -> None:
         if is_server(uri):
             if not known:
                 _probe_server(uri)
-        elif (file := file_of(uri)) is not None:
+        elif (file := sqlite_file(uri)) is not None:
             _probe_file(uri, file, known=known, thorough=thorough)
         elif is_database(uri):
             _probe_database(uri, known=known)
@@ -109,7 +109,7 @@ def is_gone(uri: str, run_ids: Iterable[str], *, seconds: float = _SECONDS) -> b
 
     Of a server, and of a file that cannot be read within `seconds`, nothing is said: False.
     """
-    file = file_of(uri)
+    file = sqlite_file(uri)
     if file is None or not file.exists():
         return file is not None
     try:
@@ -222,7 +222,7 @@ def open_database(uri: str, seconds: float = _SECONDS) -> Engine:
     check_trusted(uri)
 
     pool = sqlalchemy.pool.NullPool
-    if (file := file_of(uri)) is not None:
+    if (file := sqlite_file(uri)) is not None:
         return sqlalchemy.create_engine(
             "sqlite://", creator=lambda: _open(file, seconds), poolclass=pool
         )

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from redaction.secrets import redact
-from tracking.address import file_of, is_database
+from tracking.address import is_database, sqlite_file
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
 from tracking.outbox import SWEEP
 from tracking.trusted_stores import StoreUntrusted, check_artifacts
@@ -249,7 +249,7 @@ class _Database:
 
         from tracking.probe import open_database
 
-        file = file_of(self._uri)
+        file = sqlite_file(self._uri)
         if file is not None and not file.exists():
             yield None
             return

@@ -45,10 +45,10 @@ from sweeps.recording.tags import (
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from sweeps.store_access import reach_tracking
 from sweeps.sweep_lock import SweepLock
-from tracking.mlflow_recorder import MlflowRecorder, set_target, sync, tell_again
+from tracking.mlflow_recorder import MlflowRecorder, reset_trials, set_target, sync
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.probe import probe
-from tracking.recorder import Status, stored
+from tracking.recorder import Status, stored_status
 from tracking.store_reader import open_reader
 
 _INTERRUPTED: Status = "INTERRUPTED"
@@ -110,7 +110,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
         set_target(paths.outbox, uri)
         drawn = draw_what_is_missing(paths, spec)
         before = read_outbox(paths.outbox)
-        told = _SyncMessages(paths, spec, before.sweep_told, uri)
+        told = _SyncMessages(paths, spec, before.tracked_sweep_status, uri)
         sent = left = 0
 
         def send() -> None:
@@ -140,7 +140,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
         sent - gone,
         left,
         after.refused,
-        after.held,
+        after.blocked_artifacts,
         drawn,
         Missing.of(missing),
         Missing.of(still),
@@ -155,7 +155,7 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     """
     ledger = LedgerReader(ledger_location(paths, spec))
     records = {record.number: record for record in ledger.records()}
-    looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
+    looks_live = read_outbox(paths.outbox).tracked_sweep_status == "RUNNING"
     recorder = _queue(paths, spec, ledger)
     for first in range(0, len(records), _AT_ONCE):
         some = list(records.values())[first : first + _AT_ONCE]
@@ -192,7 +192,7 @@ class _SyncMessages:
     """
 
     def __init__(
-        self, paths: SweepPaths, spec: SweepSpec, sweep_told: str | None, uri: str
+        self, paths: SweepPaths, spec: SweepSpec, tracked_sweep_status: str | None, uri: str
     ) -> None:
         self._paths, self._spec = paths, spec
         self._ledger = LedgerReader(ledger_location(paths, spec))
@@ -200,10 +200,10 @@ class _SyncMessages:
         self.records = self._ledger.records()
         self._concluded = 0 < self._ledger.concluded == len(self.records)
         self._best = self._ledger.best() if len(spec.metrics) == 1 else None
-        if sweep_told is None and self._concluded:
-            sweep_told = "FINISHED" if self._ledger.front() else "FAILED"
+        if tracked_sweep_status is None and self._concluded:
+            tracked_sweep_status = "FINISHED" if self._ledger.front() else "FAILED"
         endings: tuple[Status, ...] = ("FINISHED", "FAILED")
-        self._ending = next((one for one in endings if one == sweep_told), _INTERRUPTED)
+        self._ending = next((one for one in endings if one == tracked_sweep_status), _INTERRUPTED)
         self._densities = [one.tracking.every for one in read_revisions(paths.spec)]
         known = read_outbox(paths.outbox).experiment_id
         self._store = open_reader(uri, spec.name, known)
@@ -235,7 +235,7 @@ class _SyncMessages:
         """Queue what is missing, and what else a driver that was killed could not tell."""
         by_trial = {one.trial: one for one in missing}
         again = {one.trial: one.is_gone for one in by_trial.values() if one.is_of_the_run}
-        tell_again(self._paths.outbox, again)
+        reset_trials(self._paths.outbox, again)
         own = by_trial.pop(None, None)
         if own is not None:
             self._tell_sweep(own)
@@ -255,7 +255,7 @@ class _SyncMessages:
 
     def _status(self, delivered: DeliveryStatus) -> str | None:
         """Of the sweep's own run; None: its driver was killed, and could not tell."""
-        return None if delivered.sweep_told == "RUNNING" else stored(self._ending)
+        return None if delivered.tracked_sweep_status == "RUNNING" else stored_status(self._ending)
 
     def _tell_sweep(self, missing: MissingData) -> None:
         recorder = _queue(self._paths, self._spec, self._ledger, announce=missing.is_of_the_run)

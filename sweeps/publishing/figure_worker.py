@@ -26,7 +26,7 @@ from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import LedgerError, SweepPaths
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.sweep_lock import LockLost
-from tracking.idle_process import start_behind
+from tracking.idle_process import start_idle
 from tracking.recorder import Recorder
 
 _DIRECTORY = "figures"
@@ -257,7 +257,7 @@ class _Artist:
     def __init__(self) -> None:
         self.has_drawn = False
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close()
-        self._process = start_behind(
+        self._process = start_idle(
             [sys.executable, "-P", "-m", "trainable.figures"],
             untagged_env(),  # it outlives the driver's Ray
             stderr=self._complaints,

@@ -29,7 +29,7 @@ from tracking.metric_points import HighWaterMarks
 from tracking.mlflow_recorder import stored_tags
 from tracking.outbox import SWEEP
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from tracking.recorder import stored
+from tracking.recorder import stored_status
 from tracking.store_reader import Curve, RunData, StoredRun, StoreReader, choose_runs, read_runs
 from trainable.metrics_file import Row, read_rows
 
@@ -147,8 +147,8 @@ def check_runs(
     expected: dict[int, str | None] = {SWEEP: sweep_status}
     for record in records:
         if record.finished:
-            expected[record.number] = stored(STATUSES[record.state])
-        elif (tracked_status := delivered.told.get(record.number)) is not None:
+            expected[record.number] = stored_status(STATUSES[record.state])
+        elif (tracked_status := delivered.tracked_statuses.get(record.number)) is not None:
             expected[record.number] = "KILLED" if tracked_status == "INTERRUPTED" else None
     found = []
     for trial, status in expected.items():
@@ -191,7 +191,7 @@ def lost_runs(
     uri, _ = reach_tracking(paths, spec)
     runs = read_runs(uri, spec.name, delivered.experiment_id, sweep_id, environment)
     statuses = {"INTERRUPTED": "KILLED", "FINISHED": "FINISHED", "FAILED": "FAILED"}
-    return check_runs(records, delivered, runs, statuses.get(delivered.sweep_told or ""))
+    return check_runs(records, delivered, runs, statuses.get(delivered.tracked_sweep_status or ""))
 
 
 def check_all(

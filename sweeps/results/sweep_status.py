@@ -240,7 +240,7 @@ class SweepStatus:
             "stopped_by": self.stop and {"key": self.stop.key, "why": self.stop.why},
             "best": best if self.several else best[0] if best else None,
             "outbox_pending": self.delivered.pending,
-            "outbox_held": self.delivered.held,
+            "outbox_held": self.delivered.blocked_artifacts,
             "outbox_refused": self.delivered.refused,
             "mlflow_experiment_id": self.delivered.experiment_id,
             "mlflow_run_id": self.delivered.sweep_run_id,
