@@ -38,9 +38,9 @@ def trust(
         for address in addresses or ():
             origin = store_origin.origin_of(address)
             if not forget:
-                trusted_stores.remember(address, explicit=True)
+                trusted_stores.add_trusted(address, explicit=True)
                 said = f"credentials may go to {origin}"
-            elif trusted_stores.forget(address):
+            elif trusted_stores.remove_trusted(address):
                 said = f"{origin} is forgotten"
             else:
                 said = f"{origin} was not in {trusted_stores.trust_file()}"

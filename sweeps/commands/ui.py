@@ -47,11 +47,11 @@ def serve(
     try:
         console.print("Ctrl-C ends it")
         page = _page(server.url, view)
-        opening = None
+        redirect = None
         if open_browser:
             with contextlib.suppress(OSError):  # where nothing can be written, the link remains
-                opening = server.opening(root, page).as_uri()
-        _open(console, server.link(page), opening)
+                redirect = server.redirect_file(root, page).as_uri()
+        _open(console, server.link(page), redirect)
         if view is not None:
             _name_the_undrawn(console, view)
         server.wait()
@@ -87,8 +87,8 @@ def _page(base: str, view: SweepStatus | None) -> str:
     )
 
 
-def _open(console: Console, link: str, opening: str | None) -> None:
+def _open(console: Console, link: str, redirect: str | None) -> None:
     """Print a link, and open a browser on what leads to it."""
     console.print(link, soft_wrap=True)
-    if opening is not None:
-        webbrowser.open(opening)
+    if redirect is not None:
+        webbrowser.open(redirect)
