@@ -22,7 +22,7 @@ from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths, tracking_place
 from sweeps.publishing.export import NoReport, draw_report, export_trial
-from sweeps.publishing.figure_worker import FigureWorkerPool, drawn_files, undrawn
+from sweeps.publishing.figure_worker import FigureWorkerPool, drawn_files, trials_without_figures
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import tracking_gaps
 from sweeps.reconciliation.repairs import send_to_tracker
@@ -172,7 +172,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
     lock.
     """
     ledger = LedgerReader(ledger_location(paths, spec))
-    if not (trials := undrawn(paths, ledger.trials)):
+    if not (trials := trials_without_figures(paths, ledger.trials)):
         return 0
     recorder = _queue(paths, spec, ledger)
     with FigureWorkerPool(spec, paths, trials, recorder) as gallery:
@@ -183,7 +183,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
     recorder.close(0.0)
-    return len(trials) - len(undrawn(paths, trials))
+    return len(trials) - len(trials_without_figures(paths, trials))
 
 
 class _SyncMessages:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from sweeps.path_checks import check_place
 from sweeps.paths import artifact_root, tracking_uri
-from sweeps.publishing.figure_worker import undrawn
+from sweeps.publishing.figure_worker import trials_without_figures
 from sweeps.recording.tags import leaders_view
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.store_access import reach_tracking
@@ -53,7 +53,7 @@ def serve(
                 redirect = server.redirect_file(root, page).as_uri()
         _open(console, server.link(page), redirect)
         if view is not None:
-            _name_the_undrawn(console, view)
+            _print_missing_figures(console, view)
         server.wait()
     except KeyboardInterrupt:
         pass
@@ -61,12 +61,12 @@ def serve(
         server.stop()
 
 
-def _name_the_undrawn(console: Console, view: SweepStatus) -> None:
+def _print_missing_figures(console: Console, view: SweepStatus) -> None:
     """Say which pictures the sweep's end did not wait for; a running sweep's driver makes them."""
-    missing = len(undrawn(view.paths, view.records))
+    missing = len(trials_without_figures(view.paths, view.records))
     if missing and view.state != "running":
         command = view.paths.command("sync")
-        text = f"make the pictures of {missing} more trials: {command}"
+        text = f"draw the figures of {missing} more trials: {command}"
         console.print(text, soft_wrap=True)
 
 

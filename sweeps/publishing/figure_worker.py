@@ -35,7 +35,9 @@ _WORTH_A_PROCESS = 8  # trials, whose pictures take a few times as long as its s
 _MOST_PROCESSES = 8  # each of which takes some 100 MB
 
 
-def undrawn(paths: SweepPaths, trials: Iterable[TrialSummary]) -> list[TrialSummary]:
+def trials_without_figures(
+    paths: SweepPaths, trials: Iterable[TrialSummary]
+) -> list[TrialSummary]:
     """Return the trials that have ended and have no pictures yet."""
     return [one for one in trials if one.finished and not _figures(paths, one.number).is_dir()]
 
@@ -83,7 +85,7 @@ class FigureWorkerPool:
         self._artists: set[_Artist] = set()
         self._threads: list[threading.Thread] = []
         self._draw_in_a_thread()
-        for record in undrawn(paths, trials):
+        for record in trials_without_figures(paths, trials):
             self.add(record)
 
     def add(self, record: TrialSummary) -> None:

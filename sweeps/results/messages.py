@@ -1,7 +1,7 @@
-"""What the commands say that change something: before they begin, how it ended, what comes next.
+"""Messages of the commands that change a sweep: before the start, at the end, the next command.
 
 The last line of an abnormal end is the command that continues. What must not live here: tables
-(`tables`), and deciding how a sweep ended (`sweep_view`).
+(`render`), and deciding how a sweep ended (`sweep_status`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 
 def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths) -> None:
-    """How a sweep ended, and the command that comes next; on an abnormal end that is the last
-    line.
-    """
+    """Print how a sweep ended and the next command, which is the last line of an abnormal end."""
 
     def sweep(command: str, *more: str) -> str:
         return paths.command(command, *more, program=_command())
@@ -61,7 +59,7 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
         sentence(err, said, style="yellow")
         resume(err, paths)
     if result.lost_weights:
-        said = f"there are no best weights to take: {result.lost_weights}"
+        said = f"there are no best weights to export: {result.lost_weights}"
         sentence(err, said, style="yellow")
     grows = result.max_trials > result.num_trials
     more: tuple[str, ...] = (f"trials={result.max_trials}",)
@@ -72,12 +70,12 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
     if result.exit_code == 0:
         choose = ("--trial", "K") if several else ()
         take = sweep("best", *choose, "--export", "DIR")
-        missing = f"make the pictures of {result.undrawn} more trials"
+        missing = f"draw the figures of {result.num_missing_figures} more trials"
         for what, command in (
             ("compare in MLflow", sweep("ui")),
             ("all trials", sweep("trials")),
-            *([] if result.lost_weights else [("take the best weights", take)]),
-            *([(missing, sweep("sync"))] if result.undrawn else []),
+            *([] if result.lost_weights else [("export the best weights", take)]),
+            *([(missing, sweep("sync"))] if result.num_missing_figures else []),
             *([("try more", sweep("resume", *changes))] if grows else []),
         ):
             out.print(f"{what}: {command}", soft_wrap=True)
@@ -99,12 +97,12 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
 
 
 def sentence(err: Console, message: str, *, style: str) -> None:
-    """What the user is told, as it stands."""
+    """Print a message without wrapping it."""
     err.print(message, style=style, soft_wrap=True)
 
 
 def task_facts(console: Console, facts: TaskFacts) -> None:
-    """What a run would be, in numbers, and what of it is probably not meant."""
+    """Print what a run would be, in numbers, and warnings about probable mistakes."""
     for fact in facts.lines():
         sentence(console, f"  {fact}", style="")
     for caution in (*facts.cautions, *facts.checked):
@@ -112,7 +110,7 @@ def task_facts(console: Console, facts: TaskFacts) -> None:
 
 
 def not_checked(console: Console, spec: SweepSpec) -> None:
-    """What a check cannot look at, as it knows no root and asks nobody."""
+    """Print the keys that `sweep check` cannot check: it has no root and connects to nothing."""
     outside = {
         "search.warm_start": spec.search.warm_start,
         "tracking.uri": spec.tracking.uri,
@@ -120,31 +118,31 @@ def not_checked(console: Console, spec: SweepSpec) -> None:
         "storage.checkpoints": spec.storage.checkpoints,
     }
     if keys := ", ".join(key for key, value in outside.items() if value):
-        sentence(console, f"  not looked at before a run: {keys}", style="")
+        sentence(console, f"  not checked before a run: {keys}", style="")
 
 
 def resume(err: Console, paths: SweepPaths, *more: str) -> None:
-    """The command that continues a sweep; the last line of an abnormal end."""
+    """Print the command that continues a sweep."""
     command = paths.command("resume", *more, program=_command())
     err.print(command + _cluster(), soft_wrap=True)
 
 
 def exited_immediately(paths: SweepPaths) -> None:
-    """The last lines of a driver that waits for nothing any more."""
+    """Print the last lines of a driver that a second signal ended."""
     err = PlainConsole(stderr=True)
     err.show_cursor()  # the live table may have hidden it
-    err.print("\nleft at once; what was saved is whole; continue with:")
+    err.print("\nexited immediately; what was saved is complete; continue with:")
     resume(err, paths)
 
 
 def cluster_lost(paths: SweepPaths, cause: str) -> None:
-    """The last lines of a driver whose Ray cluster is gone."""
+    """Print the last lines of a driver whose Ray cluster is lost."""
     err = PlainConsole(stderr=True)
     err.show_cursor()  # as above
     sentence(
         err,
-        f"\nstopped: the Ray cluster is lost: {cause}; what was saved is whole; once a cluster is "
-        "there again, continue with:",
+        f"\nstopped: the Ray cluster is lost: {cause}; what was saved is complete; when a cluster "
+        "is available again, continue with:",
         style="red",
     )
     resume(err, paths)
@@ -161,13 +159,13 @@ def stopped(result: StopResult, paths: SweepPaths) -> RenderableType:
 
 def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> RenderableType:
     """The lines of `sweep sync`."""
-    made = f"made the pictures of {done.drawn} trials; " if done.drawn else ""
+    made = f"drew the figures of {done.drawn} trials; " if done.drawn else ""
     lines = [f"{made}delivered {done.delivered} records; {done.left} wait"]
     command = paths.command("sync", "--verify", program=_command())
     if verified and not done.left and not done.missing:
         lines.append(f"compared {done.num_runs} runs: nothing is missing in the tracking store")
     elif verified and not done.left and not done.still_missing:
-        lines.append(f"missing in the tracking store, and made good: {done.missing}")
+        lines.append(f"missing in the tracking store, and sent again: {done.missing}")
     elif verified:
         lines.append(
             f"missing in the tracking store: {done.missing}; still missing: "
@@ -179,35 +177,35 @@ def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> Renderable
 
 
 def lost_runs(missing: Missing, num_runs: int, paths: SweepPaths) -> str:
-    """What a resume says of runs that the store has lost."""
+    """Return the message of a resume about runs that the store has lost."""
     command = paths.command("sync", "--verify", program=_command())
     return "; ".join(_lost_runs(missing, num_runs, command))
 
 
 def _lost_runs(missing: Missing, num_runs: int, command: str) -> Iterator[str]:
     if missing.runs:
-        yield f"{missing.runs} of {num_runs} runs were gone from the tracking store: sent again"
+        yield f"{missing.runs} of {num_runs} runs were missing in the tracking store: sent again"
     if missing.statuses:
-        yield f"{missing.statuses} of {num_runs} runs had another status: told again"
+        yield f"{missing.statuses} of {num_runs} runs had another status: sent again"
     if missing.deleted_runs:
-        yield f"{missing.deleted_runs} of {num_runs} runs are in the tracking store's trash"
+        yield f"{missing.deleted_runs} of {num_runs} runs are deleted in the tracking store"
     yield f"compare the rest with: {command}"
 
 
 def interrupted(err: Console, paths: SweepPaths) -> None:
-    """The last lines when a signal came while a sweep was left before its end."""
-    err.print("interrupted; what was saved is whole; continue with:")
+    """Print the last lines after a signal during the shutdown of a sweep."""
+    err.print("interrupted; what was saved is complete; continue with:")
     resume(err, paths)
 
 
 def nothing_started(err: Console) -> None:
-    """The last lines when a signal came before the sweep was taken up."""
+    """Print the last lines after a signal before the sweep was opened."""
     err.print("interrupted before anything was started; start again with:")
     err.print(shlex.join((_command(), *sys.argv[1:])), soft_wrap=True)
 
 
 def _cluster() -> str:
-    """The cluster's address, if this command was given one; who has it in RAY_ADDRESS keeps it."""
+    """The `--address` option of this command; RAY_ADDRESS stays in the user's environment."""
     for option, value in pairwise([*sys.argv, ""]):
         if option == "--address":
             return f" --address {shlex.quote(value)}"
@@ -217,7 +215,7 @@ def _cluster() -> str:
 
 
 def _command() -> str:
-    """How this program is called from here: by its name, or else by its path."""
+    """How to call this program: by its name if that is on the PATH, else by its path."""
     called, found = Path(sys.argv[0]), shutil.which("sweep")
     if not called.exists() or (found and called.samefile(found)):
         return "sweep"

@@ -219,7 +219,7 @@ def test_each_trial_holds_its_own_pictures(
     client.set_tag(run.info.run_id, "figures", "missing")
     assert client.list_artifacts(run.info.run_id, "figures") == []
 
-    told = r"made the pictures of [1-9]\d* trials; delivered [1-9]\d* records; 0 wait\n"
+    told = r"drew the figures of [1-9]\d* trials; delivered [1-9]\d* records; 0 wait\n"
     assert re.fullmatch(told, module_cli.ok("sync", "small"))
     for number, run in children.items():
         assert client.get_run(run.info.run_id).data.tags["figures"] == "drawn", number

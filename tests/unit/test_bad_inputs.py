@@ -108,7 +108,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["status", "other"],
-        "there is no sweep 'other' below {here}/runs; the sweeps there are: made; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
+        "there is no sweep 'other' below {here}/runs; the sweeps there are: made; if it is elsewhere, name its directory with --root DIR or SWEEP_ROOT",
         id="46 a look at an unknown sweep",
     ),
     pytest.param(
@@ -148,7 +148,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["resume", "made", "--root", "none"],
-        "there is no sweep 'made' below {here}/none; there are no sweeps there yet; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
+        "there is no sweep 'made' below {here}/none; there are no sweeps there yet; if it is elsewhere, name its directory with --root DIR or SWEEP_ROOT",
         id="a root that is not there",
     ),
     pytest.param(
@@ -198,7 +198,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["best", "made", "--trial", "5"],
-        "trial 5 of sweep 'made' is not the best; a choice is one of: 0; see: sweep best made",
+        "trial 5 of sweep 'made' is not the best; choose one of: 0; see: sweep best made",
         id="a choice that there is not",
     ),
     pytest.param(

@@ -447,7 +447,7 @@ def test_why_an_artifact_waits_is_told_until_one_is_stored(house: House) -> None
     house.delivery.connect()
     reason = (
         r"9 artifacts wait: 0/a of trial 0 cannot be stored at s3://\[hidden\]@bucket/\d "
-        r"\(PermissionError: \[Errno 13\] Permission denied: '/mlartifacts'\); let this machine "
+        r"\(PermissionError: \[Errno 13\] Permission denied: '/mlartifacts'\); give this machine "
     )
     with pytest.raises(NotStored, match=reason) as told:
         house.delivery.drain(lambda: False)

@@ -28,7 +28,7 @@ SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
         ("", ""),
         (
             "search: {warm_start: [earlier]}\ntracking: {uri: 'http://127.0.0.1:5000'}\n",
-            "  not looked at before a run: search.warm_start, tracking.uri\n",
+            "  not checked before a run: search.warm_start, tracking.uri\n",
         ),
     ],
 )
@@ -75,7 +75,7 @@ def _said(outcome: SweepOutcome, root: Path) -> str:
 
 def test_pictures_that_are_missing_are_no_trials_that_are(tmp_path: Path) -> None:
     out = io.StringIO()
-    ended = SweepOutcome(0, [], 4, pending=0, undrawn=2)
+    ended = SweepOutcome(0, [], 4, pending=0, num_missing_figures=2)
     paths = SweepPaths(tmp_path, "small")
     messages.outcome(Console(file=out), Console(file=io.StringIO()), ended, paths)
-    assert re.search(r"^make the pictures of 2 more trials: .* sync small ", out.getvalue(), re.M)
+    assert re.search(r"^draw the figures of 2 more trials: .* sync small ", out.getvalue(), re.M)
