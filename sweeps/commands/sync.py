@@ -180,7 +180,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
     best = ledger.best() if len(spec.metrics) == 1 else None
     # At its end the sweep put the best trial's on its own run, if they were drawn by then.
     if best in trials and best is not None and ledger.concluded == len(ledger.trials):
-        for picture in gallery.pictures(best.number):
+        for picture in gallery.files(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
     recorder.close(0.0)
     return len(trials) - len(trials_without_figures(paths, trials))

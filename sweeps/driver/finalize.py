@@ -203,7 +203,7 @@ def _publish_best(
         wait((weights,))
         wait((report,))
         num_missing_figures = figures.finish(_figure_timeout(figures), ranked)
-        for figure in figures.pictures(best.number):
+        for figure in figures.files(best.number):
             recorder.artifact(None, figure, f"figures/{figure.name}")
         try:
             for file in weights.result():

@@ -179,7 +179,7 @@ class _Driver:
             ReportWorker(sweep.num_trials - num_finished, plan.concurrency) as report,
         ):
             if sweep.tracking.needs_figures:
-                figures.show_again(trial.number for trial in trials)
+                figures.record_again(trial.number for trial in trials)
                 sweep.tracking.figures_sent()
             abort_reason = None
             if sweep.num_remaining and not self.interruption.requested:

@@ -1,9 +1,9 @@
-"""Pictures of every trial that has ended, drawn beside the sweep and put on the trial's own run.
+"""Draw figures of every trial that has ended, in child processes, and record them in its run.
 
-A child process behind all others draws one trial after another from the rows on disk, and several
-do once nothing is trained any more; threads hand them the trials and record what they made. A
-trial's `figures/` directory is there once all of them are recorded: after a crash, what is missing
-is drawn again. What must not live here: how a picture looks (see `trainable.figures`).
+While trials train, one idle process draws from the metrics on disk; after the last trial several
+do. Threads send them trials and record their figures. A trial's `figures/` directory exists only
+when all of its figures are recorded: after a crash, missing ones are drawn again. What must not
+live here: how a figure looks (see `trainable.figures`).
 """
 
 from __future__ import annotations
@@ -30,39 +30,38 @@ from tracking.idle_process import start_idle
 from tracking.recorder import Recorder
 
 _DIRECTORY = "figures"
-_SECONDS_FOR_THE_FIRST = 60.0  # one second on an idle machine
-_WORTH_A_PROCESS = 8  # trials, whose pictures take a few times as long as its start
-_MOST_PROCESSES = 8  # each of which takes some 100 MB
+_FIRST_TRIAL_SECONDS = 60.0  # one second on an idle machine
+_TRIALS_PER_PROCESS = 8  # drawing so many takes a few times as long as starting the process
+_MAX_PROCESSES = 8  # each takes about 100 MB
 
 
 def trials_without_figures(
     paths: SweepPaths, trials: Iterable[TrialSummary]
 ) -> list[TrialSummary]:
-    """Return the trials that have ended and have no pictures yet."""
+    """Return the trials that have ended and have no figures yet."""
     return [one for one in trials if one.finished and not _figures(paths, one.number).is_dir()]
 
 
 def drawn_files(paths: SweepPaths, number: int) -> list[Path]:
-    """The pictures of a trial; none when they are not drawn."""
+    """Return the files of a trial's figures; empty if they are not drawn."""
     return sorted(_figures(paths, number).glob("*.png"))
 
 
 class NotDrawn(Exception):
-    """A trial's pictures could not be drawn."""
+    """A trial's figures could not be drawn."""
 
 
 class FigureWorkerPool:
-    """Draws trials in the order in which they ended, in a thread and a process of its own; once
-    the sweep has ended, in as many as there are CPUs.
+    """Draws the figures of trials, in the order in which they end.
 
-    Leaving it as a context manager drops what is not drawn yet; the next driver of the sweep
-    draws it, or `sweep sync`.
+    It uses one process, and after `flush_now` up to one for each CPU. At the exit of the context
+    manager, trials that are not drawn are dropped; the next driver or `sweep sync` draws them.
 
     Args:
         spec: The sweep.
-        paths: Where each trial's directory is.
-        trials: Those that ended before and have no pictures are drawn too.
-        recorder: Takes the pictures; a trial without any is tagged `figures` with the reason.
+        paths: The paths of the sweep.
+        trials: Those that have ended and have no figures are drawn, too.
+        recorder: Receives the figures, and the tag `figures`: `drawn`, or why they are missing.
     """
 
     def __init__(
@@ -76,68 +75,68 @@ class FigureWorkerPool:
         self._paths = paths
         self._recorder = recorder
         self._opened = time.monotonic()
-        self._news = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._waiting: dict[int, TrialSummary] = {}
         self._ranked: Sequence[int] = ()
         self._drawing: set[int] = set()
-        self._left = 0
+        self._num_dropped = 0
         self._closing = self._dropping = self._refused = False
-        self._artists: set[_Artist] = set()
+        self._processes: set[_DrawingProcess] = set()
         self._threads: list[threading.Thread] = []
-        self._draw_in_a_thread()
+        self._start_thread()
         for record in trials_without_figures(paths, trials):
             self.add(record)
 
     def add(self, record: TrialSummary) -> None:
-        """Draw a trial that has just ended, when its turn comes."""
-        with self._news:
+        """Queue a trial that has just ended."""
+        with self._changed:
             self._waiting[record.number] = record
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def show_again(self, numbers: Iterable[int]) -> None:
-        """Give the recorder the pictures that are drawn already."""
+    def record_again(self, numbers: Iterable[int]) -> None:
+        """Record figures that are drawn already once more."""
         for number in numbers:
-            if drawn := self.pictures(number):
-                self._show(number, drawn)
+            if drawn := self.files(number):
+                self._record(number, drawn)
 
-    def pictures(self, number: int) -> list[Path]:
-        """The pictures of a trial; none when they are not drawn."""
+    def files(self, number: int) -> list[Path]:
+        """Return the files of a trial's figures; empty if they are not drawn."""
         return drawn_files(self._paths, number)
 
     @property
     def age(self) -> float:
-        """For how many seconds it has been open."""
+        """The seconds since the pool was created."""
         return time.monotonic() - self._opened
 
     def flush_now(self, ranked: Sequence[int] = ()) -> None:
-        """No more will be added: draw on every CPU, and in the order in which they matter."""
-        with self._news:
+        """Use all CPUs, as no more trials will be added; draw those of `ranked` first."""
+        with self._changed:
             self._ranked = ranked
             if self._closing:
                 return
             self._closing = True
-            self._news.notify_all()
-            useful = 1 + len(self._waiting) // _WORTH_A_PROCESS
-        for _ in range(1, min(usable_cpus(), useful, _MOST_PROCESSES)):
-            self._draw_in_a_thread()
+            self._changed.notify_all()
+            useful = 1 + len(self._waiting) // _TRIALS_PER_PROCESS
+        for _ in range(1, min(usable_cpus(), useful, _MAX_PROCESSES)):
+            self._start_thread()
 
     def finish(self, timeout: float | None = None, ranked: Sequence[int] = ()) -> int:
-        """Wait until all are drawn, but not much longer than `timeout` seconds; drop the rest.
+        """Wait until all trials are drawn, for about `timeout` seconds; drop the rest.
 
         Args:
             timeout: In seconds; None waits for all.
-            ranked: In which order they matter; the first one is waited for beyond the timeout.
+            ranked: The best trials, the best first, which is waited for beyond the timeout.
 
         Returns:
-            How many were dropped.
+            How many trials were dropped.
         """
         started = time.monotonic()
         first = ranked[0] if ranked else None
         self.flush_now(ranked)
-        with self._news:
-            self._news.wait_for(
+        with self._changed:
+            self._changed.wait_for(
                 lambda: first is None or first not in self._waiting.keys() | self._drawing,
-                _SECONDS_FOR_THE_FIRST,
+                _FIRST_TRIAL_SECONDS,
             )
         for thread in self._threads:
             waited = time.monotonic() - started
@@ -150,51 +149,51 @@ class FigureWorkerPool:
     def __exit__(self, *_: object) -> None:
         self._drop()
 
-    def _draw_in_a_thread(self) -> None:
-        thread = threading.Thread(target=self._work, name="pictures", daemon=True)
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name="figures", daemon=True)
         thread.start()
         self._threads.append(thread)
 
     def _drop(self) -> int:
-        with self._news:
+        with self._changed:
             dropped, self._waiting = list(self._waiting), {}
             self._closing = self._dropping = True
-            self._news.notify_all()
-            for artist in self._artists:
-                artist.kill()
+            self._changed.notify_all()
+            for process in self._processes:
+                process.kill()
         for thread in self._threads:
             thread.join()
         for number in dropped:
-            self._leave(number)
-        return self._left
+            self._count_dropped(number)
+        return self._num_dropped
 
     def _work(self) -> None:
-        artist: _Artist | None = None
+        process: _DrawingProcess | None = None
         while (record := self._take()) is not None:
             number = record.number
             try:
-                artist = artist or self._engage()
-                self._draw(record, artist)
+                process = process or self._start_process()
+                self._draw(record, process)
             except (NotDrawn, OSError, LockLost, LedgerError) as problem:
-                if self._dropping:  # its process was killed
-                    self._leave(number)
+                if self._dropping:  # `_drop` killed its process
+                    self._count_dropped(number)
                 else:
-                    self._tell(number, f"missing: {problem}")
-                    if artist is not None and artist.has_drawn and not artist.lives:
-                        # It drew and has ended since, such as for want of memory: the next trial
-                        # may have another one.
-                        self._dismiss(artist)
-                        artist = None
+                    self._tag(number, f"missing: {problem}")
+                    if process is not None and process.has_drawn and not process.is_alive:
+                        # The process had drawn before and has died, for example of too little
+                        # memory: start another one for the next trial.
+                        self._close_process(process)
+                        process = None
             finally:
-                with self._news:
+                with self._changed:
                     self._drawing.discard(number)
-                    self._news.notify_all()
-        if artist is not None:
-            self._dismiss(artist)
+                    self._changed.notify_all()
+        if process is not None:
+            self._close_process(process)
 
     def _take(self) -> TrialSummary | None:
-        with self._news:
-            self._news.wait_for(lambda: self._waiting or self._closing)
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
             if not self._waiting:
                 return None
             number = next(filter(self._waiting.__contains__, self._ranked), None)
@@ -202,39 +201,39 @@ class FigureWorkerPool:
             self._drawing.add(number)
             return self._waiting.pop(number)
 
-    def _engage(self) -> _Artist:
-        with self._news:
+    def _start_process(self) -> _DrawingProcess:
+        with self._changed:
             if self._dropping:
                 raise NotDrawn("the sweep did not wait")
-            artist = _Artist()
-            self._artists.add(artist)
-            return artist
+            process = _DrawingProcess()
+            self._processes.add(process)
+            return process
 
-    def _dismiss(self, artist: _Artist) -> None:
-        artist.close()  # which may take it a while, and can be cut short
-        with self._news:
-            self._artists.discard(artist)
+    def _close_process(self, process: _DrawingProcess) -> None:
+        process.close()  # may take a while, unless `_drop` kills it
+        with self._changed:
+            self._processes.discard(process)
 
-    def _draw(self, record: TrialSummary, artist: _Artist) -> None:
+    def _draw(self, record: TrialSummary, process: _DrawingProcess) -> None:
         figures = _figures(self._paths, record.number)
         config = load_trial_config(self._paths, self._spec, record)
         aside = figures.with_name(f".{_DIRECTORY}")
-        shutil.rmtree(aside, ignore_errors=True)  # of a driver that died
+        shutil.rmtree(aside, ignore_errors=True)  # left by a driver that died
         try:
-            drawn = artist.draw(config, figures.parent, aside, bool(record.lineage))
-            self._show(record.number, drawn)
+            drawn = process.draw(config, figures.parent, aside, bool(record.lineage))
+            self._record(record.number, drawn)
             aside.replace(figures)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
-    def _show(self, number: int, drawn: Iterable[Path]) -> None:
+    def _record(self, number: int, drawn: Iterable[Path]) -> None:
         for file in drawn:
             self._recorder.artifact(number, file, f"{_DIRECTORY}/{file.name}")
-        self._tell(number, "drawn")
+        self._tag(number, "drawn")
 
-    def _tell(self, number: int, text: str) -> None:
-        # What takes no tag, a disk or a lock, is met by the driver, which ends the sweep for it;
-        # a database that is away is waited for each time.
+    def _tag(self, number: int, text: str) -> None:
+        # The driver meets the same error and ends the sweep. After one error in `_drop` no more
+        # tags are tried, because each attempt may wait for an unavailable database.
         if self._dropping and self._refused:
             return
         try:
@@ -242,42 +241,42 @@ class FigureWorkerPool:
         except (OSError, LockLost, LedgerError):
             self._refused = True
 
-    def _leave(self, number: int) -> None:
-        with self._news:
-            self._left += 1
+    def _count_dropped(self, number: int) -> None:
+        with self._changed:
+            self._num_dropped += 1
         later = f"{self._paths.command('sync')} draws them"
-        self._tell(number, f"missing: the sweep did not wait for them; {later}")
+        self._tag(number, f"missing: the sweep did not wait for them; {later}")
 
 
 def _figures(paths: SweepPaths, number: int) -> Path:
     return paths.trial(number) / _DIRECTORY
 
 
-class _Artist:
-    """The process that draws: Matplotlib would stay in this one's memory."""
+class _DrawingProcess:
+    """A child process that draws, so that Matplotlib does not stay in the driver's memory."""
 
     def __init__(self) -> None:
         self.has_drawn = False
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close()
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close()
         self._process = start_idle(
             [sys.executable, "-P", "-m", "trainable.figures"],
-            untagged_env(),  # it outlives the driver's Ray
-            stderr=self._complaints,
+            untagged_env(),  # so that the clean-up of the driver's Ray does not end it
+            stderr=self._stderr,
         )
 
     def draw(
         self, config: Mapping[str, Any], directory: Path, target: Path, changed: bool
     ) -> list[Path]:
-        """Draw a run.
+        """Draw the figures of a trial and return their files.
 
         Args:
-            config: What the trial was trained with.
-            directory: The run's directory.
-            target: Where the pictures go; made when missing.
-            changed: Whether it was trained with other parameters before.
+            config: The trial's configuration.
+            directory: The trial's directory.
+            target: The directory for the figures; created when missing.
+            changed: Whether the trial trained with other parameters before.
 
         Raises:
-            NotDrawn: It could not be done; the message says why.
+            NotDrawn: The figures could not be drawn; the message says why.
         """
         request = {
             "config": config,
@@ -293,7 +292,7 @@ class _Artist:
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         if not line:
-            raise NotDrawn(f"the process that draws ended with {self._last_words()}")
+            raise NotDrawn(f"the process that draws ended with {self._exit_reason()}")
         answer: dict[str, list[str]] = json.loads(line)
         if "refused" in answer:
             raise NotDrawn(answer["refused"])
@@ -301,22 +300,22 @@ class _Artist:
         return list(map(Path, answer["written"]))
 
     @property
-    def lives(self) -> bool:
-        """Whether it can be asked for more."""
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End it now; whoever waits for a drawing is told."""
+        """Kill the process; a waiting `draw` raises `NotDrawn`."""
         self._process.kill()
 
     def close(self) -> None:
-        """Let it come to its end."""
+        """Close the process's input and wait until it exits."""
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate()
-        self._complaints.close()
+        self._stderr.close()
 
-    def _last_words(self) -> str:
+    def _exit_reason(self) -> str:
         code = self._process.wait()
-        self._complaints.seek(0)
-        lines = self._complaints.read().strip().splitlines()
+        self._stderr.seek(0)
+        lines = self._stderr.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {code}"

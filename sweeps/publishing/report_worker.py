@@ -1,11 +1,11 @@
-"""A sweep's report by a process that is there before the report is wanted.
+"""Write a sweep's report in a child process that starts before the sweep ends.
 
     python -m sweeps.publishing.report_worker
 
-imports what draws a report, behind those who train, and says so; then it writes the
-one that a line of its input asks for, `["ROOT", "NAME", "TARGET"]`, and ends as the program of
-`report` does. Without such a line it ends with its input, so that it never outlives the driver.
-What must not live here: what the page shows (`report`).
+imports the drawing libraries at the lowest priority and then prints a line. For the line
+`["ROOT", "NAME", "TARGET"]` in its input, it writes that report and exits as `report` does. At the
+end of its input it exits, so that it never outlives the driver. What must not live here: the
+page's content (`report`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from sweeps.paths import SweepPaths
 
 _READY = "ready\n"
-_LOOK_SECONDS, _STARVED = 0.5, 0.25
-"""On a machine that others use whole, who is behind them all may wait for ever. With less than a
-quarter of a processor it is given up, and one that is behind nobody is started."""
-_PART = 4
-"""Of so many parts of a sweep's trials, the last is left when the process starts, for it holds
-some 200 MB."""
+_POLL_SECONDS, _MIN_CPU_SHARE = 0.5, 0.25
+"""On a busy machine a process of the lowest priority may never finish its imports. With less than
+a quarter of a processor it is killed, and one of normal priority is started."""
+_LAST_FRACTION = 4
+"""The process starts when a quarter of the trials is left, because it takes about 200 MB."""
 
 
 class ReportWorker:
@@ -39,18 +38,18 @@ class ReportWorker:
 
     Args:
         left: How many trials have not ended yet.
-        at_once: How many train at a time.
+        at_once: How many trials run in parallel.
     """
 
     def __init__(self, left: int, at_once: int) -> None:
-        self._left = left
-        self._soon = max(at_once, left // _PART)
+        self._num_left = left
+        self._start_at = max(at_once, left // _LAST_FRACTION)
         self._process: subprocess.Popen[str] | None = None
 
     def trial_ended(self) -> None:
-        """Start the process, should the end be near."""
-        self._left -= 1
-        if self._process is None and self._left <= self._soon:
+        """Count a trial that has ended, and start the process near the end of the sweep."""
+        self._num_left -= 1
+        if self._process is None and self._num_left <= self._start_at:
             self._process = _start()
 
     def write(self, paths: SweepPaths, target: Path) -> Path:
@@ -65,7 +64,7 @@ class ReportWorker:
             return draw_report(paths, target)
         request = json.dumps([str(paths.root), paths.name, str(target)])
         _, said = process.communicate(request + "\n")
-        if process.returncode < 0:  # ended while it waited, such as for want of memory
+        if process.returncode < 0:  # a signal killed it, for example for too little memory
             return draw_report(paths, target)
         return answer(process.returncode, said, target)
 
@@ -80,7 +79,7 @@ class ReportWorker:
 def _start() -> subprocess.Popen[str] | None:
     from sweeps.engine.process_cleanup import untagged_env
 
-    with contextlib.suppress(OSError):  # there will be another try when the report is wanted
+    with contextlib.suppress(OSError):  # `write` starts another process then
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "sweeps.publishing.report_worker"],
             stdin=subprocess.PIPE,
@@ -88,19 +87,19 @@ def _start() -> subprocess.Popen[str] | None:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=untagged_env(),  # it outlives the driver's Ray
-            process_group=0,  # Ctrl-C at the terminal is for the caller
+            env=untagged_env(),  # so that the clean-up of the driver's Ray does not end it
+            process_group=0,  # so that only the caller handles Ctrl-C
         )
     return None
 
 
 def _is_ready(process: subprocess.Popen[str]) -> bool:
-    """Whether it has imported all, which is waited for as long as it comes on with it."""
+    """Wait for the process's imports; False if it gets too little processor time for them."""
     assert process.stdout is not None
     spent = _cpu_seconds(process)
-    while not select.select([process.stdout], [], [], _LOOK_SECONDS)[0]:
+    while not select.select([process.stdout], [], [], _POLL_SECONDS)[0]:
         before, spent = spent, _cpu_seconds(process)
-        if spent - before < _STARVED * _LOOK_SECONDS:
+        if spent - before < _MIN_CPU_SHARE * _POLL_SECONDS:
             return False
     return process.stdout.readline() == _READY
 
@@ -119,12 +118,12 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _prepare() -> None:
-    # Of this thread alone, where the system knows that: a process cannot come back for the report.
+    # Only this thread's priority: the main thread, which writes the report, must keep its own.
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-    from sweeps.publishing.report import rehearse
+    from sweeps.publishing.report import warm_up
 
-    rehearse()
+    warm_up()
     sys.stdout.write(_READY)
     sys.stdout.flush()
 
@@ -137,12 +136,12 @@ def _main() -> None:
         preparing.start()
         line = sys.stdin.readline()
         if not line:
-            os._exit(0)  # nobody wants a report, and what is being imported need not be waited for
+            os._exit(0)  # no report is wanted: do not wait for the imports
         preparing.join()
         from sweeps.publishing.report import main
 
         main(json.loads(line))
-        os._exit(0)  # taking down all that was imported is for nobody
+        os._exit(0)  # skip the slow clean-up of all imported modules
 
 
 if __name__ == "__main__":

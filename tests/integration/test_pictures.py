@@ -14,7 +14,7 @@ from sweeps.commands.sync import draw_what_is_missing
 from sweeps.config.spec import parse_spec, trial_yaml
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
-from sweeps.publishing.figure_worker import FigureWorkerPool, _Artist
+from sweeps.publishing.figure_worker import FigureWorkerPool, _DrawingProcess
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
@@ -154,7 +154,7 @@ def test_a_trial_is_drawn_as_it_was_trained(sweep: Sweep, monkeypatch: pytest.Mo
         asked.append(TrialConfig.model_validate(config))
         return []
 
-    monkeypatch.setattr("sweeps.publishing.figure_worker._Artist.draw", draw)
+    monkeypatch.setattr("sweeps.publishing.figure_worker._DrawingProcess.draw", draw)
     with sweep.open() as gallery:
         gallery.finish(timeout=60)
     (used,) = asked
@@ -175,14 +175,14 @@ def test_at_the_end_every_cpu_draws(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, cpus: int
 ) -> None:
     monkeypatch.setattr("sweeps.publishing.figure_worker.usable_cpus", lambda: cpus)
-    draw, drew = _Artist.draw, set()
+    draw, drew = _DrawingProcess.draw, set()
 
-    def noted(artist: _Artist, *what: Any) -> list[Path]:
-        drawn = draw(artist, *what)
-        drew.add(artist)
+    def noted(process: _DrawingProcess, *what: Any) -> list[Path]:
+        drawn = draw(process, *what)
+        drew.add(process)
         return drawn
 
-    monkeypatch.setattr(_Artist, "draw", noted)
+    monkeypatch.setattr(_DrawingProcess, "draw", noted)
     numbers = [sweep.add() for _ in range(20)]
     with sweep.open() as gallery:
         assert gallery.finish(timeout=120, ranked=numbers) == 0

@@ -56,7 +56,7 @@ def test_process_starts_with_the_last_quarter_of_the_trials_and_writes_the_repor
     sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sweeps.publishing.export.draw_report", _no_other)
-    monkeypatch.setattr(press_module, "_STARVED", 0.0)  # however busy the machine that tests
+    monkeypatch.setattr(press_module, "_MIN_CPU_SHARE", 0.0)  # however busy the machine that tests
     with ReportWorker(left=8, at_once=1) as press:
         for _ in range(5):
             press.trial_ended()
@@ -100,7 +100,7 @@ def _priorities(process: psutil.Process) -> list[int]:
 def test_one_that_gets_no_processor_is_replaced(
     sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(press_module, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(press_module, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(press_module, "_cpu_seconds", lambda _: 0.0)
     drawn: list[Path] = []
     monkeypatch.setattr(
@@ -130,7 +130,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced(
         process.wait()
         return was
 
-    monkeypatch.setattr(press_module, "_STARVED", 0.0)
+    monkeypatch.setattr(press_module, "_MIN_CPU_SHARE", 0.0)
     monkeypatch.setattr(press_module, "_is_ready", ready_and_killed)
     with ReportWorker(left=1, at_once=1) as press:
         press.trial_ended()
@@ -142,7 +142,7 @@ def test_what_keeps_it_from_writing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sweeps.publishing.export.draw_report", _no_other)
-    monkeypatch.setattr(press_module, "_STARVED", 0.0)
+    monkeypatch.setattr(press_module, "_MIN_CPU_SHARE", 0.0)
     with ReportWorker(left=1, at_once=1) as press:
         press.trial_ended()
         with pytest.raises(NoReport, match="gone"):

@@ -218,7 +218,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["best", "made", "--export", "runs"],
-        "runs is not empty; an export overwrites nothing; name a new directory",
+        "runs is not empty; an export never overwrites files; name a new directory",
         id="an export over something",
     ),
     pytest.param(

@@ -89,7 +89,7 @@ class Watched:
         self.asked.append(("finish", timeout, ranked))
         return 0
 
-    def pictures(self, number: int) -> list[Path]:
+    def files(self, number: int) -> list[Path]:
         self.asked.append(("pictures", number))
         return []
 
