@@ -82,35 +82,35 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
     before, broken, running = sweep.add(), sweep.add(), sweep.add(ended=False)
     (sweep.paths.trial(broken) / "metrics.jsonl").write_text("no rows\n")
     started = time.monotonic()
-    with sweep.open() as gallery:
-        assert gallery.finish(timeout=0) == 2
+    with sweep.open() as pool:
+        assert pool.finish(timeout=0) == 2
     assert time.monotonic() - started < 5
     command = f"sweep sync small --root {sweep.paths.root}"
     told = f"missing: the sweep did not wait for them; {command} draws them"
     assert sweep.tag(before) == sweep.tag(broken) == told
-    assert gallery.pictures(before) == []
+    assert pool.files(before) == []
     assert not list(sweep.paths.directory.rglob(".figures"))
 
     sweep.recorder.runs.clear()
     sweep.ledger.finish(running, "pruned")
-    with sweep.open() as gallery:
-        dropped = gallery.finish(timeout=0, ranked=[running])  # which is waited for
+    with sweep.open() as pool:
+        dropped = pool.finish(timeout=0, ranked=[running])  # which is waited for
         assert dropped == sum(sweep.tag(number) == told for number in sweep.recorder.runs)
-        assert len(gallery.pictures(running)) == 4
-    with sweep.open() as gallery:
-        gallery.finish()
+        assert len(pool.files(running)) == 4
+    with sweep.open() as pool:
+        pool.finish()
     for number in (before, running):
         assert sweep.names(number) == NAMES
         assert sweep.tag(number) == "drawn"
-        assert [f"figures/{path.name}" for path in gallery.pictures(number)] == NAMES
+        assert [f"figures/{path.name}" for path in pool.files(number)] == NAMES
         pictures = sweep.recorder.runs[number].artifacts
         assert all(content.startswith(b"\x89PNG") for content in pictures.values())
     assert sweep.tag(broken).startswith("missing: CurveDamaged")
 
     sweep.recorder.runs.clear()
     (sweep.paths.trial(broken) / "figures").mkdir()
-    with sweep.open() as gallery:
-        gallery.finish(timeout=60)
+    with sweep.open() as pool:
+        pool.finish(timeout=60)
     assert not sweep.recorder.runs
 
 
@@ -120,10 +120,10 @@ def test_whose_lock_was_taken_away_tells_nothing_of_pictures(sweep: Sweep) -> No
     lock.acquire()
     recorder = LockedRecorder(sweep.recorder, lock.check)
     sweep.paths.lock.unlink()
-    with FigureWorkerPool(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder) as gallery:
-        gallery.finish()
+    with FigureWorkerPool(sweep.spec, sweep.paths, sweep.ledger.trials(), recorder) as pool:
+        pool.finish()
     assert sweep.recorder.runs.keys() == {None}
-    assert gallery.pictures(0) == []
+    assert pool.files(0) == []
     lock.release_local()
 
 
@@ -155,8 +155,8 @@ def test_a_trial_is_drawn_as_it_was_trained(sweep: Sweep, monkeypatch: pytest.Mo
         return []
 
     monkeypatch.setattr("sweeps.publishing.figure_worker._DrawingProcess.draw", draw)
-    with sweep.open() as gallery:
-        gallery.finish(timeout=60)
+    with sweep.open() as pool:
+        pool.finish(timeout=60)
     (used,) = asked
     assert (used.train.schedule.name, used.budget.epochs) == ("cosine", 10)
     assert used.train.optimizer.lr == record.best_params["train.optimizer.lr"]
@@ -164,8 +164,8 @@ def test_a_trial_is_drawn_as_it_was_trained(sweep: Sweep, monkeypatch: pytest.Mo
 
 def test_at_the_end_the_better_ones_are_drawn_first(sweep: Sweep) -> None:
     first, worst, middle, best = (sweep.add() for _ in range(4))
-    with sweep.open() as gallery:
-        assert gallery.finish(timeout=60, ranked=[best, middle]) == 0
+    with sweep.open() as pool:
+        assert pool.finish(timeout=60, ranked=[best, middle]) == 0
     begun = {None, first}  # before the end is known
     assert [one for one in sweep.recorder.runs if one not in begun] == [best, middle, worst]
 
@@ -184,8 +184,8 @@ def test_at_the_end_every_cpu_draws(
 
     monkeypatch.setattr(_DrawingProcess, "draw", noted)
     numbers = [sweep.add() for _ in range(20)]
-    with sweep.open() as gallery:
-        assert gallery.finish(timeout=120, ranked=numbers) == 0
+    with sweep.open() as pool:
+        assert pool.finish(timeout=120, ranked=numbers) == 0
     assert len(drew) == cpus
     for number in numbers:
         assert sweep.tag(number) == "drawn"
@@ -199,8 +199,8 @@ def test_a_process_that_cannot_draw_tells_why(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     numbers = [sweep.add(), sweep.add()]
-    with sweep.open() as gallery:
-        gallery.finish(timeout=60)
+    with sweep.open() as pool:
+        pool.finish(timeout=60)
     for number in numbers:
         assert sweep.tag(number) == "missing: the process that draws ended with no Matplotlib here"
 
@@ -223,8 +223,8 @@ class _Killing(MemoryRecorder):
 def test_a_process_that_dies_costs_one_trial_its_pictures(sweep: Sweep) -> None:
     first, second, third = [sweep.add() for _ in range(3)]
     sweep.recorder = _Killing()
-    with sweep.open() as gallery:
-        gallery.finish(timeout=60)
+    with sweep.open() as pool:
+        pool.finish(timeout=60)
     assert sweep.tag(second) == "missing: the process that draws ended with exit code -9"
     assert [sweep.tag(first), sweep.tag(third)] == ["drawn", "drawn"]
 

@@ -90,7 +90,7 @@ class Watched:
         return 0
 
     def files(self, number: int) -> list[Path]:
-        self.asked.append(("pictures", number))
+        self.asked.append(("files", number))
         return []
 
 
@@ -124,6 +124,6 @@ def test_end_waits_for_pictures_a_tenth_of_the_sweeps_time_once_all_else_is_ther
     finalize_attempt(sweep, gallery, uninterrupted, None, report)  # type: ignore[arg-type]
     best = [1] if several else [1, 1, 2, 0]
     rest = ["report"] if several else ["weights", "report"]
-    after = [] if several else [("pictures", 1)]
+    after = [] if several else [("files", 1)]
     assert asked == [("flush_now", best), *rest, ("finish", patience, best), *after]
     assert recorder.runs[None].artifacts["report.html"] == b"page"
