@@ -316,8 +316,8 @@ def _without_credentials(uri: str) -> str:
         found = _ANY_AT.search(uri)
     if found:
         raise UserError(
-            "the address holds credentials; a spec is stored and tracked in "
-            f"clear; {remedy} in the environment"
+            "the address holds credentials; a spec is stored and tracked "
+            f"unencrypted; {remedy} in the environment"
         )
     return uri
 
@@ -356,8 +356,8 @@ class StorageConfig(Section):
             return None
         if _ANY_AT.search(address):
             raise UserError(
-                "the address holds credentials; a spec is stored and tracked in clear; leave them "
-                "out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
+                "the address holds credentials; a spec is stored and tracked unencrypted; leave "
+                "them out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
             )
         if not _OBJECTS.fullmatch(address):
             raise UserError(

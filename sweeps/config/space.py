@@ -88,7 +88,7 @@ class Distribution:
         """Say whether the distribution could have drawn a value."""
         raise NotImplementedError
 
-    def own(self, value: Any) -> Any:
+    def normalize(self, value: Any) -> Any:
         """Return a value that it contains as it would have drawn it: 1 as 1.0, for example, and a
         rounding error beside a step as that step."""
         return value
@@ -128,7 +128,7 @@ class _Range(Distribution):
     def contains(self, value: object) -> bool:
         return is_number(value) and self.low <= value <= self.high
 
-    def own(self, value: Any) -> Any:
+    def normalize(self, value: Any) -> Any:
         return float(value)
 
     def nearest(self, value: float) -> Any:
@@ -195,7 +195,7 @@ class QUniform(_Range):
         near = math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # as Optuna has it
         return near and 0 <= round(steps) < self._count()
 
-    def own(self, value: Any) -> Any:
+    def normalize(self, value: Any) -> Any:
         found = self.nearest(value)
         return found if self.contains(found) else float(value)  # else Optuna takes none
 
@@ -252,7 +252,7 @@ class Int(Distribution):
         within = is_number(value) and self.low <= value <= self.high and value == int(value)
         return within and (int(value) - self.low) % self.step == 0  # type: ignore[call-overload]
 
-    def own(self, value: Any) -> Any:
+    def normalize(self, value: Any) -> Any:
         return int(value)
 
     def nearest(self, value: float) -> Any:
@@ -317,7 +317,7 @@ class Choice(Distribution):
     def contains(self, value: object) -> bool:
         return as_option(value) in self.options
 
-    def own(self, value: Any) -> Any:
+    def normalize(self, value: Any) -> Any:
         return self.options[self.options.index(as_option(value))]
 
     def configured(self, value: Any) -> Any:

@@ -253,7 +253,7 @@ class SweepSpec(Section):
         """Return a point of the space, to look at a trial before any is drawn."""
         space = self.search_space()
         first = space.point(lambda _key, distribution: distribution.boundary_values()[0][1])
-        return first if space.allows(first) else space.drawn(0) or first
+        return first if space.allows(first) else space.draw(0) or first
 
     def search_space(self) -> SearchSpace:
         """Return `space` with its conditions and with the constraints of `search`."""

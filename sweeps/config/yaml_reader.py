@@ -413,8 +413,8 @@ class _Builder:
             )
         elif is_secret(name):
             fault = (
-                f"${{{cut(name)}}} looks like a secret; a spec is stored and tracked in "
-                f"clear; let the task read {cut(name)} from the environment"
+                f"${{{cut(name)}}} looks like a secret; a spec is stored and tracked "
+                f"unencrypted; let the task read {cut(name)} from the environment"
             )
         elif name not in self.environ:
             fault = (

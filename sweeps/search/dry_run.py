@@ -63,7 +63,7 @@ def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
             warnings.simplefilter("ignore")  # of a sampler that is only tried
             for number in range(min(max(search.startup_trials, 1) + _LEARNT, spec.trials)):
                 if is_named and 0 < number < search.startup_trials:
-                    history.end(space.drawn(number) or {}, distributions, _FIRST_GENERATION)
+                    history.end(space.draw(number) or {}, distributions, _FIRST_GENERATION)
                 else:
                     suggestion = suggester.propose(number)
                     history.end(suggestion.params, suggestion.distributions, suggestion.notes)

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.config.logged_params import flatten
 from sweeps.config.search_space import Place
-from sweeps.config.search_validators import LEARN_NOTHING
+from sweeps.config.search_validators import NON_LEARNING
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SpecError, SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
@@ -106,7 +106,7 @@ class Suggester:
         )
 
     def _others(self, number: int) -> list[FrozenTrial]:
-        if self._spec.search.sampler in LEARN_NOTHING:
+        if self._spec.search.sampler in NON_LEARNING:
             return []
         trials = self._ledger.frozen_trials()
         return [self._show(trial) for trial in trials if trial.number != number]
@@ -146,7 +146,7 @@ class Suggester:
                 found = suggested[key]
             else:
                 found = sampler.sample_independent(study, scratch.draft, key, asked)
-            found = distribution.own(found)
+            found = distribution.normalize(found)
             scratch.set_trial_param(_DRAFT, key, asked.to_internal_repr(found), asked)
             return scratch.draft.params[key]
 
@@ -188,7 +188,7 @@ class Suggester:
         # The spec's check has drawn with seed 0 and found a point, also beside each point to try
         # first. Stored parameters may violate a newer constraint, and the trial keeps them.
         space = self._space
-        found = space.drawn(seed, known) or space.drawn(0, known) or space.drawn(0)
+        found = space.draw(seed, known) or space.draw(0, known) or space.draw(0)
         assert found is not None
         return found
 

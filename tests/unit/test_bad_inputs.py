@@ -138,7 +138,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["resume", "made", "-s", "seed=7"],
-        "trials of this sweep were run from something else: seed 0 -> 7; trials before and after could not be compared; restore it, or go on nevertheless with --accept-changes",
+        "trials of this sweep were run with other code, data or keys: seed 0 -> 7; trials before and after could not be compared; undo the change, or accept it with --accept-changes",
         id="48 a resume of something else",
     ),
     pytest.param(
@@ -463,7 +463,7 @@ def test_48_a_resume_of_something_else_shows_the_difference_and_names_the_flag()
     with pytest.raises(OriginChanged) as refused:
         check_origin(Origin(), Origin(), spec, other, accepted=False)
     assert str(refused.value) == (
-        "trials of this sweep were run from something else: task.name digits -> spiral; seed 0 -> 1; trials before and after could not be compared; restore it, or go on nevertheless with --accept-changes"
+        "trials of this sweep were run with other code, data or keys: task.name digits -> spiral; seed 0 -> 1; trials before and after could not be compared; undo the change, or accept it with --accept-changes"
     )
 
 

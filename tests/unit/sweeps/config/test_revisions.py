@@ -124,7 +124,9 @@ def test_truncations_give_a_revision_that_was_written_or_an_error(
     for cut in {*range(0, len(whole), 23), *range(one - 80, one + 8), len(whole) - 1}:
         path.write_bytes(whole[:cut])
         if cut < one:
-            with pytest.raises(RevisionError, match=f"{re.escape(str(path))} holds no revision"):
+            with pytest.raises(
+                RevisionError, match=f"{re.escape(str(path))} has no valid revision"
+            ):
                 read_spec(path)
         else:
             found = read_spec(path)
@@ -179,9 +181,9 @@ def test_an_edit_by_hand_is_told_how_to_change_a_sweep(path: Path, first: SweepS
     ("written", "told"),
     [
         ("  train.batch_size: {logint: [16, 256]}\ntrain: {accumulation: 4}\n", "batch_size"),
-        ("train: {optimizer: {betas: [0.9, 1.0]}}\n", r"betas\[1\]: 1.0 is no decay rate"),
-        ("resources: {cpu: 1.0e-5}\n", "resources.cpu: .* is less than Ray counts"),
-        ("resources: {gpu: 1.0e-5}\n", "resources.gpu: .* is less than Ray counts"),
+        ("train: {optimizer: {betas: [0.9, 1.0]}}\n", r"betas\[1\]: 1.0 is not a decay rate"),
+        ("resources: {cpu: 1.0e-5}\n", "resources.cpu: .* is too small; Ray counts"),
+        ("resources: {gpu: 1.0e-5}\n", "resources.gpu: .* is too small; Ray counts"),
     ],
 )
 def test_a_sweep_that_would_be_refused_today_is_read_and_not_continued_as_it_is(

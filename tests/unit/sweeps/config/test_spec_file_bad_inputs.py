@@ -148,14 +148,14 @@ CASES = [
     pytest.param(
         HEAD + "train:\n  precision: ${API_TOKEN}\n",
         [
-            "s.yaml:7:14: train.precision: ${API_TOKEN} looks like a secret; a spec is stored and tracked in clear; let the task read API_TOKEN from the environment",
+            "s.yaml:7:14: train.precision: ${API_TOKEN} looks like a secret; a spec is stored and tracked unencrypted; let the task read API_TOKEN from the environment",
         ],
         id="53 secret",
     ),
     pytest.param(
         "name: digits\ntask: {name: x, api_key: geheim, pad_token: 0, db: {password: geheim}, use_key: true, own_token: null}\nmetric: val/loss\nmode: min\ntrials: 24\n",
         [
-            f"s.yaml:2:{column}: task.{key}: {name} looks like a secret; a spec is stored and tracked in clear; let the task read it from the environment, or give it another name"
+            f"s.yaml:2:{column}: task.{key}: {name} looks like a secret; a spec is stored and tracked unencrypted; let the task read it from the environment, or give it another name"
             for column, key, name in (
                 (17, "api_key", "api_key"),
                 (34, "pad_token", "pad_token"),
@@ -168,9 +168,9 @@ CASES = [
         HEAD
         + "space:\n  task.hub_token: {choice: [geheim, b]}\n  task.data: {choice: ['s3://u:geheim@b', c]}\nsearch: {sampler: 'm:S', arguments: {api_key: geheim}}\n",
         [
-            "s.yaml:7:3: space.task.hub_token: hub_token looks like a secret; a spec is stored and tracked in clear; let the task read it from the environment, or give it another name",
-            "s.yaml:8:24: space.task.data.choice[0]: the address holds credentials; a spec is stored and tracked in clear; let the task read them from the environment",
-            "s.yaml:9:38: search.arguments.api_key: api_key looks like a secret; a spec is stored and tracked in clear; let the task read it from the environment, or give it another name",
+            "s.yaml:7:3: space.task.hub_token: hub_token looks like a secret; a spec is stored and tracked unencrypted; let the task read it from the environment, or give it another name",
+            "s.yaml:8:24: space.task.data.choice[0]: the address holds credentials; a spec is stored and tracked unencrypted; let the task read them from the environment",
+            "s.yaml:9:38: search.arguments.api_key: api_key looks like a secret; a spec is stored and tracked unencrypted; let the task read it from the environment, or give it another name",
         ],
         id="53 secrets elsewhere",
     ),

@@ -207,7 +207,7 @@ CASES = [
     pytest.param(
         HEAD + "space:\n  budget.epochs: {int: [1, 2]}\n",
         [
-            "s.yaml:7:3: space.budget.epochs: 'budget.epochs' cannot be searched; a space varies what lies below train. and task.; set it in the file itself",
+            "s.yaml:7:3: space.budget.epochs: 'budget.epochs' cannot be searched; a space varies keys below train. and task.; set it in the file itself",
         ],
         id="31 not a trial's",
     ),
