@@ -86,7 +86,7 @@ class _InventedHistory:
         self._epochs = spec.budget.epochs
         self._random = random.Random(0)
         if warm is None:
-            points = map(spec.search_space().drawn, range(_WARM if spec.search.warm_start else 0))
+            points = map(spec.search_space().draw, range(_WARM if spec.search.warm_start else 0))
             taken = [
                 PriorTrial(one or {}, self._random.random(), self._epochs, True) for one in points
             ]
