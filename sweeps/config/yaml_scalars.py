@@ -1,7 +1,7 @@
-"""Single values in YAML 1.2, read and written, and how messages quote them.
+"""Read and write single values in YAML 1.2, and quote them in messages.
 
-`1e-4` is a number, `on` and `12:30:00` are text. What must not live here: the structure around the
-values (`source`).
+`1e-4` is a number, `on` and `12:30:00` are text. What must not live here: lists, mappings and
+positions (`yaml_reader`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def resolve(text: str) -> Any:
         return _BOOL[text]
     if _INT.fullmatch(text):
         base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-        # Cut, because Python refuses to read endless digits; the value is refused for its size.
+        # Cut, because Python refuses to parse very long numbers; the caller refuses its size.
         return int(text[:100], base)
     if _FLOAT.fullmatch(text):
         return float(text)
@@ -45,7 +45,7 @@ def resolve(text: str) -> Any:
 
 
 def write_flow(value: object) -> str:
-    """Return plain data as YAML in one line; reading it gives equal data again."""
+    """Return plain data as YAML in one line, which parses to equal data."""
     if isinstance(value, dict):
         items = (f"{write_key(str(key))}: {write_flow(inner)}" for key, inner in value.items())
         return "{" + ", ".join(items) + "}"
@@ -55,12 +55,12 @@ def write_flow(value: object) -> str:
         return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
     if not isinstance(value, str):
         return shown(value)
-    # `$${` so that a `${` in the text is not taken for a variable when it is read again.
+    # Escaped as `$${`, so that a `${` in the text is not a variable when it is read again.
     return write_key(value.replace("${", "$${"))
 
 
 def write_key(text: str) -> str:
-    """Return a text as YAML, in quotes where needed; keys are not searched for variables."""
+    """Return a text as YAML, quoted if needed; variables are not expanded in keys."""
     if _PLAIN.fullmatch(text) and resolve(text) == text:
         return text
     text = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -69,16 +69,16 @@ def write_key(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value that has no place of its own as it would be written."""
+    """Return a single value for a message, as it would be written in YAML."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return quoted(value) if isinstance(value, str) else cut(str(value))
 
 
 def cut(text: str) -> str:
-    """Return a text short enough, and printable, for a message.
+    """Shorten a text for a message, with control characters escaped.
 
-    Without secrets: what shows an address to hold a password may lie beyond the cut.
+    Secrets are redacted first: after the cut, a password in a URI may not be recognizable.
     """
     text = printable(redact(text))
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -17,28 +17,28 @@ CASES = [
     pytest.param(
         OPT + "  train.clip.value: {uniform: [1, 2], when: sgd}\n",
         [
-            "s.yaml:9:45: space.train.clip.value.when: 'sgd' is no condition; `when` maps other keys of the space to the values under which this one exists; write when: {train.optimizer.name: sgd}",
+            "s.yaml:9:45: space.train.clip.value.when: 'sgd' is not a condition; `when` maps other keys of the space to the values with which this one exists; write when: {train.optimizer.name: sgd}",
         ],
         id="condition that is none",
     ),
     pytest.param(
         OPT + "  train.clip.value: {uniform: [1, 2], when: {}}\n",
         [
-            "s.yaml:9:45: space.train.clip.value.when: an empty mapping is no condition; `when` maps other keys of the space to the values under which this one exists; write when: {train.optimizer.name: sgd}",
+            "s.yaml:9:45: space.train.clip.value.when: an empty mapping is not a condition; `when` maps other keys of the space to the values with which this one exists; write when: {train.optimizer.name: sgd}",
         ],
         id="empty condition",
     ),
     pytest.param(
         OPT + "  train.clip.value: {uniform: [1, 2], when: {train.optimizer.name: [[sgd]]}}\n",
         [
-            "s.yaml:9:68: space.train.clip.value.when.train.optimizer.name: a list or a mapping is no value of another key; `when` maps other keys of the space to the values under which this one exists; write one value, or [a, b]",
+            "s.yaml:9:68: space.train.clip.value.when.train.optimizer.name: a list or a mapping is not a value of a key; `when` maps other keys of the space to the values with which this one exists; write one value, or [a, b]",
         ],
         id="condition on a list of lists",
     ),
     pytest.param(
         OPT + "  train.clip.value: {uniform: [1, 2], when: {train.optimizer.name: []}}\n",
         [
-            "s.yaml:9:68: space.train.clip.value.when.train.optimizer.name: an empty list is no value of another key; `when` maps other keys of the space to the values under which this one exists; write one value, or [a, b]",
+            "s.yaml:9:68: space.train.clip.value.when.train.optimizer.name: an empty list is not a value of a key; `when` maps other keys of the space to the values with which this one exists; write one value, or [a, b]",
         ],
         id="condition without values",
     ),
@@ -103,7 +103,7 @@ CASES = [
     pytest.param(
         OPT + "  train.clip.value: {when: {train.optimizer.name: sgd}}\n",
         [
-            "s.yaml:9:21: space.train.clip.value: 0 distributions stand here; a parameter has exactly one; write one of: uniform, loguniform, quniform, int, logint, powers, choice",
+            "s.yaml:9:21: space.train.clip.value: there are 0 distributions; a parameter has exactly one; write one of: uniform, loguniform, quniform, int, logint, powers, choice",
         ],
         id="a condition alone",
     ),

@@ -202,7 +202,7 @@ def test_a_trial_has_its_parameters_and_a_seed_of_its_own() -> None:
         ),
         (
             {"seed": 3},
-            "trial 7: seed: is no parameter of a trial; they lie below train. and task.",
+            "trial 7: seed: is no parameter of a trial; they are below train. and task.",
         ),
     ],
 )

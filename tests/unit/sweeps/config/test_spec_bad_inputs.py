@@ -230,7 +230,7 @@ CASES = [
     pytest.param(
         "name: mlartifacts\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 24\n",
         [
-            "s.yaml:1:7: name: 'mlartifacts' is where the embedded tracking store lives; a name becomes a directory beside it; choose another name",
+            "s.yaml:1:7: name: 'mlartifacts' is the name of the embedded tracking store; a name becomes a directory beside it; choose another name",
         ],
         id="49 reserved",
     ),
@@ -389,7 +389,7 @@ CASES = [
     pytest.param(
         HEAD + "storage: {ledger: 'mysql://ada@host/sweeps'}\n",
         [
-            "s.yaml:6:19: storage.ledger: 'mysql://[hidden]@host/sweeps' is no address of a PostgreSQL database; a ledger lies in one, or in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null",
+            "s.yaml:6:19: storage.ledger: 'mysql://[hidden]@host/sweeps' is not the address of a PostgreSQL database; a ledger is in one, or in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null",
         ],
         id="storage.ledger in another kind of database",
     ),
@@ -403,14 +403,14 @@ CASES = [
     pytest.param(
         HEAD + "storage: {checkpoints: '/mnt/checkpoints'}\n",
         [
-            "s.yaml:6:24: storage.checkpoints: '/mnt/checkpoints' is no place in an object store; checkpoints lie below s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in the sweep's directory; write for example s3://my-bucket/sweeps, or null",
+            "s.yaml:6:24: storage.checkpoints: '/mnt/checkpoints' is not a prefix in an object store; checkpoints are below s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in the sweep's directory; write for example s3://my-bucket/sweeps, or null",
         ],
         id="storage.checkpoints in a directory",
     ),
     pytest.param(
         HEAD + "storage: {checkpoints: 's3://bucket/a/../b'}\n",
         [
-            "s.yaml:6:24: storage.checkpoints: 's3://bucket/a/../b' is no place in an object store; checkpoints lie below s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in the sweep's directory; write for example s3://my-bucket/sweeps, or null",
+            "s.yaml:6:24: storage.checkpoints: 's3://bucket/a/../b' is not a prefix in an object store; checkpoints are below s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in the sweep's directory; write for example s3://my-bucket/sweeps, or null",
         ],
         id="storage.checkpoints with a step upwards",
     ),
@@ -513,7 +513,7 @@ OVERRIDES = [
     pytest.param(
         ["trials=[1"],
         [
-            "-s trials=[1: '[' is opened here and not closed properly (expected ',' or ']', but got '<stream end>'); every bracket and quote has its partner; close it",
+            "-s trials=[1: '[' is opened here and not closed properly (expected ',' or ']', but got '<stream end>'); every bracket and quote must be closed; close it",
         ],
         id="59 not YAML",
     ),

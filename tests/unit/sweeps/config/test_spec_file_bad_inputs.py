@@ -43,21 +43,21 @@ CASES = [
     pytest.param(
         "name: a\nbudget:\n\tepochs: 3\n",
         [
-            "s.yaml:3:1: a tab stands where YAML expects spaces; indentation is spaces only; replace the tab by two spaces",
+            "s.yaml:3:1: there is a tab where YAML expects spaces; indentation is spaces only; replace the tab by two spaces",
         ],
         id="03 tab indent",
     ),
     pytest.param(
         HEAD + "train: {batch_size: [3\nseed: 0\n",
         [
-            "s.yaml:6:21: '[' is opened here and not closed properly (expected ',' or ']', but got ':'); every bracket and quote has its partner; close it",
+            "s.yaml:6:21: '[' is opened here and not closed properly (expected ',' or ']', but got ':'); every bracket and quote must be closed; close it",
         ],
         id="04 unclosed bracket",
     ),
     pytest.param(
         HEAD + "tracking: 'val/loss\n",
         [
-            "s.yaml:6:11: a quote is opened here and not closed properly (found unexpected end of stream); every bracket and quote has its partner; close it",
+            "s.yaml:6:11: a quote is opened here and not closed properly (found unexpected end of stream); every bracket and quote must be closed; close it",
         ],
         id="04 unclosed quote",
     ),
@@ -184,7 +184,7 @@ CASES = [
     pytest.param(
         HEAD + "seed: 99999999999999999999\n",
         [
-            "s.yaml:6:7: seed: 99999999999999999999 is too large; whole numbers hold 63 bits; write a smaller number",
+            "s.yaml:6:7: seed: 99999999999999999999 is too large; whole numbers have at most 63 bits; write a smaller number",
         ],
         id="huge number",
     ),
@@ -205,7 +205,7 @@ CASES = [
     pytest.param(
         HEAD + "seed: @x\n",
         [
-            "s.yaml:6:7: not YAML (found character '@' that cannot start any token); values with special characters stand in quotes; correct the line, or quote the text",
+            "s.yaml:6:7: not YAML (found character '@' that cannot start any token); values with special characters need quotes; correct the line, or quote the text",
         ],
         id="special character",
     ),
@@ -226,7 +226,7 @@ CASES = [
     pytest.param(
         'name: digits\ntask: digits\nmetric: "\\ud800"\nmode: min\ntrials: 24\n',
         [
-            "s.yaml:3:9: metric: '\\ud800' holds half a character; text is Unicode; write the character itself",
+            "s.yaml:3:9: metric: '\\ud800' has half a character (a lone surrogate); text is Unicode; write the character itself",
         ],
         id="half a character",
     ),
@@ -285,7 +285,7 @@ def test_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_spec(path)
     assert str(caught.value) == (
-        f"{tmp_path}/t\\udce9st.yaml: a part of it is no UTF-8, which Ray needs of a command line; name a file whose path is"
+        f"{tmp_path}/t\\udce9st.yaml: a part of it is not UTF-8, which Ray requires of a command line; use a path that is UTF-8"
     )
 
 
