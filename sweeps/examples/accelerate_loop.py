@@ -2,8 +2,8 @@
 
 Compared with `plain_loop.py` it has no `.to(context.device)` and no `.cpu()`, because model,
 optimizer and loaders pass through `accelerator.prepare(...)`. It adds two data loaders and
-gradient accumulation, which takes `accelerator.accumulate(model)` and `accelerator.backward(loss)`.
-Plain PyTorch would count micro-batches and divide the loss by their number.
+gradient accumulation, with `accelerator.accumulate(model)` and `accelerator.backward(loss)`. Plain
+PyTorch would count micro-batches and divide the loss by their number.
 """
 
 from __future__ import annotations
