@@ -62,8 +62,8 @@ certificate() {  # SERVICE USAGE NAME...: for a service with these host names an
     -set_serial "0x$(openssl rand -hex 16)" -days "$days" -out "$work/tls_${service}_cert" \
     -extfile <(printf '%s\n' basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature \
       "extendedKeyUsage=$usage" "subjectAltName=$names" \
-      subjectKeyIdentifier=hash authorityKeyIdentifier=keyid) 2> "$work/said" \
-    || { cat "$work/said" >&2; exit 1; }
+      subjectKeyIdentifier=hash authorityKeyIdentifier=keyid) 2> "$work/errors" \
+    || { cat "$work/errors" >&2; exit 1; }
 }
 
 # Ray's nodes check each other's certificates in both directions, by address. A worker may have any

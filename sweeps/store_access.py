@@ -90,7 +90,7 @@ def remember_named(spec: SweepSpec, document: Document, file: Path | None = None
     is_own = file is not None and _is_own(file)
     for path in _STORES:
         uri = getattr(getattr(spec, path[0]), path[1])
-        if uri is not None and (is_own or document.place(path).order == AFTER_THE_FILE):
+        if uri is not None and (is_own or document.position(path).order == AFTER_THE_FILE):
             add_trusted(uri)
 
 

@@ -127,7 +127,7 @@ class Outbox:
                 )
 
     def append_rows(self, trial: int, rows: Iterable[MetricRow]) -> int:
-        """Queue the points of `rows` that lie above the trial's marks.
+        """Queue the points of `rows` above the trial's marks.
 
         Returns:
             How many points were queued.
@@ -163,7 +163,7 @@ class Outbox:
             raise
 
     def find_artifact(self, staged: str) -> Path:
-        """Return where a copy lies; see `Staging.find`."""
+        """Return a copy's path; see `Staging.find`."""
         return self._staging.find(staged)
 
     def last_step(self, trial: int) -> int:

@@ -101,7 +101,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
     uri, artifacts = reach_tracking(paths, spec)
-    lock = SweepLock(paths.lock, ledger_lock(view.place))
+    lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
     lock.acquire()
     try:
         if lock.previous is not None:

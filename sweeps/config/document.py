@@ -32,24 +32,24 @@ class Document:
     Attributes:
         label: The file as the user named it.
         data: Plain dicts, lists and scalars.
-        places: The position of each key path.
+        positions: The position of each key path.
         problems: The problems found so far, with the path of each.
     """
 
     label: str
     data: dict[str, Any]
-    places: dict[KeyPath, SourcePosition]
+    positions: dict[KeyPath, SourcePosition]
     problems: list[tuple[KeyPath, tuple[int, int], LocatedIssue]] = field(default_factory=list)
 
-    def place(self, path: KeyPath) -> SourcePosition:
+    def position(self, path: KeyPath) -> SourcePosition:
         """Return the position of a path, or of the nearest mapping around it."""
-        while path not in self.places and path:
+        while path not in self.positions and path:
             path = path[:-1]
-        return self.places.get(path, SourcePosition(self.label, self.label, (0, 0), ""))
+        return self.positions.get(path, SourcePosition(self.label, self.label, (0, 0), ""))
 
     def add(self, fault: Issue) -> None:
         """Add an issue at the position of its path."""
-        self.problems.append((fault.path, self.place(fault.path).order, self._problem(fault)))
+        self.problems.append((fault.path, self.position(fault.path).order, self._problem(fault)))
 
     @contextmanager
     def attach_locations(self) -> Iterator[None]:
@@ -68,9 +68,9 @@ class Document:
             raise SpecError(list(map(self._problem, refused.faults))) from refused
 
     def _problem(self, fault: Issue) -> LocatedIssue:
-        place = self.place(fault.path)
-        at_key = fault.at_key and fault.path in self.places
-        where = place.key_where if at_key else place.where
+        position = self.position(fault.path)
+        at_key = fault.at_key and fault.path in self.positions
+        where = position.key_where if at_key else position.where
         return LocatedIssue(where, dotted(fault.path), fault.message)
 
     def error(self) -> SpecError | None:
@@ -94,11 +94,11 @@ class Document:
                 return
         target[path[-1]] = other.data[""]
         size = len(path)
-        self.places = {p: v for p, v in self.places.items() if p[:size] != path}
+        self.positions = {p: v for p, v in self.positions.items() if p[:size] != path}
         self.problems = [item for item in self.problems if item[0][:size] != path]
-        for inner, place in other.places.items():
+        for inner, position in other.positions.items():
             if inner:
-                self.places[path + inner[1:]] = place._replace(order=AFTER_THE_FILE)
+                self.positions[path + inner[1:]] = position._replace(order=AFTER_THE_FILE)
         for inner, _, problem in other.problems:
             key = dotted(path) + problem.key
             moved = LocatedIssue(problem.where, key, problem.message)

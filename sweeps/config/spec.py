@@ -87,10 +87,10 @@ __all__ = [
     "SweepSpec",
     "TrackingConfig",
     "check_name",
-    "load_placed",
     "load_spec",
-    "parse_placed",
+    "load_with_positions",
     "parse_spec",
+    "parse_with_positions",
     "trial_yaml",
 ]
 
@@ -283,8 +283,10 @@ def load_spec(
     tracking_uri: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> SweepSpec:
-    """Read and check a spec file. See `load_placed`."""
-    return load_placed(path, overrides, name=name, tracking_uri=tracking_uri, environ=environ)[0]
+    """Read and check a spec file. See `load_with_positions`."""
+    return load_with_positions(
+        path, overrides, name=name, tracking_uri=tracking_uri, environ=environ
+    )[0]
 
 
 def parse_spec(
@@ -295,11 +297,11 @@ def parse_spec(
     environ: Mapping[str, str] | None = None,
     drawn: int | None = 0,
 ) -> SweepSpec:
-    """Read a spec from text. See `parse_placed`."""
-    return parse_placed(text, label, overrides, environ=environ, drawn=drawn)[0]
+    """Read a spec from text. See `parse_with_positions`."""
+    return parse_with_positions(text, label, overrides, environ=environ, drawn=drawn)[0]
 
 
-def load_placed(
+def load_with_positions(
     path: Path,
     overrides: Sequence[str] = (),
     *,
@@ -324,7 +326,7 @@ def load_placed(
     return _validate(doc, overrides, {"name": name, "tracking-uri": tracking_uri}, environ)
 
 
-def parse_placed(
+def parse_with_positions(
     text: str,
     label: str,
     overrides: Sequence[str] = (),
@@ -332,7 +334,7 @@ def parse_placed(
     environ: Mapping[str, str] | None = None,
     drawn: int | None = 0,
 ) -> tuple[SweepSpec, Document]:
-    """Read a spec from text; `label` stands for the file in messages. See `load_placed`.
+    """Read a spec from text; `label` stands for the file in messages. See `load_with_positions`.
 
     Args:
         drawn: How many trials the sweep has; their points of `try_first` are not checked. None for
@@ -400,7 +402,7 @@ def _cross_faults(doc: Document, drawn: int) -> Iterator[Issue]:
         except UserError:
             space[key] = None  # the section's own validation reports it
     return cross_field_checks(
-        SweepSpec, doc.data, space, lambda path, _value: doc.place(path).shown, drawn
+        SweepSpec, doc.data, space, lambda path, _value: doc.position(path).shown, drawn
     )
 
 
@@ -417,7 +419,9 @@ def _all_faults(doc: Document) -> tuple[SweepSpec | None, list[Issue]]:
         try:
             spec = SweepSpec.model_validate(data, context=_LOADING)
         except ValidationError as error:
-            found = translate(SweepSpec, error, data, lambda path, _value: doc.place(path).shown)
+            found = translate(
+                SweepSpec, error, data, lambda path, _value: doc.position(path).shown
+            )
         else:
             return (None if dropped else spec), faults
         # A message about a dropped value is about its default, and wrong.
@@ -473,7 +477,7 @@ def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
         return
     if path[0] == "task" and len(path) > 1 and isinstance(doc.data.get("task"), str):
         doc.data["task"] = {"name": doc.data["task"]}
-        doc.places["task", "name"] = doc.places["task",]
+        doc.positions["task", "name"] = doc.positions["task",]
     doc.put(path, parsed)
 
 

@@ -308,11 +308,11 @@ class _Builder:
         self.refused: set[str] = set()  # variables of the current scalar
 
     def document(self, node: _Node) -> Document:
-        self.doc.places[()] = self._place(node, node.mark)
+        self.doc.positions[()] = self._position(node, node.mark)
         self.doc.data = self.value(node, (), 0)
         return self.doc
 
-    def _place(self, node: _Node, key_mark: tuple[int, int]) -> SourcePosition:
+    def _position(self, node: _Node, key_mark: tuple[int, int]) -> SourcePosition:
         shown = cut(node.text)
         if node.kind == "scalar" and not (node.plain and not isinstance(resolve(node.text), str)):
             shown = quoted(node.text)
@@ -331,7 +331,7 @@ class _Builder:
         if node.kind == "sequence":
             items: list[Any] = []
             for index, element in enumerate(node.elements):
-                self.doc.places[(*path, index)] = self._place(element, element.mark)
+                self.doc.positions[(*path, index)] = self._position(element, element.mark)
                 items.append(self.value(element, (*path, index), depth + 1))
             return items
         data: dict[str, Any] = {}
@@ -350,7 +350,7 @@ class _Builder:
                 self.doc.problems.append(((*inner, "again"), mark, problem))
                 continue
             first[key] = mark
-            self.doc.places[inner] = self._place(child, mark)
+            self.doc.positions[inner] = self._position(child, mark)
             data[key] = self.value(child, inner, depth + 1)
         return data
 

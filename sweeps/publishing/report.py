@@ -87,7 +87,7 @@ def _read(paths: SweepPaths) -> SweepData:
     last = Counter(key.rsplit(".", 1)[-1] for key in keys)
     names = {k: short if last[short := k.rsplit(".", 1)[-1]] == 1 else k for k in keys}
     # Without trials that were added after the view was read.
-    stored = Ledger.open(view.place).frozen_trials()[: len(view.records)]
+    stored = Ledger.open(view.ledger_location).frozen_trials()[: len(view.records)]
     known = [_at_its_best(*pair, stored) for pair in zip(stored, view.records, strict=True)]
     study, front = (_study(known, names, view.ledger.minimizes[:count]) for count in (1, None))
     states = {record.number: view.trial_state(record) for record in view.records}

@@ -25,18 +25,18 @@ def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list
         records: Its trials, from number 0 on.
 
     Returns:
-        One count for each rung. Those of `went on` reached the next rung; the others are, by
+        One count for each rung. Those of `continued` reached the next rung; the others are, by
         state, still before it. The counts of a rung add up to the trials that reached it and are
         decided on there. With HyperBand that is not every bracket.
     """
     levels, rule = rungs(spec), spec.early_stopping.rule
     firsts = [rule.first_rung(record.number, spec.budget.epochs) for record in records]
-    counts: dict[str, list[int]] = {"went on": [0] * len(levels)}
+    counts: dict[str, list[int]] = {"continued": [0] * len(levels)}
     for record, first in zip(records, firsts, strict=True):
         for index in range(first, len(levels)):
             if record.epoch < levels[index]:
                 break
             is_last = index == len(levels) - 1 or record.epoch < levels[index + 1]
-            fate = record.state if is_last else "went on"
+            fate = record.state if is_last else "continued"
             counts.setdefault(fate, [0] * len(levels))[index] += 1
     return counts

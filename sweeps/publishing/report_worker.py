@@ -63,10 +63,10 @@ class ReportWorker:
             _end(process)
             return draw_report(paths, target)
         request = json.dumps([str(paths.root), paths.name, str(target)])
-        _, said = process.communicate(request + "\n")
+        _, stderr = process.communicate(request + "\n")
         if process.returncode < 0:  # a signal killed it, for example for too little memory
             return draw_report(paths, target)
-        return answer(process.returncode, said, target)
+        return answer(process.returncode, stderr, target)
 
     def __enter__(self) -> ReportWorker:
         return self

@@ -55,12 +55,14 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
             soft_wrap=True,
         )
     if result.pending_weights:
-        said = f"the best weights are not published: {result.pending_weights}; publish them with:"
-        sentence(err, said, style="yellow")
+        message = (
+            f"the best weights are not published: {result.pending_weights}; publish them with:"
+        )
+        sentence(err, message, style="yellow")
         resume(err, paths)
     if result.lost_weights:
-        said = f"there are no best weights to export: {result.lost_weights}"
-        sentence(err, said, style="yellow")
+        message = f"there are no best weights to export: {result.lost_weights}"
+        sentence(err, message, style="yellow")
     grows = result.max_trials > result.num_trials
     more: tuple[str, ...] = (f"trials={result.max_trials}",)
     if result.stop is not None:

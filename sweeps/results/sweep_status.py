@@ -125,11 +125,11 @@ class SweepStatus:
         self.revision = read_spec(paths.spec)
         self.spec: SweepSpec = self.revision.spec
         self.damage = self.revision.damage
-        self.place = ledger_location(paths, self.spec)
-        self.running, self.holder = holder_of(paths, self.place)
+        self.ledger_location = ledger_location(paths, self.spec)
+        self.running, self.holder = holder_of(paths, self.ledger_location)
         self.stranger = locked_by_a_stranger(paths.lock)
         """A message if a process locked the sweep that is no driver; else None."""
-        self.ledger = LedgerReader(self.place)
+        self.ledger = LedgerReader(self.ledger_location)
         self.records = self.ledger.trials
         self.delivered: DeliveryStatus = read_outbox(paths.outbox)
         self.stop = active_stop_criterion(self.spec, self.records, self.ledger.seconds)

@@ -21,7 +21,7 @@ import trainable
 from sweeps.cli import app
 from sweeps.config.provenance_check import Origin, OriginChanged, check_origin
 from sweeps.config.revisions import write_spec
-from sweeps.config.spec import SpecError, parse_placed, parse_spec
+from sweeps.config.spec import SpecError, parse_spec, parse_with_positions
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.task_check import TaskInspector, TaskRefused, longest_warmup
 from sweeps.sweep_lock import SweepLock
@@ -385,7 +385,7 @@ def test_40_a_module_that_is_not_there_is_known_without_a_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    spec, document = parse_placed(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
+    spec, document = parse_with_positions(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
@@ -401,7 +401,7 @@ def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
     path = tmp_path / stranger
     path.parent.mkdir(exist_ok=True)
     path.write_text("a = 1")
-    spec, document = parse_placed(SPEC, "s.yaml")
+    spec, document = parse_with_positions(SPEC, "s.yaml")
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
@@ -415,12 +415,12 @@ def test_40_another_copy_of_what_trains_is_no_stranger(
     (tmp_path / "trainable").mkdir()
     shutil.copy(trainable.__file__, tmp_path / "trainable")
     monkeypatch.chdir(tmp_path)
-    spec, _ = parse_placed(SPEC, "s.yaml")
+    spec, _ = parse_with_positions(SPEC, "s.yaml")
     TaskInspector(spec, ResourcePlan(1, 0, 1)).terminate()
 
 
 def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
-    spec, document = parse_placed(SPEC, "s.yaml", ["task=digit"])
+    spec, document = parse_with_positions(SPEC, "s.yaml", ["task=digit"])
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
@@ -449,7 +449,7 @@ def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
     ],
 )
 def test_what_a_child_refuses_has_the_place_of_its_key(lines: str, message: str) -> None:
-    spec, document = parse_placed(SPEC.replace("task: digits\n", lines), "s.yaml")
+    spec, document = parse_with_positions(SPEC.replace("task: digits\n", lines), "s.yaml")
     configs = spec.trial_config(0, spec.example_params()), longest_warmup(spec)
     answer = _answer(*(config.model_dump_json() for config in configs))
     with pytest.raises(SpecError) as refused, document.attach_locations():

@@ -16,7 +16,7 @@ from sweeps.config.revisions import (
     read_spec,
     write_spec,
 )
-from sweeps.config.spec import SpecError, SweepSpec, parse_placed, parse_spec
+from sweeps.config.spec import SpecError, SweepSpec, parse_spec, parse_with_positions
 from sweeps.paths import FORMAT
 from tests.specs import with_overrides
 
@@ -166,8 +166,8 @@ def test_a_revision_follows_a_damaged_one(path: Path, first: SweepSpec, second: 
     assert found[:4] == (third, 3, None, FORMAT)
     lines = path.read_text().splitlines()
     assert found.text.splitlines()[lines.index("trials: 6")] == "trials: 6"
-    _, document = parse_placed(found.text, "sweep.yaml")
-    assert document.place(("trials",)).where == f"sweep.yaml:{lines.index('trials: 6') + 1}:9"
+    _, document = parse_with_positions(found.text, "sweep.yaml")
+    assert document.position(("trials",)).where == f"sweep.yaml:{lines.index('trials: 6') + 1}:9"
 
 
 def test_an_edit_by_hand_is_told_how_to_change_a_sweep(path: Path, first: SweepSpec) -> None:
@@ -195,7 +195,7 @@ def test_a_sweep_that_would_be_refused_today_is_read_and_not_continued_as_it_is(
     assert found.spec == then
     assert read_revisions(path) == [then]
     with pytest.raises(SpecError, match=told):
-        parse_placed(found.text, str(path), ["trials=8"], drawn=4)
+        parse_with_positions(found.text, str(path), ["trials=8"], drawn=4)
 
 
 def test_what_changed_is_told_in_one_line(first: SweepSpec) -> None:

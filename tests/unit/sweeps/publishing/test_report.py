@@ -58,7 +58,7 @@ def test_each_trial_that_reached_a_rung_has_one_fate_there() -> None:
     trials = [_trial(number, *end) for number, end in enumerate(ends)]
     counts = survival(_spec(EARLY), trials)
     assert counts == {
-        "went on": [3, 1, 1, 0],
+        "continued": [3, 1, 1, 0],
         "pruned": [1, 1, 0, 0],
         "failed": [0, 1, 0, 0],
         "complete": [0, 0, 0, 1],
@@ -73,7 +73,7 @@ def test_with_hyperband_a_trial_counts_at_the_rungs_of_its_bracket() -> None:
     shares = [brackets.count(bracket) for bracket in range(4)]
     assert all(shares)
     assert survival(spec, trials) == {
-        "went on": [shares[0], 0, 0, 0],
+        "continued": [shares[0], 0, 0, 0],
         "pruned": [0, shares[0] + shares[1], 0, shares[3]],
     }
 
