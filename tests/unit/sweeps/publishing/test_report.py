@@ -94,7 +94,7 @@ def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
         sweep.add("complete", *(1 / epoch for epoch in range(1, reports + 1)))
         write_report(sweep.paths, tmp_path / f"{name}.html")
     long, short = ((tmp_path / f"{name}.html").read_text() for name in ("long", "short"))
-    cut, bracket = "a curve with more than 200 reports (1 here)", "rungs of its own bracket alone"
+    cut, bracket = "A curve with more than 200 reports (1 here)", "rungs of its own bracket alone"
     none = "Not drawn: the median rule has no rungs: it decides at the end of each epoch"
     assert (cut in long, none in long, bracket in long) == (True, True, False)
     assert (cut in short, none in short, bracket in short) == (False, False, True)
@@ -139,7 +139,7 @@ def test_a_page_without_room_names_its_file_and_leaves_what_was_there(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
-        with pytest.raises(OSError, match=rf"^{target} cannot be written \(File too large\); a"):
+        with pytest.raises(OSError, match=rf"^{target} cannot be written \(File too large\); the"):
             write_report(sweep.paths, target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -181,7 +181,7 @@ def test_what_grows_with_the_square_of_the_trials_takes_some_of_them(
         monkeypatch.setattr(report_figures, "_MAX_TRIALS", most)
         write_report(sweep.paths, tmp_path / "many.html")
         assert used.pop() == expected
-        told = f"Of these no more than {most}, evenly spaced, are used."
+        told = f"At most {most} of these are used, evenly spaced."
         assert (told in (tmp_path / "many.html").read_text()) == (expected != values)
 
 
