@@ -31,7 +31,7 @@ from sweeps.config.errors import (
     unknown_key,
 )
 from sweeps.config.search_checks import search_faults, sound_constraints
-from sweeps.config.search_space import SHARED_KEYS, SearchSpace, mutable
+from sweeps.config.search_space import UNFIT, SearchSpace, mutable
 from sweeps.config.sections import CREDENTIALS, LONGEST_KEY
 from sweeps.config.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
 from sweeps.config.yaml_scalars import shown, write_flow
@@ -210,7 +210,7 @@ def _population_faults(
             f"{trials} trials are not a population; {scheduler} compares trials with each other; "
             "write 4 or more",
         )
-    for key in SHARED_KEYS:
+    for key in UNFIT:
         if key in space:
             yield Issue(
                 ("space", key),

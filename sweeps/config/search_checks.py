@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from sweeps.config.constraints import Constraint, parse_constraint
 from sweeps.config.errors import Issue, KeyPath, dotted, nearest
 from sweeps.config.search_space import MOST_DRAWS, MOST_GRID_POINTS, SearchSpace
-from sweeps.config.search_validators import NON_LEARNING
+from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.sections import SearchConfig
 from sweeps.config.space import WHEN, Choice, Distribution
 from sweeps.config.yaml_scalars import shown, write_flow
@@ -232,7 +232,7 @@ def _grid_faults(whole: SearchSpace, search: SearchConfig, trials: object) -> It
 
 def _warm_start_faults(search: SearchConfig, data: Mapping[str, Any]) -> Iterator[Issue]:
     path: KeyPath = ("search", "warm_start")
-    if search.warm_start and search.sampler in NON_LEARNING:
+    if search.warm_start and search.sampler in LEARN_NOTHING:
         yield Issue(
             path,
             f"{search.sampler} does not learn from trials, so it cannot use earlier ones; remove "

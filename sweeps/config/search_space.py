@@ -23,11 +23,12 @@ from sweeps.config.space import Distribution
 MOST_DRAWS = 10_000
 """One of so many random points must satisfy the constraints."""
 MOST_GRID_POINTS = 1_000_000
-"""Points of a grid, from the first; later ones are never tried."""
+"""Of a grid, from its first: what lies beyond is nobody's to try."""
 Place = frozenset[tuple[str, Any]]
-"""The identity of a point in a grid."""
-SHARED_KEYS = ("train.batch_size", "train.loader.drop_last")
-"""Parameters that the members of a population must share, so that a step is the same in all."""
+"""Where a point lies in a grid."""
+UNFIT = ("train.batch_size", "train.loader.drop_last")
+"""What members of a population must have in common: a step of one would not be a step of the
+other."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +135,11 @@ class SearchSpace:
         return math.prod(one.num_values() or 0 for one in self.distributions.values())
 
     def place(self, point: Mapping[str, Any]) -> Place:
-        """Return a key that is equal for equal points of a grid."""
+        """Return what two points have in common when a grid has them once."""
         return frozenset(point.items())
 
     def digest(self) -> str:
-        """Return a hash that is equal for spaces with equal distributions."""
+        """Return what two spaces have in common when they draw from the same distributions."""
         data = {key: one.to_data() for key, one in sorted(self.distributions.items())}
         return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
 

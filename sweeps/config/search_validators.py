@@ -16,7 +16,7 @@ from sweeps.config.yaml_scalars import shown
 
 SAMPLERS = ("tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid")
 """Samplers that can be chosen by name."""
-NON_LEARNING = ("random", "qmc", "grid")
+LEARN_NOTHING = ("random", "qmc", "grid")
 """Samplers that ignore the results of earlier trials."""
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 

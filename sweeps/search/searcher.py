@@ -17,7 +17,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from sweeps.checkpoint_locations import address_of, trial_store
-from sweeps.config.search_validators import NON_LEARNING
+from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.spec import SpecError, SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.early_stopping.schedulers import replay
@@ -187,7 +187,7 @@ class LedgerSearcher(Searcher):
             return promoted
         if self._next_number >= self._spec.trials:
             return None
-        if self._spec.search.sampler not in NON_LEARNING:  # whose suggestions no report changes
+        if self._spec.search.sampler not in LEARN_NOTHING:  # whose suggestions no report changes
             self._settle()
         number = self._next_number
         self._next_number += 1

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.config.logged_params import flatten
 from sweeps.config.search_space import Place
-from sweeps.config.search_validators import NON_LEARNING
+from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SpecError, SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
@@ -106,7 +106,7 @@ class Suggester:
         )
 
     def _others(self, number: int) -> list[FrozenTrial]:
-        if self._spec.search.sampler in NON_LEARNING:
+        if self._spec.search.sampler in LEARN_NOTHING:
             return []
         trials = self._ledger.frozen_trials()
         return [self._show(trial) for trial in trials if trial.number != number]
