@@ -25,7 +25,7 @@ trials: 8
 seed: 0
 budget: {epochs: 5}
 
-space:                             # dotted key of this file: distribution
+space:                             # dotted path into this file: distribution
   train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
   train.schedule.warmup: {uniform: [0.0, 0.3]}
   train.clip.max_norm: {loguniform: [0.1, 10]}
@@ -33,8 +33,8 @@ space:                             # dotted key of this file: distribution
 
 search: {sampler: tpe, startup_trials: 4}
 early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}
-resources: {cpu: 1, gpu: auto}     # auto: as many trials on a GPU as fit in its memory, measured
-                                   # by two steps of the largest trial; 0 hides the GPUs
+resources: {cpu: 1, gpu: auto}     # auto: as many trials on a GPU as fit, by what two steps of
+                                   # the largest trial take; 0 hides it from them
 
 train:                             # what the space does not vary
   batch_size: 64

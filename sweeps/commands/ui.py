@@ -49,11 +49,11 @@ def serve(
         page = _page(server.url, view)
         redirect = None
         if open_browser:
-            with contextlib.suppress(OSError):  # where nothing can be written, the link remains
+            with contextlib.suppress(OSError):  # on a full disk, the user has the printed link
                 redirect = server.redirect_file(root, page).as_uri()
         _open(console, server.link(page), redirect)
         if view is not None:
-            _print_missing_figures(console, view)
+            _report_missing_figures(console, view)
         server.wait()
     except KeyboardInterrupt:
         pass
@@ -61,12 +61,12 @@ def serve(
         server.stop()
 
 
-def _print_missing_figures(console: Console, view: SweepStatus) -> None:
-    """Say which pictures the sweep's end did not wait for; a running sweep's driver makes them."""
+def _report_missing_figures(console: Console, view: SweepStatus) -> None:
+    """Print how many trials lack figures; a running sweep's driver draws them."""
     missing = len(trials_without_figures(view.paths, view.records))
     if missing and view.state != "running":
         command = view.paths.command("sync")
-        text = f"draw the figures of {missing} more trials: {command}"
+        text = f"draw the figures of {missing} more trials with: {command}"
         console.print(text, soft_wrap=True)
 
 
