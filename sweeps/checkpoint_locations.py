@@ -9,8 +9,8 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING
 
-from sweeps.config.errors import Issue, UserError
 from sweeps.config.spec import SweepSpec
+from sweeps.errors import Issue, UserError
 from sweeps.paths import SweepPaths
 from sweeps.store_access import check_store
 from tracking.trusted_stores import StoreUntrusted

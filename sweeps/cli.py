@@ -157,18 +157,19 @@ def run(
     from sweeps.commands.run import attempt
     from sweeps.config.durations import parse_duration
     from sweeps.engine.cluster_address import find_address
+    from sweeps.errors import SweepExists
     from sweeps.ledger.location import ledger_location
     from sweeps.ledger.warm_start import collect_warm_start
     from sweeps.path_checks import check_place
-    from sweeps.paths import SweepExists, SweepPaths, resolve_root
+    from sweeps.paths import SweepPaths, resolve_root
     from sweeps.search.dry_run import rehearse
-    from sweeps.sweep_lock import SweepLockedError, is_held, read_holder
+    from sweeps.sweep_lock import is_held, read_holder, sweep_locked
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
         check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
-            raise SweepLockedError(paths.directory, read_holder(paths.lock))
+            raise sweep_locked(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
         ledger_location(paths, spec).check_available()
@@ -214,12 +215,12 @@ def resume(
     from sweeps.results import messages
     from sweeps.search.dry_run import rehearse
     from sweeps.store_access import check_sampler_state, remember_named
-    from sweeps.sweep_lock import SweepLockedError
+    from sweeps.sweep_lock import sweep_locked
 
     with input_errors():
         view = view_of(name, root)
         if view.running:  # known before anything is loaded; taking the lock decides
-            raise SweepLockedError(view.paths.directory, view.holder)
+            raise sweep_locked(view.paths.directory, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)

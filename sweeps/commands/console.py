@@ -46,7 +46,7 @@ def read_whole(least: int, most: int = 10**9) -> Callable[[object], int]:
         number = str(text)
         if re.fullmatch(r"-?[0-9]{1,18}", number) and least <= int(number) <= most:
             return int(number)
-        from sweeps.config.yaml_scalars import quoted
+        from sweeps.quoting import quoted
 
         raise typer.BadParameter(
             f"{quoted(number)} is not valid; it must be a whole number from {least} to {most}; "
@@ -169,8 +169,7 @@ def input_errors() -> Iterator[None]:
     """What the user can put right becomes a message and exit code 2, a training that cannot go on
     becomes 3, and a held sweep 4.
     """
-    from sweeps.paths import LedgerBusy, LedgerError
-    from sweeps.sweep_lock import SweepLockedError
+    from sweeps.errors import LedgerBusy, LedgerError, SweepLockedError
     from trainable.errors import (
         CheckpointError,
         NonFiniteGradient,

@@ -33,10 +33,8 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
     """List the sweeps below the root."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from sweeps.config.errors import UserError
-    from sweeps.config.revisions import RevisionError
-    from sweeps.config.spec import SpecError
-    from sweeps.paths import LedgerError, SweepPaths, list_sweeps, resolve_root
+    from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
+    from sweeps.paths import SweepPaths, list_sweeps, resolve_root
     from sweeps.results import messages, render
     from sweeps.results.sweep_status import SweepStatus
     from tracking.trusted_stores import StoreUntrusted
@@ -173,8 +171,8 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Show the best trial, export it, or register its model."""
-    from sweeps.config.spec import check_name
     from sweeps.path_checks import check_own_place
+    from sweeps.paths import check_name
     from sweeps.publishing.export import NoVersion, export_best, register_best
     from sweeps.results import pareto, render
     from sweeps.results.sweep_status import NoBest

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from sweeps.checkpoint_locations import probe_store
 from sweeps.commands.lost_runs import name_other_sweeps
-from sweeps.config.errors import Issue, UserError
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import read_spec
 from sweeps.config.spec import SweepSpec
@@ -23,12 +22,20 @@ from sweeps.engine.resources import Machine, plan
 from sweeps.engine.signals import ExitRequested, exit_on_signal
 from sweeps.engine.system_limits import check_limits
 from sweeps.engine.task_check import TaskInspector
+from sweeps.errors import (
+    Issue,
+    LedgerBusy,
+    LedgerError,
+    LedgerRefused,
+    LockLost,
+    LockTaken,
+    UserError,
+)
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
-from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
+from sweeps.paths import SweepPaths
 from sweeps.results import messages
 from sweeps.results.sweep_status import SweepOutcome
 from sweeps.store_access import reach_tracking
-from sweeps.sweep_lock import LockLost, LockTaken
 from tracking.address import credentials
 from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sweeps.config.errors import Issue, UserError, key_path
+from sweeps.config.error_messages import key_path
 from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.engine.system_limits import LimitTooSmall, shortages
 from sweeps.engine.task_check import TaskFacts, TaskInspector, TaskRefused, check_names
+from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_number
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config

@@ -23,7 +23,7 @@ def trust(
     as_json: AsJson = False,
 ) -> None:
     """Let credentials go to a tracking server, database or bucket; without ADDRESS, list them."""
-    from sweeps.config.errors import UserError
+    from sweeps.errors import UserError
     from sweeps.results import messages
     from tracking import store_origin, trusted_stores
 

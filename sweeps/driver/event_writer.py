@@ -15,7 +15,8 @@ from itertools import groupby
 from typing import Any
 
 from sweeps.config.logged_params import searched
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
+from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ending, Ledger, LedgerReport, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
 from sweeps.paths import TRIAL_CONFIG, SweepPaths

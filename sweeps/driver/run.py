@@ -25,9 +25,10 @@ from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_processes
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
+from sweeps.errors import SweepExists
 from sweeps.ledger.ledger import TrialRecord
 from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
-from sweeps.paths import SweepExists, SweepPaths
+from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.publishing.report_worker import ReportWorker

@@ -14,7 +14,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.logged_params import flatten
-from sweeps.config.provenance_check import Origin, OriginChanged, check_origin
+from sweeps.config.provenance_check import Origin, check_origin
 from sweeps.config.resume_checks import check_search_changes
 from sweeps.config.revisions import (
     changes,
@@ -23,9 +23,10 @@ from sweeps.config.revisions import (
     read_spec,
     write_spec,
 )
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn
 from sweeps.engine.process_cleanup import untagged_env
+from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.reader import TrialRecord

@@ -22,10 +22,11 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from sweeps.errors import LedgerError
 from sweeps.formatting import format_parameter, format_reason, format_result, joined
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import TrialSummary
-from sweeps.paths import LedgerError, SweepPaths
+from sweeps.paths import SweepPaths
 from sweeps.publishing.report_figures import Figure, NotEnough, SweepData, figures
 from sweeps.publishing.report_page import PageSection, escape, page, table
 from sweeps.publishing.report_selection import basis

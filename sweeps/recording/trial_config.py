@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.cross_checks import set_path
-from sweeps.config.errors import key_path
+from sweeps.config.error_messages import key_path
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_reader import parse

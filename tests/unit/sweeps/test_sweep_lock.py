@@ -18,15 +18,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.sweep_lock import (
-    LockLost,
-    LockTaken,
-    SweepLock,
-    SweepLockedError,
-    is_held,
-    locked_by_a_stranger,
-    read_holder,
-)
+from sweeps.errors import LockLost, LockTaken, SweepLockedError
+from sweeps.sweep_lock import SweepLock, is_held, locked_by_a_stranger, read_holder
 
 _HOLD = """
 import sys, time

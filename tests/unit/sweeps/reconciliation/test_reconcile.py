@@ -19,9 +19,10 @@ from optuna.samplers import RandomSampler
 from sweeps.commands.sync import tell_who_is_interrupted
 from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.early_stopping.schedulers import stopped_trials
+from sweeps.errors import LedgerError
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
-from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import (
     Correction,
