@@ -26,8 +26,8 @@ from typing import IO, Protocol
 
 from sweeps.errors import LockLost, LockTaken, SweepLockedError
 from sweeps.paths import command_line
-from trainable.files import make_directory
-from trainable.regular_files import LARGEST_NOTE, open_regular, read_regular
+from trainable.storage.durable import make_directory
+from trainable.storage.regular_files import LARGEST_NOTE, open_regular, read_regular
 
 _LOOKING_SECONDS = 1.0
 """For how long those who only look are waited for."""

@@ -42,7 +42,7 @@ from tracking.outbox_status import read_outbox
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
 from trainable.metrics_file import CurveDamaged
-from trainable.regular_files import IrregularFile
+from trainable.storage.regular_files import IrregularFile
 
 _REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 """What a storage answers that is full or read-only."""

@@ -30,7 +30,7 @@ from tracking.address import credentials
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
-from trainable.regular_files import replace_regular
+from trainable.storage.regular_files import replace_regular
 from trainable.task_import import prepared
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import RevisionError
 from sweeps.paths import FORMAT
 from trainable.config import Section
-from trainable.regular_files import LARGEST_TEXT, IrregularFile, read_regular
 from trainable.rules import EARLIEST
+from trainable.storage.regular_files import LARGEST_TEXT, IrregularFile, read_regular
 
 _RULES_SINCE = 2
 """The first format whose revisions say under which training rules the sweep was begun."""

@@ -36,7 +36,7 @@ from sweeps.results.observer import ProgressObserver
 from sweeps.results.sweep_status import SweepOutcome
 from sweeps.sweep_lock import SweepLock
 from tracking.address import credentials
-from trainable.files import make_directory
+from trainable.storage.durable import make_directory
 
 ObserverFactory = Callable[
     [int, int, tuple[int, float] | None], AbstractContextManager[ProgressObserver]

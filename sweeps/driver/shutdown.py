@@ -22,7 +22,7 @@ from sweeps.paths import SweepPaths
 from sweeps.reconciliation.repairs import close_stores
 from sweeps.results import messages
 from sweeps.sweep_lock import SweepLock
-from trainable.files import LocalFiles
+from trainable.storage.local import LocalFiles
 
 EXPORT = ".export-"
 """The prefix of the scratch directories in which a driver assembles an export."""

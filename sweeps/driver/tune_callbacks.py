@@ -47,8 +47,8 @@ from sweeps.policies.failure_policy import (
 from sweeps.recording.tags import BY_THE_USER, STOPPED_BY_INTERRUPT
 from sweeps.results.observer import ProgressObserver
 from tracking.recorder import Recorder
-from trainable.files import make_directory
-from trainable.regular_files import replace_regular
+from trainable.storage.durable import make_directory
+from trainable.storage.regular_files import replace_regular
 from trainable.trial_log import TRIAL_LOG, TrialLog
 
 _DROPPED_RESULT_KEYS = (

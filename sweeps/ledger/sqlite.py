@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.ledger.dialect import Dialect
-from trainable.regular_files import check_database
+from trainable.storage.regular_files import check_database
 
 WAIT_SECONDS = 30.0
 """Seconds to wait for another process's transaction."""

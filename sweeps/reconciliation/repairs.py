@@ -37,8 +37,8 @@ from sweeps.recording.trial_config import read_config
 from sweeps.search.suggest import Suggester
 from tracking.recorder import Recorder
 from trainable.errors import StorageError, WriterReplaced
-from trainable.files import RunFiles
 from trainable.metrics_file import logged_files, read_logged, read_rows
+from trainable.storage.generations import RunFiles
 
 
 class UnknownDirectoryInTheWay(ValueError):

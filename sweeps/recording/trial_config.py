@@ -17,8 +17,8 @@ from sweeps.config.yaml_reader import parse
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from trainable.config import TrialConfig
-from trainable.regular_files import LARGEST_TEXT, read_regular
 from trainable.rules import EARLIEST
+from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
 
 def load_trial_config(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> dict[str, Any]:

@@ -40,12 +40,13 @@ from tests.integration.commandline import TINY
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
-from trainable import objects
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import StorageError, WriterReplaced
-from trainable.files import MANIFEST, STATE, files_of
-from trainable.objects import StoreUnusable, connect, probe
+from trainable.storage import objects
+from trainable.storage.generations import MANIFEST, STATE
+from trainable.storage.locate import files_of
+from trainable.storage.objects import StoreUnusable, connect, probe
 
 PREFIX = f"s3://{BUCKET}/team/sweeps"
 RUN = f"{PREFIX}/digits/trials/0007/checkpoints"
