@@ -54,6 +54,12 @@ def format_best(metrics: Sequence[str], result: float | Sequence[float]) -> str:
     return ", ".join(f"{metric} {format_number(value)}" for metric, value in named)
 
 
+def format_cells(result: Any, metrics: Sequence[str]) -> list[str]:
+    """Return one cell for each metric of a sweep; dashes before the first report."""
+    values = result if isinstance(result, list | tuple) else [result] * len(metrics)
+    return [format_number(value) for value in values]
+
+
 def format_result(metrics: Sequence[str], result: Any) -> str:
     """The same, without the name where there is one metric alone."""
     return format_best(metrics, result) if isinstance(result, list) else format_number(result)

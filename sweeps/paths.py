@@ -17,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
+import sys
 import unicodedata
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,6 +119,14 @@ def command_line(root: Path, *words: str, program: str = "sweep") -> str:
     with contextlib.suppress(UserError):
         where = () if root == resolve_root(None) else where
     return shlex.join((program, *words, *where))
+
+
+def program_name() -> str:
+    """Return how this program is called from here: by its name, or else by its path."""
+    called, found = Path(sys.argv[0]), shutil.which("sweep")
+    if not called.exists() or (found and called.samefile(found)):
+        return "sweep"
+    return os.path.relpath(called)
 
 
 def tracking_uri(root: Path) -> str:

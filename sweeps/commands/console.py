@@ -18,8 +18,8 @@ import typer
 from rich.console import RenderableType
 from typer.core import TyperGroup
 
+from sweeps.commands.plain_console import PlainConsole
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
-from sweeps.results.plain_console import PlainConsole
 
 if TYPE_CHECKING:
     from sweeps.results.sweep_status import SweepStatus
@@ -128,8 +128,8 @@ def _without_values(params: list[Any]) -> list[Any]:
 def view_of(name: str, root: Path | None) -> SweepStatus:
     """Return a sweep as it is now; what of its spec or its outbox is damaged is
     said, and who has locked it and is no driver."""
+    from sweeps.commands import messages
     from sweeps.paths import SweepPaths, resolve_root
-    from sweeps.results import messages
     from sweeps.results.sweep_status import SweepStatus
 
     view = SweepStatus(SweepPaths(resolve_root(root), name))
@@ -158,7 +158,7 @@ def _finite(found: Any) -> Any:
 
 def fail(message: str, *, code: int) -> NoReturn:
     """Say why, and leave with an exit code."""
-    from sweeps.results import messages
+    from sweeps.commands import messages
 
     messages.sentence(err, message, style="red")
     raise typer.Exit(code)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from rich.console import Console
 
 from sweeps.checkpoint_locations import probe_store
+from sweeps.commands import messages
 from sweeps.commands.lost_runs import name_other_sweeps
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import read_spec
@@ -33,7 +34,6 @@ from sweeps.errors import (
 )
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.paths import SweepPaths
-from sweeps.results import messages
 from sweeps.results.sweep_status import SweepOutcome
 from sweeps.store_access import reach_tracking
 from tracking.address import credentials
@@ -110,10 +110,10 @@ def attempt(
                 raise
 
             with without_collection():
+                from sweeps.commands.progress_display import PlainLines, ProgressTable, view_on
                 from sweeps.driver.run import (
                     run_sweep,  # imports Ray while the child imports torch
                 )
-                from sweeps.results.progress_display import PlainLines, ProgressTable, view_on
 
             facts = inspection.facts()
             ways = plan(spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory)
@@ -144,6 +144,7 @@ def attempt(
                 offline=offline,
                 say=say,
                 warn=lambda message: messages.sentence(err, message, style="yellow"),
+                notices=messages.ConsoleNotices(),
                 tell=outcomes.append,
             )
     except ExitRequested as left:
@@ -172,6 +173,7 @@ def _connected(
         store=spec.storage.checkpoints,
         hidden_env=credentials(spec.tracking.uri, spec.storage.ledger),
         tell=lambda message: messages.sentence(err, message, style="yellow"),
+        tell_last=messages.cluster_unanswered,
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sweeps.commands import messages
 from sweeps.config.error_messages import key_path
 from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec, trial_yaml
@@ -25,7 +26,6 @@ from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_number
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
-from sweeps.results import messages
 from tracking.address import credentials
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig

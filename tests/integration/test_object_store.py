@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import app
+from sweeps.commands import messages
 from sweeps.commands.doctor import object_stores
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
@@ -35,7 +36,6 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing import export
 from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.reconciliation.repairs import close_store
-from sweeps.results import messages
 from tests.integration.commandline import TINY
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from tests.unit.sweeps.sweep_factory import MadeSweep
