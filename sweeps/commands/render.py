@@ -1,7 +1,7 @@
 """What the looking commands show: tables for the terminal.
 
-What must not live here: finding what stands in them (`sweep_view`, `compare`), a running sweep's
-own view (`live`), and what the other commands say (`messages`).
+What must not live here: finding what stands in them (`results`), a running sweep's own view
+(`progress_display`), and what the other commands say (`messages`).
 """
 
 from __future__ import annotations

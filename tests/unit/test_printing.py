@@ -27,7 +27,7 @@ def test_only_the_command_line_prints() -> None:
 
 
 def _prints(called: ast.expr) -> bool:
-    """Whether this is `print`, or a console's `print` or `log`."""
+    """Whether this is `print`, or a console's `print`."""
     if isinstance(called, ast.Attribute):
         return called.attr == "print"
     return isinstance(called, ast.Name) and called.id == "print"
