@@ -1,6 +1,6 @@
 """Numbers, durations and sizes as people read them.
 
-What must not live here: tables and sentences (`commands`), and reading what people write (`config`).
+What must not live here: tables and sentences (`commands`), and reading a spec (`config`).
 """
 
 from __future__ import annotations
