@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 
-from sweeps.config.yaml_scalars import quoted
+from sweeps.errors import WrongDuration
+from sweeps.quoting import quoted
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 
 _LONGEST = 365 * 24 * 3600
 """In seconds; the system cannot wait for arbitrarily long times."""
-
-
-class WrongDuration(ValueError):
-    """The text is not a duration."""
 
 
 def parse_duration(text: str, option: str) -> float:

@@ -1,4 +1,4 @@
-"""Read and write single values in YAML 1.2, and quote them in messages.
+"""Single values in YAML 1.2, read and written.
 
 `1e-4` is a number, `on` and `12:30:00` are text. What must not live here: lists, mappings and
 positions (`yaml_reader`).
@@ -10,10 +10,7 @@ import math
 import re
 from typing import Any
 
-from redaction.escapes import printable
-from redaction.secrets import redact
-
-_SHOWN = 60  # characters of a value that a message quotes
+from sweeps.quoting import shown
 
 NULL = {"", "~", "null", "Null", "NULL"}
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -66,24 +63,3 @@ def write_key(text: str) -> str:
     text = text.replace("\\", "\\\\").replace('"', '\\"')
     escaped = (c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
     return '"' + "".join(escaped) + '"'
-
-
-def shown(value: object) -> str:
-    """Return a single value for a message, as it would be written in YAML."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return quoted(value) if isinstance(value, str) else cut(str(value))
-
-
-def cut(text: str) -> str:
-    """Shorten a text for a message, with control characters escaped.
-
-    Secrets are redacted first: after the cut, a password in a URI may not be recognizable.
-    """
-    text = printable(redact(text))
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-
-
-def quoted(text: str) -> str:
-    """Return a text in quotes for a message."""
-    return f"'{cut(text)}'"

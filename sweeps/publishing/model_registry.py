@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> None:
         version = register_best(view, int(number), model, pickled=form == "pickle")
     except (NoBest, NotRegistered, TrainingError) as error:
         sys.exit(str(error))
-    print(version)
+    sys.stdout.write(f"{version}\n")  # the answer, which `export.register_best` reads
 
 
 if __name__ == "__main__":

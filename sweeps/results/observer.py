@@ -1,12 +1,14 @@
 """The protocol by which a driver reports the progress of its trials to a display.
 
-What must not live here: a display (`progress_display`), and anything a sweep needs to run.
+What must not live here: a display (`commands`), and anything a sweep needs to run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
+
+from sweeps.paths import SweepPaths
 
 
 class TrialProgress(NamedTuple):
@@ -41,3 +43,16 @@ class ProgressObserver(Protocol):
         self, number: int, state: str, value: float | list[float] | None, reason: str | None
     ) -> None:
         """A trial ended, or was interrupted (`state` is then `interrupted`)."""
+
+
+class ShutdownNotices:
+    """Receives the messages of a driver that shuts down early; this base class ignores them."""
+
+    def stopping(self, grace: float) -> None:
+        """The first signal came: trials save and end within `grace` seconds."""
+
+    def exited_immediately(self, paths: SweepPaths) -> None:
+        """A second signal came: the process exits right after this call."""
+
+    def cluster_lost(self, paths: SweepPaths, cause: str) -> None:
+        """The Ray cluster is lost: the process exits right after this call."""

@@ -1,9 +1,10 @@
-"""Errors of a spec, in one form: position, key, value, rule, remedy.
+"""Messages about a spec, in one form: position, key, value, rule, remedy.
 
     file:line:column: key.path: what is wrong (the value); the rule; what to write instead
 
-Here are the error classes, "did you mean", and the translation of pydantic's errors. What must not
-live here: reading files (`yaml_reader`) and the rules of single fields (beside the fields).
+Here are "did you mean" and the translation of pydantic's errors. What must not live here: the
+error classes (`sweeps.errors`), reading files (`yaml_reader`), and the rules of single fields
+(beside the fields).
 """
 
 from __future__ import annotations
@@ -13,15 +14,12 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from redaction.escapes import printable
-from redaction.secrets import redact
-
-KeyPath = tuple[str | int, ...]
+from sweeps.errors import Issue, KeyPath, UserError, dotted
 
 # Names of other tools for the same thing: for suggestions only, never accepted as keys.
 _ALSO_KNOWN_AS = {
@@ -56,66 +54,6 @@ _NULL_MEANS = {
     "stop.plateau.trials": "null switches it off",
     "concurrency": "null runs as many trials at once as the resources allow",
 }
-
-
-class Issue(NamedTuple):
-    """One problem, before its position in the file is known: its key path and its message."""
-
-    path: KeyPath
-    message: str
-    at_key: bool = False
-    """Point at the key rather than at its value."""
-
-
-class UserError(ValueError):
-    """An error of the user, with complete messages: value, rule, remedy.
-
-    A validator raises it, or a later check of a valid spec, for example of the resources of the
-    machine; `Document.attach_locations` then adds the positions.
-
-    Args:
-        faults: A message, or issues with paths relative to the validated value.
-    """
-
-    def __init__(self, faults: str | Sequence[Issue]) -> None:
-        self.faults = [Issue((), faults)] if isinstance(faults, str) else list(faults)
-        super().__init__("\n".join(_line(dotted(f.path), f.message) for f in self.faults))
-
-
-class LocatedIssue:
-    """One line of a `SpecError`, without secrets.
-
-    Args:
-        where: `file:line:column`, `-s KEY=VALUE`, or another source of the value.
-        key: The dotted path of the key; empty for the file as a whole.
-        message: What is wrong; the rule; what to write instead.
-    """
-
-    def __init__(self, where: str, key: str, message: str) -> None:
-        # One problem is one line: line breaks in keys and values are escaped.
-        self.where = printable(redact(where))
-        self.key = printable(redact(key))
-        self.message = printable(redact(message))
-
-    def __str__(self) -> str:
-        return _line(self.where, _line(self.key, self.message))
-
-    def __repr__(self) -> str:
-        return f"LocatedIssue({str(self)!r})"
-
-
-class SpecError(ValueError):
-    """A spec is not valid; `str()` lists every problem, one per line."""
-
-    def __init__(self, problems: Sequence[LocatedIssue]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = list(problems)
-
-
-def dotted(path: KeyPath) -> str:
-    """Return a key path in its dotted form: `space.train.optimizer.lr.uniform[0]`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".")
 
 
 def key_path(key: str) -> tuple[str, ...]:
@@ -335,10 +273,6 @@ def _named_field(root: type[BaseModel], path: KeyPath, message: str) -> KeyPath:
     """Return the path of the field whose name begins the message of a section's own check."""
     first = message.split(maxsplit=1)[0]
     return (*path, first) if field_at(root, (*path, first)) else path
-
-
-def _line(head: str, tail: str) -> str:
-    return f"{head}: {tail}" if head else tail
 
 
 def _options(ctx: Mapping[str, Any]) -> list[str]:
