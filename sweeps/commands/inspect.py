@@ -1,6 +1,7 @@
-"""The commands that only look. Each but the report answers within a second, also on a thousand
-trials, so nothing that is slow to import may be imported for them.
+"""The read-only commands: list, status, trials, show, best, compare and report.
 
+Each but `report` answers within a second, also with a thousand trials. They therefore import no
+module that is slow to import.
 What must not live here: anything that changes a sweep.
 """
 
@@ -26,7 +27,7 @@ from sweeps.commands.console import (
 )
 from sweeps.exit_codes import LATE, NO_SUCCESS, WRONG_INPUT
 
-_AT_ONCE = 16
+_NUM_THREADS = 16
 
 
 def list_command(root: Root = None, as_json: AsJson = False) -> None:
@@ -45,18 +46,19 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
         found, where = [], resolve_root(root)
         if where.exists() and not where.is_dir():
             raise UserError(
-                f"--root {where}: is a file; sweeps live in directories below a root; name that "
-                "directory"
+                f"--root {where}: is a file; the root is the directory that holds all sweeps; "
+                "name that directory"
             )
 
         def look(paths: SweepPaths) -> dict[str, Any] | str:
             try:
                 return SweepStatus(paths).status()
             except (RevisionError, SpecError, LedgerError, StoreUntrusted, OSError) as error:
-                return str(error)  # the others are shown nevertheless
+                return str(error)  # the other sweeps are still listed
 
-        with ThreadPoolExecutor(_AT_ONCE) as at_once:  # a silent database takes five seconds
-            for one in at_once.map(look, list_sweeps(where)):
+        # In threads, because an unresponsive database takes five seconds.
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            for one in pool.map(look, list_sweeps(where)):
                 if isinstance(one, str):
                     messages.sentence(err, one, style="yellow")
                 else:
@@ -67,18 +69,18 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
 def status(
     name: Name,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Keep looking until the sweep stops.")
+        bool, typer.Option("--watch", help="Update the display until the sweep stops.")
     ] = False,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a sweep has come."""
+    """Show the state and progress of a sweep."""
     from sweeps.results import render
 
     if watch and as_json:
         fail(
-            "--watch and --json exclude each other; a table is drawn again and again, JSON is "
-            "printed once; leave one of them out",
+            "--watch and --json exclude each other; --watch redraws a table, --json prints once; "
+            "omit one of them",
             code=WRONG_INPUT,
         )
     if watch:
@@ -92,7 +94,7 @@ def status(
 
 
 def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Show a sweep's trials."""
+    """List the trials of a sweep."""
     from sweeps.results import render
 
     with input_errors():
@@ -115,7 +117,7 @@ def show(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one trial: parameters, reports, end, reason and files."""
+    """Show one trial: parameters, reports, how and why it ended, and its files."""
     from sweeps.results import render
 
     with input_errors():
@@ -139,7 +141,7 @@ def best(
         typer.Option(
             parser=read_whole(0),
             metavar="K",
-            help="Choose this one, where several trials are the best.",
+            help="Choose this trial of the Pareto front, with several metrics.",
             show_default=False,
         ),
     ] = None,
@@ -149,7 +151,7 @@ def best(
             "--export",
             parser=read_path,
             metavar="DIR",
-            help="Write its weights and configuration there.",
+            help="Write the trial's weights and configuration there.",
             show_default=False,
         ),
     ] = None,
@@ -158,7 +160,7 @@ def best(
         typer.Option(
             "--register",
             metavar="MODEL",
-            help="Put it into MLflow's model registry under this name, as `best`.",
+            help="Register the model in MLflow under this name, with the alias `best`.",
             show_default=False,
         ),
     ] = None,
@@ -166,7 +168,7 @@ def best(
         bool,
         typer.Option(
             "--pickle",
-            help="Register a pickle of its class, not a graph; loading it runs code.",
+            help="Register a pickle of the model instead of a graph; loading it runs code.",
         ),
     ] = False,
     root: Root = None,
@@ -219,12 +221,14 @@ def compare(
     ],
     top: Annotated[
         int,
-        typer.Option(parser=read_whole(1), metavar="N", help="How many leaders of each sweep."),
+        typer.Option(
+            parser=read_whole(1), metavar="N", help="How many of the best trials of each sweep."
+        ),
     ] = 5,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the leaders of one or several sweeps, and in what they differ."""
+    """Compare the best trials of one or several sweeps, and the parameters that differ."""
     from sweeps.results import compare, render
 
     with input_errors():
@@ -242,13 +246,13 @@ def report(
             "--output",
             parser=read_path,
             metavar="FILE",
-            help="Where to write; default: NAME-report.html here.",
+            help="The file to write; default: NAME-report.html in the working directory.",
             show_default=False,
         ),
     ] = None,
     root: Root = None,
 ) -> None:
-    """Write a page with all figures of a sweep, also while it runs; it opens offline."""
+    """Write an HTML report with all figures of a sweep, also while it runs."""
     from sweeps.path_checks import check_file
     from sweeps.publishing.export import NoReport, draw_report
 
@@ -259,6 +263,6 @@ def report(
         try:
             with err.status("drawing"):
                 written = draw_report(view.paths, target)
-        except NoReport as problem:
-            fail(str(problem), code=WRONG_INPUT)
+        except NoReport as error:
+            fail(str(error), code=WRONG_INPUT)
     out.print(f"wrote {written}", soft_wrap=True)

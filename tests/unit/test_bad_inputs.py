@@ -183,12 +183,12 @@ COMMANDS = [
     ),
     pytest.param(
         ["list", "--root", "file"],
-        "--root {here}/file: is a file; sweeps live in directories below a root; name that directory",
+        "--root {here}/file: is a file; the root is the directory that holds all sweeps; name that directory",
         id="43 a root that is a file",
     ),
     pytest.param(
         ["status", "made", "--watch", "--json"],
-        "--watch and --json exclude each other; a table is drawn again and again, JSON is printed once; leave one of them out",
+        "--watch and --json exclude each other; --watch redraws a table, --json prints once; omit one of them",
         id="two ways of showing",
     ),
     pytest.param(
