@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sweeps.commands import inspect
-from sweeps.commands.broken_pipe import outlive_readers
+from sweeps.commands.broken_pipe import ignore_broken_pipes
 from sweeps.commands.console import (
     Address,
     AsJson,
@@ -204,7 +204,7 @@ def resume(
     address: Address = None,
 ) -> None:
     """Resume an interrupted sweep, or extend a finished one (-s trials=40)."""
-    from sweeps.commands.lost_runs import find_loss
+    from sweeps.commands.lost_runs import has_lost_runs
     from sweeps.commands.run import attempt
     from sweeps.config.durations import parse_duration
     from sweeps.config.revisions import is_unchanged
@@ -227,7 +227,7 @@ def resume(
         remember_named(spec, document)
         check_sampler_state(view.paths, spec)
         done = view.concluded and is_unchanged(view.spec, spec)
-        if done and not find_loss(view, err, offline=offline):
+        if done and not has_lost_runs(view, err, offline=offline):
             outcome = view.outcome()
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
@@ -271,7 +271,7 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Stop a running sweep, whose trials save and can resume; or end one trial."""
-    from sweeps.commands.stop_waiting import stop_waiting
+    from sweeps.commands.end_trial import end_trial
     from sweeps.config.durations import parse_duration
     from sweeps.driver import stop_requests
     from sweeps.results import messages
@@ -294,7 +294,7 @@ def stop(
                         paths, trial, seconds=seconds, say=spinner.update
                     )
                 except stop_requests.NobodyRuns:
-                    stopped = stop_waiting(view_of(name, root), trial)
+                    stopped = end_trial(view_of(name, root), trial)
     show_found(stopped.as_dict(), as_json, lambda: messages.stopped(stopped, paths))
     if not stopped.done:
         raise typer.Exit(LATE)
@@ -402,14 +402,14 @@ def train(
     ] = None,
 ) -> None:
     """Train one run in this process, without Ray, for use with a debugger."""
-    from sweeps.commands.train import check_first, train_once
+    from sweeps.commands.train import check_task, train_once
     from sweeps.path_checks import check_place
 
     with _loaded(file, settings) as spec:
         for option, place in (("--dir", directory), ("--figures", figures)):
             if place is not None:
                 check_place(place, option)
-        check_first(spec, err)
+        check_task(spec, err)
         train_once(spec, directory, out, err, figures)
 
 
@@ -417,11 +417,11 @@ def train(
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
     """Check versions, GPUs, disks and sweeps; remove what dead drivers left behind."""
     from sweeps.commands.doctor import (
-        clear_left_overs,
+        check_object_stores,
+        check_stores,
+        check_sweeps,
+        clean_up,
         examine,
-        object_stores,
-        stores_off,
-        sweeps_off,
     )
     from sweeps.paths import resolve_root
     from sweeps.results import render
@@ -429,10 +429,10 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
     with input_errors():
         where = resolve_root(root)
         cleared = [
-            *clear_left_overs(where),
-            *sweeps_off(where),
-            *stores_off(where),
-            *object_stores(where),
+            *clean_up(where),
+            *check_sweeps(where),
+            *check_stores(where),
+            *check_object_stores(where),
         ]
         findings = examine(where, cleared)
     show_found(
@@ -445,7 +445,7 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
 def main() -> None:
     """Run the `sweep` command."""
     os.umask(os.umask(0o077) | 0o002)  # keep the user's umask, but never write world-writable
-    outlive_readers()
+    ignore_broken_pipes()
     try:
         app()
     finally:

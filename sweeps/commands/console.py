@@ -128,7 +128,7 @@ def _hide_types(params: list[Any]) -> list[Any]:
         if getattr(param, "is_flag", False):
             param.metavar = ""
         elif param.param_type_name == "argument":  # its metavar is its name, which remains
-            param.display_type_rich = lambda ctx: ""
+            param.display_type_rich = lambda **_: ""
     return params
 
 

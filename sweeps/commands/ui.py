@@ -1,6 +1,6 @@
-"""`sweep ui`: the page of a sweep's runs, served where nobody serves it, and opened.
+"""`sweep ui`: start MLflow's server unless one runs, and open the page of a sweep's runs.
 
-What must not live here: how MLflow's server is started, and its addresses (`tracking.ui`).
+What must not live here: starting MLflow's server, and its addresses (`tracking.ui`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tracking.ui import runs_page, start_server
 def serve(
     console: Console, root: Path, view: SweepStatus | None, *, port: int, open_browser: bool
 ) -> None:
-    """Run the MLflow UI until Ctrl-C, on the runs page of a sweep when one is named.
+    """Serve the MLflow UI until Ctrl-C, and open the page of a sweep or of all runs.
 
-    A tracking server has its pages already: the sweep's is opened there, and nothing is started.
+    If the sweep records to a tracking server, its page there is opened and no server is started.
     """
     uri = tracking_uri(root) if view is None else reach_tracking(view.paths, view.spec)[0]
     if is_server(uri):
@@ -39,8 +39,8 @@ def serve(
         return
     check_place(root, "--root")
     probe(uri, known=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # or the server would outlive this one
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+    for number in (signal.SIGTERM, signal.SIGHUP):  # otherwise the server would outlive this one
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)
     with console.status("starting the MLflow UI (20 to 60 seconds)"):
         server = start_server(secured(uri), artifact_root(root), port=port)
@@ -49,11 +49,11 @@ def serve(
         page = _page(server.url, view)
         opening = None
         if open_browser:
-            with contextlib.suppress(OSError):  # where nothing can be written, the link remains
+            with contextlib.suppress(OSError):  # on a full disk, the user has the printed link
                 opening = server.opening(root, page).as_uri()
         _open(console, server.link(page), opening)
         if view is not None:
-            _name_the_undrawn(console, view)
+            _report_missing_figures(console, view)
         server.wait()
     except KeyboardInterrupt:
         pass
@@ -61,17 +61,17 @@ def serve(
         server.stop()
 
 
-def _name_the_undrawn(console: Console, view: SweepStatus) -> None:
-    """Say which pictures the sweep's end did not wait for; a running sweep's driver makes them."""
+def _report_missing_figures(console: Console, view: SweepStatus) -> None:
+    """Print how many trials lack figures; a running sweep's driver draws them."""
     missing = len(undrawn(view.paths, view.records))
     if missing and view.state != "running":
         command = view.paths.command("sync")
-        text = f"make the pictures of {missing} more trials: {command}"
+        text = f"draw the figures of {missing} more trials with: {command}"
         console.print(text, soft_wrap=True)
 
 
 def _page(base: str, view: SweepStatus | None) -> str:
-    """The page of a sweep's runs below a server's address; all of them without a sweep."""
+    """Return the address of the page of a sweep's runs; without a sweep, of the server."""
     if view is None or view.delivered.experiment_id is None:
         return base
     known = view.delivered.experiment_tags
@@ -88,7 +88,7 @@ def _page(base: str, view: SweepStatus | None) -> str:
 
 
 def _open(console: Console, link: str, opening: str | None) -> None:
-    """Print a link, and open a browser on what leads to it."""
+    """Print a link, and open `opening` in a browser."""
     console.print(link, soft_wrap=True)
     if opening is not None:
         webbrowser.open(opening)

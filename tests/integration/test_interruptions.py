@@ -70,14 +70,14 @@ with Interruption(lambda: print("heard"), lambda: None, grace=60) as interruptio
 LEAVES = """
 import os, signal, sys, time
 from pathlib import Path
-from sweeps.commands.broken_pipe import outlive_readers
+from sweeps.commands.broken_pipe import ignore_broken_pipes
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.shutdown import make_signal_handler
 from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import SweepLock
 
 directory, grace, signals, wish = sys.argv[1:5]
-outlive_readers()
+ignore_broken_pipes()
 paths = SweepPaths(Path(directory), "s")
 paths.directory.mkdir()
 lock = SweepLock(paths.lock)

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import app
-from sweeps.commands.doctor import object_stores
+from sweeps.commands.doctor import check_object_stores
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.driver import finalize
@@ -342,15 +342,15 @@ def test_node_says_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
 
 
 def test_doctor_looks_at_the_stores_of_the_sweeps(store, tmp_path):
-    assert object_stores(tmp_path) == []
+    assert check_object_stores(tmp_path) == []
     for name in ("one", "two"):
         paths = SweepPaths(tmp_path, name)
         paths.directory.mkdir()
         write_spec(paths.spec, parse_spec(STORED.replace("small", name), "s.yaml"))
-    (well,) = object_stores(tmp_path)
-    assert (well.level, well.detail) == ("ok", f"{PREFIX} takes checkpoints")
+    (well,) = check_object_stores(tmp_path)
+    assert (well.level, well.detail) == ("ok", f"{PREFIX} accepts checkpoints")
     store.wire.cut()
-    (off,) = object_stores(tmp_path)
+    (off,) = check_object_stores(tmp_path)
     assert (off.level, off.what) == ("fail", "object store")
     assert "NETWORK_CONNECTION" in off.detail
 

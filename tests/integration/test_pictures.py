@@ -10,7 +10,7 @@ import psutil
 import pytest
 from optuna.samplers import RandomSampler
 
-from sweeps.commands.sync import draw_what_is_missing
+from sweeps.commands.sync import draw_missing_figures
 from sweeps.config.spec import parse_spec, trial_yaml
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
@@ -243,11 +243,11 @@ def test_late_pictures_of_the_best_trial_are_the_sweeps_own_too(
         sweep.ledger.mark_published()
     queue = _Queue()
     monkeypatch.setattr("sweeps.commands.sync._queue", lambda *_: queue)
-    assert draw_what_is_missing(sweep.paths, sweep.spec) == 2
+    assert draw_missing_figures(sweep.paths, sweep.spec) == 2
     for number in (best, other):
         assert sorted(queue.runs[number].artifacts) == NAMES
     own = queue.runs[None].artifacts
     assert own == (queue.runs[best].artifacts if concluded else {})
     queue.runs[None].artifacts.clear()
-    assert draw_what_is_missing(sweep.paths, sweep.spec) == 0
+    assert draw_missing_figures(sweep.paths, sweep.spec) == 0
     assert not own

@@ -127,9 +127,9 @@ def test_pictures_that_the_end_did_not_wait_for_are_named_with_what_makes_them(
     ui.serve(Console(file=text, width=200), tmp_path, view, port=0, open_browser=False)
     lock.release()
     assert server.stopped
-    told = f"make the pictures of 2 more trials: sweep sync small --root {tmp_path}\n"
+    told = f"draw the figures of 2 more trials with: sweep sync small --root {tmp_path}\n"
     assert text.getvalue().endswith(told) == (who == "nobody")
-    assert ("pictures" in text.getvalue()) == (who == "nobody")
+    assert ("figures" in text.getvalue()) == (who == "nobody")
 
 
 @pytest.mark.parametrize("ignored", [False, True])
