@@ -30,7 +30,7 @@ from sweeps.config.spec import parse_spec
 from sweeps.driver import finalize
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
-from sweeps.engine.node_checks import _make_look, fault_of
+from sweeps.engine.node_checks import _make_check, fault_of
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing import export
 from sweeps.publishing.figure_worker import FigureWorkerPool
@@ -316,7 +316,7 @@ def _seen_from_a_node(place: Path) -> str | None:
     """What is said of a node after its look, which travels by value."""
     (place / "driver").write_text("mark")
     ours = version("gradsweep")
-    look = cloudpickle.loads(cloudpickle.dumps(_make_look()))
+    look = cloudpickle.loads(cloudpickle.dumps(_make_check()))
     answer = look(str(place), "node", "mark", ours, PREFIX)
     assert "geheim-of-tests" not in str(answer)
     return fault_of(answer, ours, place)
@@ -335,7 +335,7 @@ def test_node_says_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
     objects._connect.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
     assert _seen_from_a_node(tmp_path) == (
-        f"storage.checkpoints: {PREFIX} cannot be asked for (import of pyarrow.fs halted; None in "
+        f"storage.checkpoints: {PREFIX} cannot be reached (import of pyarrow.fs halted; None in "
         "sys.modules); an object store is reached by way of fsspec and pyarrow; install them "
         f"there: pip install gradsweep=={version('gradsweep')}"
     )

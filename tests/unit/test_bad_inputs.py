@@ -173,7 +173,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["run", "s.yaml", "--address", "head"],
-        "--address head: is no address; a Ray cluster is named by its head, as `ray start --head` prints it: HOST:PORT, such as 10.0.0.5:6379; `auto` takes the one that this machine is a node of, and `local` a Ray of this machine's own",
+        "--address head: is no address; the address of a Ray cluster is HOST:PORT of its head, as `ray start --head` prints it, such as 10.0.0.5:6379; write it so, or `auto` for the cluster of which this machine is a node, or `local` for a local Ray",
         id="an address that is none",
     ),
     pytest.param(
