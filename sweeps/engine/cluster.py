@@ -2,7 +2,7 @@
 
 The driver never starts, stops or cleans up the cluster. When the driver ends, also by SIGKILL, Ray
 ends the driver's job with all its actors. What must not live here: finding the address
-(`cluster_address`), the check of each node (`node_checks`), and the upload of code (`code_upload`).
+(`cluster_address`), the check of each node (`node_checks`), and uploading code (`code_upload`).
 """
 
 from __future__ import annotations

@@ -336,8 +336,8 @@ def test_node_says_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
     assert _seen_from_a_node(tmp_path) == (
         f"storage.checkpoints: {PREFIX} cannot be reached (import of pyarrow.fs halted; None in "
-        "sys.modules); an object store is reached by way of fsspec and pyarrow; install them "
-        f"there: pip install gradsweep=={version('gradsweep')}"
+        "sys.modules); an object store needs fsspec and pyarrow; install them there: pip install "
+        f"gradsweep=={version('gradsweep')}"
     )
 
 

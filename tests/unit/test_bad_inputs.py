@@ -405,7 +405,7 @@ def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
-        f"s.yaml:2:7: task.name: '{path}' stands where every trial looks for the package 'trainable', which trains it; where a sweep is started nothing else may have that name; give the file another one, or start from another directory"
+        f"s.yaml:2:7: task.name: '{path}' hides the package 'trainable', which trains every trial; no file in the directory where a sweep starts may have that name; rename the file, or start from another directory"
     )
 
 
