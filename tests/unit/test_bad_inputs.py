@@ -32,7 +32,7 @@ from trainable.inspect_task import _answer
 ROOT = Path(__file__).parents[2]
 SMALL = "name: small\ntask: {name: spiral, samples: 8}\nmetric: val/loss\nmode: min\ntrials: 2\nbudget: {epochs: 5}\n"
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
-NO_PLACE = "files cannot be written there (Not a directory); a directory that can be made or written to is needed; choose another, or correct its permissions"
+NO_PLACE = "files cannot be written there (Not a directory); the directory must be writable, or its parent if it does not exist; choose another, or correct its permissions"
 NOT_ONE = "a trial runs on one node, the largest is"
 
 COMMANDS = [
@@ -93,7 +93,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["report", "made", "--output", "runs"],
-        "--output runs: is a directory; a file is written; name one in it, such as runs/report.html",
+        "--output runs: is a directory; the option names a file; write one in it, such as runs/report.html",
         id="43 a report over a directory",
     ),
     pytest.param(

@@ -62,7 +62,7 @@ def test_where_everybody_may_write_a_new_directory_is_safe_if_nobody_else_may_re
     if is_safe:
         check_own_place(tmp_path / place, "--export")
     else:
-        with pytest.raises(UserError, match=f"everybody may write to .*mode {mode:o}.*chmod o-w"):
+        with pytest.raises(UserError, match=f"every user may write to .*mode {mode:o}.*chmod o-w"):
             check_own_place(tmp_path / place, "--export")
 
 
@@ -75,7 +75,7 @@ def test_a_file_is_put_where_nobody_else_may_replace_it(
     if is_safe:
         check_file(tmp_path / "shared/report.html", "--output")
     else:
-        with pytest.raises(UserError, match="everybody may write to"):
+        with pytest.raises(UserError, match="every user may write to"):
             check_file(tmp_path / "shared/report.html", "--output")
 
 
