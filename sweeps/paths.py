@@ -197,7 +197,7 @@ class LedgerBusy(LedgerError):
 
 
 def list_sweeps(root: Path) -> list[SweepPaths]:
-    """Return the sweeps below `root`, sorted by name; directories with invalid names are ignored."""
+    """Return the sweeps below `root`, sorted by name; ignore directories with invalid names."""
     found = []
     for spec in sorted(root.glob("*/sweep.yaml")) if root.is_dir() else ():
         with contextlib.suppress(InvalidName):

@@ -159,7 +159,7 @@ class SweepLock:
             file = os.fdopen(number, "a+", encoding="utf-8")
             if not _try_lock(file, self._path):
                 file.close()
-                if (stranger := locked_by_a_stranger(self._path)) is not None:
+                if (stranger := describe_foreign_lock(self._path)) is not None:
                     raise LockTaken(stranger)
                 raise SweepLockedError(self._path.parent, _read_live_holder(self._path))
             if os.fstat(number).st_uid == os.geteuid():
@@ -278,22 +278,22 @@ def is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except PermissionError:
-        return any(exclusive for _, exclusive in _lockers(path)) and _stranger(path) is None
+        return any(exclusive for _, exclusive in _lockers(path)) and _foreign_holder(path) is None
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _stranger(path) is None
+        return _foreign_holder(path) is None
     finally:
         os.close(file)
     return False
 
 
-def locked_by_a_stranger(path: Path) -> str | None:
+def describe_foreign_lock(path: Path) -> str | None:
     """Return a message about a process of this machine that has locked the file and is no driver.
 
     Such a process belongs neither to the file's owner nor to root. None if there is none.
     """
-    if (found := _stranger(path)) is None:
+    if (found := _foreign_holder(path)) is None:
         return None
     pid, user = found
     return (
@@ -303,8 +303,8 @@ def locked_by_a_stranger(path: Path) -> str | None:
     )
 
 
-def _stranger(path: Path) -> tuple[int, str] | None:
-    """Return id and user of a process that has locked a file and is neither its owner's nor root's."""
+def _foreign_holder(path: Path) -> tuple[int, str] | None:
+    """Return the id and user of a process that `describe_foreign_lock` is about."""
     try:
         trusted = {0, os.stat(path, follow_symlinks=False).st_uid}
     except OSError:

@@ -247,7 +247,7 @@ def test_a_ledger_that_refuses_an_end_stops_the_sweep_and_no_trial_is_lost(
         printed, _ = driver.communicate(timeout=60)
         ledger.execute("DROP TRIGGER held")
     assert driver.returncode == 4, printed
-    assert "another process has held the ledger" in printed
+    assert "another process has locked the ledger" in printed
     assert printed.splitlines()[-1] == "sweep resume small"
     cli.ok("resume", "small")
     after = cli.json("trials", "small")

@@ -113,7 +113,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["run", "s.yaml", "--name", "made"],
-        "sweep 'made' exists already; a name is given once; continue it with: sweep resume made, or choose another with --name",
+        "sweep 'made' exists already; a name must be unique below the root; resume it with: sweep resume made, or choose another name with --name",
         id="47 a name that exists",
     ),
     pytest.param(
