@@ -52,7 +52,9 @@ def test_an_address_holds_no_escape_that_it_can_do_without(name: str) -> None:
 @pytest.mark.parametrize("given", ["option", "variable"])
 def test_a_home_that_nobody_has_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, "~no-such-user/runs")
-    with pytest.raises(UserError, match=r"^--root ~no-such-user/runs: .* no such user; write a path"):
+    with pytest.raises(
+        UserError, match=r"^--root ~no-such-user/runs: .* no such user; write a path"
+    ):
         resolve_root(None if given == "variable" else Path("~no-such-user/runs"))
     assert SweepPaths(Path("/r"), "a").command("status") == "sweep status a --root /r"
 
