@@ -57,12 +57,12 @@ def best_generation(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) ->
     found = trial_store(paths, spec, record.number).best()
     if found is None:
         where = trial_files(paths, spec, record.number).address("")
-        return f"there is no sound checkpoint with a value at {where}"
+        return f"there is no valid checkpoint with a value at {where}"
     if is_of_best_value(found, spec, record):
         return found
     return (
-        f"the checkpoint of trial {record.number}'s best value, {record.value!r}, is gone; the "
-        f"best that is left has {found.value!r} and lies at {found.address}"
+        f"the checkpoint of trial {record.number}'s best value, {record.value!r}, is missing; "
+        f"the best remaining one has {found.value!r} and is at {found.address}"
     )
 
 

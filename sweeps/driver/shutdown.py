@@ -75,7 +75,7 @@ def _drain(paths: SweepPaths, grace: float) -> None:
     with contextlib.suppress(OSError):  # standard error may be a file on the full disk
         print(
             f"\nstopping: trials save at their next step and end, within {grace:g} s; "
-            "another Ctrl-C leaves at once",
+            "another Ctrl-C exits immediately",
             file=sys.stderr,
             flush=True,
         )

@@ -193,7 +193,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["stop", "made"],
-        "sweep 'made' is interrupted and nobody is running it; only a running sweep can be stopped; continue it with: sweep resume made",
+        "sweep 'made' is interrupted and no driver runs it; only a running sweep can be stopped; resume it with: sweep resume made",
         id="a sweep that nobody runs",
     ),
     pytest.param(
