@@ -77,7 +77,7 @@ def is_of_best_value(found: Generation, spec: SweepSpec, record: TrialSummary) -
     return (saved < value) is (spec.modes[0] == "min")
 
 
-def takes_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:
+def accepts_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:
     """Return whether this process can write a trial's checkpoints and metrics.
 
     If it can, an error of the trial's own process is not an error of the storage.

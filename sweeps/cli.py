@@ -121,12 +121,14 @@ def check(
         rehearse(spec)
         check_tracking(spec)
         machine = Machine.probe()
-        ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
+        resource_plan = plan(spec.resources, spec.trials, spec.concurrency, machine)
         with err.status("loading the task"):
-            facts = TaskInspector(spec, ways, thorough=thorough).facts()
-        ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
+            facts = TaskInspector(spec, resource_plan, thorough=thorough).facts()
+        resource_plan = plan(
+            spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory
+        )
     out.print(f"{file} is valid", style="green")
-    out.print(f"  {ways.describe()}")
+    out.print(f"  {resource_plan.describe()}")
     messages.task_facts(out, facts)
     messages.not_checked(out, spec)
 
@@ -160,14 +162,14 @@ def run(
     from sweeps.engine.cluster_address import find_address
     from sweeps.ledger.location import ledger_location
     from sweeps.ledger.warm_start import collect_warm_start
-    from sweeps.path_checks import check_place
+    from sweeps.path_checks import check_writable
     from sweeps.paths import SweepExists, SweepPaths, resolve_root
     from sweeps.search.dry_run import rehearse
     from sweeps.sweep_lock import SweepLockedError, is_held, read_holder
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
-        check_place(paths.root, "--root")
+        check_writable(paths.root, "--root")
         if is_held(paths.lock):  # refuse early, before slow imports; acquiring the lock decides
             raise SweepLockedError(paths.directory, read_holder(paths.lock))
         if paths.exists():
@@ -403,12 +405,12 @@ def train(
 ) -> None:
     """Train one run in this process, without Ray, for use with a debugger."""
     from sweeps.commands.train import check_task, train_once
-    from sweeps.path_checks import check_place
+    from sweeps.path_checks import check_writable
 
     with _loaded(file, settings) as spec:
         for option, place in (("--dir", directory), ("--figures", figures)):
             if place is not None:
-                check_place(place, option)
+                check_writable(place, option)
         check_task(spec, err)
         train_once(spec, directory, out, err, figures)
 

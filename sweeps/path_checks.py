@@ -14,7 +14,7 @@ from pathlib import Path
 from sweeps.config.errors import UserError
 
 
-def check_place(directory: Path, option: str) -> None:
+def check_writable(directory: Path, option: str) -> None:
     """Check that files can be written to a directory, which may not exist yet.
 
     Permissions are not enough: a file system may be read-only, full, or unable to store files. The
@@ -45,14 +45,14 @@ def check_place(directory: Path, option: str) -> None:
                 each.rmdir()
 
 
-def check_own_place(directory: Path, option: str) -> None:
+def check_private(directory: Path, option: str) -> None:
     """Check that files can be written to a directory, and that no other user can replace them.
 
     Raises:
         UserError: Files cannot be written there, or another user could replace them.
     """
     _check_owner(directory.absolute(), option, for_file=False)
-    check_place(directory, option)
+    check_writable(directory, option)
 
 
 def check_file(path: Path, option: str) -> None:
@@ -72,7 +72,7 @@ def check_file(path: Path, option: str) -> None:
             f"{path / 'report.html'}"
         )
     _check_owner(Path(os.path.realpath(path)).parent, option, for_file=True)
-    check_place(path.parent, option)
+    check_writable(path.parent, option)
 
 
 def _check_owner(directory: Path, option: str, *, for_file: bool) -> None:

@@ -176,7 +176,7 @@ def best(
 ) -> None:
     """Show the best trial, export it, or register its model."""
     from sweeps.config.spec import check_name
-    from sweeps.path_checks import check_own_place
+    from sweeps.path_checks import check_private
     from sweeps.publishing.export import NoVersion, export_best, register_best
     from sweeps.results import pareto, render
     from sweeps.results.sweep_status import NoBest
@@ -191,7 +191,7 @@ def best(
         if register is not None:
             reach_tracking(view.paths, view.spec)
         if export is not None:
-            check_own_place(export, "--export")
+            check_private(export, "--export")
         try:
             if view.several and trial is None and export is None and register is None:
                 best = [view.trial(record) for record in view.front()]

@@ -82,19 +82,19 @@ def attempt(
                 reach_tracking(paths, spec)  # before any process starts
             if address is None:
                 check_limits()
-            where: Machine | Cluster = Machine.probe()
+            machine: Machine | Cluster = Machine.probe()
             # Before the cluster's nodes are checked: a fault here is a fault there, too.
             probe_store(paths, spec, new=new)
             if address is not None:
                 spinner.update("connecting to the cluster")
-                where = stack.enter_context(_connect(address, paths, spec, err))
+                machine = stack.enter_context(_connect(address, paths, spec, err))
                 spinner.update("loading the task")
-            nodes = where.nodes if isinstance(where, Cluster) else (where,)
-            ways = plan(spec.resources, spec.trials, spec.concurrency, nodes)
+            nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
+            resource_plan = plan(spec.resources, spec.trials, spec.concurrency, nodes)
             if address is None:
                 secrets = credentials(spec.tracking.uri, spec.storage.ledger)
-                stack.enter_context(fork_server.serving(max(1, int(ways.cpu)), secrets))
-            inspection = TaskInspector(spec, ways)
+                stack.enter_context(fork_server.serving(max(1, int(resource_plan.cpu)), secrets))
+            inspection = TaskInspector(spec, resource_plan)
             try:  # while the child imports torch, so that errors appear early
                 if not offline:
                     _probe_tracking(paths, spec, new=new)
@@ -111,14 +111,16 @@ def attempt(
                 from sweeps.results.progress_display import PlainLines, ProgressTable, view_on
 
             facts = inspection.facts()
-            ways = plan(spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory)
+            resource_plan = plan(
+                spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory
+            )
 
             def make_view(
                 finished: int, total: int, best: tuple[int, float] | None
             ) -> ProgressTable | PlainLines:
                 spinner.stop()
-                cluster = f", {where.describe()}" if isinstance(where, Cluster) else ""
-                messages.sentence(err, f"  {ways.describe()}{cluster}", style="")
+                cluster = f", {machine.describe()}" if isinstance(machine, Cluster) else ""
+                messages.sentence(err, f"  {resource_plan.describe()}{cluster}", style="")
                 messages.task_facts(err, facts)
                 return view_on(out, spec, finished=finished, total=total, best=best)
 
@@ -129,8 +131,8 @@ def attempt(
             run_sweep(
                 paths,
                 spec,
-                ways,
-                where,
+                resource_plan,
+                machine,
                 make_view,
                 new=new,
                 origin=Origin(facts.code, facts.data, facts.samples),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sweeps.path_checks import check_place
+from sweeps.path_checks import check_writable
 from sweeps.paths import artifact_root, tracking_uri
 from sweeps.publishing.figure_worker import undrawn
 from sweeps.recording.tags import leaders_view
@@ -37,7 +37,7 @@ def serve(
         page = _page(uri, view)
         _open(console, page, page if open_browser else None)
         return
-    check_place(root, "--root")
+    check_writable(root, "--root")
     probe(uri, known=True)
     for number in (signal.SIGTERM, signal.SIGHUP):  # otherwise the server would outlive this one
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
