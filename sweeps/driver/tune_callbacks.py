@@ -366,8 +366,8 @@ class TuneEventHandler(Callback):
                     self._killed[number] = None
                     self._observer.warned(
                         number,
-                        f"came to no step within {self._grace:g} s after it was to stop; its "
-                        "process was ended, and the stacks of its threads are in trial.log",
+                        f"reached no step within {self._grace:g} s after the stop request; the "
+                        "driver killed its worker; the stacks of its threads are in trial.log",
                     )
 
     def _restart_after_kill(self, trial: Trial) -> None:

@@ -81,9 +81,9 @@ class Failure:
         return replace(
             self,
             kind="limit",
-            reason=f"limit: {self.system}; the sweep can write there, so this trial's process "
-            "alone is refused; look for what its task changes for the whole process, such as "
-            "limits (resource.setrlimit), files left open, or permissions",
+            reason=f"limit: {self.system}; the sweep can write there, so only this trial's process "
+            "cannot; look for changes that its task makes to the whole process, such as limits "
+            "(resource.setrlimit), open files, or permissions",
         )
 
     @property
