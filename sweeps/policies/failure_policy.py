@@ -81,8 +81,8 @@ class Failure:
         return replace(
             self,
             kind="limit",
-            reason=f"limit: {self.system}; the sweep can write there, so only this trial's process "
-            "cannot; look for changes that its task makes to the whole process, such as limits "
+            reason=f"limit: {self.system}; the sweep can write there, so only this trial's "
+            "process cannot; look for changes that its task makes to the whole process, such as limits "
             "(resource.setrlimit), open files, or permissions",
         )
 
