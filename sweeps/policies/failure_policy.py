@@ -82,8 +82,8 @@ class Failure:
             self,
             kind="limit",
             reason=f"limit: {self.system}; the sweep can write there, so only this trial's "
-            "process cannot; look for changes that its task makes to the whole process, such as limits "
-            "(resource.setrlimit), open files, or permissions",
+            "process cannot; look for changes that its task makes to the whole process, such as "
+            "limits (resource.setrlimit), open files, or permissions",
         )
 
     @property
