@@ -109,10 +109,10 @@ def check(
     ] = False,
 ) -> None:
     """Validate a spec and its task without starting a sweep."""
+    from sweeps.commands import messages
     from sweeps.commands.run import check_tracking
     from sweeps.engine.resources import Machine, plan
     from sweeps.engine.task_check import TaskInspector
-    from sweeps.results import messages
     from sweeps.search.dry_run import rehearse
 
     with _loaded(file, settings) as spec:
@@ -160,18 +160,19 @@ def run(
     from sweeps.commands.run import attempt
     from sweeps.config.durations import parse_duration
     from sweeps.engine.cluster_address import find_address
+    from sweeps.errors import SweepExists
     from sweeps.ledger.location import ledger_location
     from sweeps.ledger.warm_start import collect_warm_start
     from sweeps.path_checks import check_writable
-    from sweeps.paths import SweepExists, SweepPaths, resolve_root
+    from sweeps.paths import SweepPaths, resolve_root
     from sweeps.search.dry_run import rehearse
-    from sweeps.sweep_lock import SweepLockedError, is_held, read_holder
+    from sweeps.sweep_lock import is_held, read_holder, sweep_locked
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
         check_writable(paths.root, "--root")
         if is_held(paths.lock):  # refuse early, before slow imports; acquiring the lock decides
-            raise SweepLockedError(paths.directory, read_holder(paths.lock))
+            raise sweep_locked(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
         ledger_location(paths, spec).check_available()
@@ -206,6 +207,7 @@ def resume(
     address: Address = None,
 ) -> None:
     """Resume an interrupted sweep, or extend a finished one (-s trials=40)."""
+    from sweeps.commands import messages
     from sweeps.commands.lost_runs import has_lost_runs
     from sweeps.commands.run import attempt
     from sweeps.config.durations import parse_duration
@@ -214,15 +216,14 @@ def resume(
     from sweeps.engine.cluster_address import find_address
     from sweeps.ledger.location import check_kept
     from sweeps.ledger.warm_start import WarmStart
-    from sweeps.results import messages
     from sweeps.search.dry_run import rehearse
     from sweeps.store_access import check_sampler_state, remember_named
-    from sweeps.sweep_lock import SweepLockedError
+    from sweeps.sweep_lock import sweep_locked
 
     with input_errors():
         view = view_of(name, root)
         if view.running:  # refuse early, before slow imports; acquiring the lock decides
-            raise SweepLockedError(view.paths.directory, view.holder)
+            raise sweep_locked(view.paths.directory, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)
@@ -273,10 +274,10 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Stop a running sweep, whose trials save and can resume; or end one trial."""
+    from sweeps.commands import messages
     from sweeps.commands.end_trial import end_trial
     from sweeps.config.durations import parse_duration
     from sweeps.driver import stop_requests
-    from sweeps.results import messages
 
     with input_errors():
         if now and trial is not None:
@@ -325,8 +326,8 @@ def sync(
     as_json: AsJson = False,
 ) -> None:
     """Deliver records that the tracking server lacks, and draw missing figures."""
+    from sweeps.commands import messages, render
     from sweeps.commands.sync import deliver
-    from sweeps.results import messages, render
 
     with input_errors():
         view = view_of(name, root)
@@ -418,6 +419,7 @@ def train(
 @app.command(epilog="Example: sweep doctor --json")
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
     """Check versions, GPUs, disks and sweeps; remove what dead drivers left behind."""
+    from sweeps.commands import render
     from sweeps.commands.doctor import (
         check_object_stores,
         check_stores,
@@ -426,7 +428,6 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
         examine,
     )
     from sweeps.paths import resolve_root
-    from sweeps.results import render
 
     with input_errors():
         where = resolve_root(root)

@@ -11,7 +11,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from sweeps.config.errors import UserError
+from sweeps.errors import UserError
 
 
 def check_writable(directory: Path, option: str) -> None:

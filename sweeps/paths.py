@@ -17,21 +17,68 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
+import sys
+import unicodedata
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sweeps.config.errors import UserError
-from sweeps.config.sections import InvalidName, check_name
+from sweeps.errors import InvalidName, UserError
+from sweeps.quoting import shown
 from tracking.address import address_of, is_database
 
 FORMAT = 2
 """The format version of all these files together. It increases when an earlier release would
 misread one of them. Each revision of `sweep.yaml` holds it, and every command reads that file
 first. A sweep without a version has format 1."""
+_LONGEST_NAME = 100
+# The tracking store's own, beside the sweeps' directories.
+_RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
 ROOT_VARIABLE = "SWEEP_ROOT"
 TRIAL_CONFIG = "config.yaml"
 """The file in a trial's directory with its resolved configuration."""
+
+
+def check_name(name: str, *, model: bool = False) -> str:
+    """Return a sweep's name when it may become a directory; the only way from names to paths.
+
+    Args:
+        model: It is a registered model's name, which MLflow makes paths and addresses of.
+
+    Raises:
+        InvalidName: With value, rule and remedy.
+    """
+    visible = shown(name)
+    rule = "a model's name is part of addresses" if model else "a name becomes a directory"
+    remedy = "use letters, digits, '-' and '_'"
+    if not name:
+        raise InvalidName(f"the name is empty; {rule}; write for example digits")
+    if len(name.encode(errors="replace")) > _LONGEST_NAME:
+        raise InvalidName(
+            f"{visible} has {len(name)} characters; {rule} and holds at most "
+            f"{_LONGEST_NAME} bytes; choose a shorter one"
+        )
+    if any(unicodedata.category(c).startswith("C") for c in name):
+        raise InvalidName(f"{visible} holds a control character; {rule}; {remedy}")
+    if "/" in name or "\\" in name:
+        if not model:
+            remedy = "use --root to choose another place"
+            rule = f"{rule} of that name below the root"
+        raise InvalidName(f"{visible} holds a path separator; {rule}; {remedy}")
+    if model and ":" in name:
+        raise InvalidName(f"{visible} holds a ':'; {rule}; {remedy}")
+    if name[0] in ".-" or ".." in name or name != name.strip():
+        raise InvalidName(
+            f"{visible} begins with '.', '-' or a blank, ends with a blank, or holds "
+            f"'..'; {rule}; {remedy}"
+        )
+    if name.lower() in _RESERVED_NAMES and not model:
+        raise InvalidName(
+            f"{visible} is where the embedded tracking store lives; {rule} beside it; "
+            "choose another name"
+        )
+    return name
 
 
 def resolve_root(root: Path | None) -> Path:
@@ -71,6 +118,14 @@ def command_line(root: Path, *words: str, program: str = "sweep") -> str:
     with contextlib.suppress(UserError):
         option = () if root == resolve_root(None) else option
     return shlex.join((program, *words, *option))
+
+
+def program_name() -> str:
+    """Return how this program is called from here: by its name, or else by its path."""
+    called, found = Path(sys.argv[0]), shutil.which("sweep")
+    if not called.exists() or (found and called.samefile(found)):
+        return "sweep"
+    return os.path.relpath(called)
 
 
 def tracking_uri(root: Path) -> str:
@@ -166,34 +221,6 @@ class SweepPaths:
     def exists(self) -> bool:
         """Return whether a sweep of this name exists here."""
         return self.spec.exists()
-
-
-class SweepExists(ValueError):
-    """A new sweep has the name of an existing one."""
-
-    def __init__(self, paths: SweepPaths) -> None:
-        super().__init__(
-            f"sweep '{paths.name}' exists already; a name must be unique below the root; "
-            f"resume it with: {paths.command('resume')}, or choose another name with --name"
-        )
-
-
-class LedgerError(Exception):
-    """The ledger is missing or cannot be used."""
-
-
-class LedgerRefused(LedgerError):
-    """The ledger's storage is full, read-only or broken; the data in it is intact."""
-
-
-class LedgerBusy(LedgerError):
-    """Another process kept the ledger locked for longer than this process waits."""
-
-    def __init__(self, place: object, seconds: float) -> None:
-        super().__init__(
-            f"another process has locked the ledger {place} for {seconds:g} s; transactions take "
-            "milliseconds; end the process that has it open, then resume"
-        )
 
 
 def list_sweeps(root: Path) -> list[SweepPaths]:

@@ -24,9 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from sweeps.errors import LockLost, LockTaken, SweepLockedError
 from sweeps.paths import command_line
-from trainable.files import make_directory
-from trainable.regular_files import LARGEST_NOTE, open_regular, read_regular
+from trainable.storage.durable import make_directory
+from trainable.storage.regular_files import LARGEST_NOTE, open_regular, read_regular
 
 _READER_SECONDS = 1.0
 """How long `acquire` waits for processes that lock the file only to test it."""
@@ -67,40 +68,30 @@ class SecondaryLock(Protocol):
         """Release the lock."""
 
 
-class LockLost(BaseException):
-    """This driver has lost the lock, and another driver may run the sweep.
-
-    Not an `Exception`, so that no handler takes it for an error of a trial or waits for trials.
+def lock_lost(what: str, directory: Path) -> LockLost:
+    """Return the error of a driver that has lost the lock.
 
     Args:
         what: What happened to the lock.
         directory: The sweep's directory.
     """
-
-    def __init__(self, what: str, directory: Path) -> None:
-        super().__init__(
-            f"{what}; only the lock's holder may write to a sweep, so this driver exited without "
-            "writing; see which process runs it with: "
-            f"{command_line(directory.parent, 'status', directory.name)}"
-        )
+    return LockLost(
+        f"{what}; only the lock's holder may write to a sweep, so this driver exited without "
+        "writing; see which process runs it with: "
+        f"{command_line(directory.parent, 'status', directory.name)}"
+    )
 
 
-class SweepLockedError(Exception):
-    """Another driver holds the sweep's lock."""
-
-    def __init__(self, directory: Path, holder: LockOwner | None) -> None:
-        who = holder.describe() if holder else "another process"
-        since = f", this one since {holder.since}" if holder else ""
-        watch = command_line(directory.parent, "status", directory.name, "--watch")
-        super().__init__(
-            f"sweep '{directory.name}' is already being run by {who}; only one driver may run a "
-            f"sweep{since}; watch it with: {watch}"
-        )
-        self.holder = holder
-
-
-class LockTaken(OSError):
-    """A process that is not a driver has locked the lock file."""
+def sweep_locked(directory: Path, holder: LockOwner | None) -> SweepLockedError:
+    """Return the error that another driver holds the sweep in a directory."""
+    who = holder.describe() if holder else "another process"
+    since = f", this one since {holder.since}" if holder else ""
+    watch = command_line(directory.parent, "status", directory.name, "--watch")
+    message = (
+        f"sweep '{directory.name}' is already being run by {who}; only one driver may run a "
+        f"sweep{since}; watch it with: {watch}"
+    )
+    return SweepLockedError(message, holder)
 
 
 class SweepLock:
@@ -161,7 +152,7 @@ class SweepLock:
                 file.close()
                 if (stranger := describe_foreign_lock(self._path)) is not None:
                     raise LockTaken(stranger)
-                raise SweepLockedError(self._path.parent, _read_live_holder(self._path))
+                raise sweep_locked(self._path.parent, _read_live_holder(self._path))
             if os.fstat(number).st_uid == os.geteuid():
                 # A user who can open the file can lock it; earlier releases created it readable.
                 os.fchmod(number, 0o600)
@@ -182,7 +173,7 @@ class SweepLock:
         if self._exiting:
             threading.Event().wait()  # until this process ends
         if not self.is_ours():
-            raise LockLost(
+            raise lock_lost(
                 f"the lock {self._path} was removed or replaced under this driver",
                 self._path.parent,
             )

@@ -18,8 +18,8 @@ import typer
 from rich.console import RenderableType
 from typer.core import TyperGroup
 
+from sweeps.commands.plain_console import PlainConsole
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
-from sweeps.results.plain_console import PlainConsole
 
 if TYPE_CHECKING:
     from sweeps.results.sweep_status import SweepStatus
@@ -46,7 +46,7 @@ def read_whole(least: int, most: int = 10**9) -> Callable[[object], int]:
         number = str(text)
         if re.fullmatch(r"-?[0-9]{1,18}", number) and least <= int(number) <= most:
             return int(number)
-        from sweeps.config.yaml_scalars import quoted
+        from sweeps.quoting import quoted
 
         raise typer.BadParameter(
             f"{quoted(number)} is not valid; it must be a whole number from {least} to {most}; "
@@ -134,8 +134,8 @@ def _hide_types(params: list[Any]) -> list[Any]:
 
 def view_of(name: str, root: Path | None) -> SweepStatus:
     """Read a sweep's state, and warn of damaged files and of a process that blocks its lock."""
+    from sweeps.commands import messages
     from sweeps.paths import SweepPaths, resolve_root
-    from sweeps.results import messages
     from sweeps.results.sweep_status import SweepStatus
 
     view = SweepStatus(SweepPaths(resolve_root(root), name))
@@ -164,7 +164,7 @@ def _finite(found: Any) -> Any:
 
 def fail(message: str, *, code: int) -> NoReturn:
     """Print an error message and exit."""
-    from sweeps.results import messages
+    from sweeps.commands import messages
 
     messages.sentence(err, message, style="red")
     raise typer.Exit(code)
@@ -177,8 +177,7 @@ def input_errors() -> Iterator[None]:
     The code is 2 for input that the user can correct, 3 for training that cannot continue, and 4
     for a sweep that another driver holds.
     """
-    from sweeps.paths import LedgerBusy, LedgerError
-    from sweeps.sweep_lock import SweepLockedError
+    from sweeps.errors import LedgerBusy, LedgerError, SweepLockedError
     from trainable.errors import (
         CheckpointError,
         NonFiniteGradient,

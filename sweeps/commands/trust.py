@@ -25,8 +25,8 @@ def trust(
     as_json: AsJson = False,
 ) -> None:
     """Allow sending credentials to a tracking server, database or bucket."""
-    from sweeps.config.errors import UserError
-    from sweeps.results import messages
+    from sweeps.commands import messages
+    from sweeps.errors import UserError
     from tracking import store_origin, trusted_stores
 
     with input_errors():

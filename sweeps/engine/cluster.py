@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from sweeps.engine import local_ray
 from sweeps.engine.cluster_address import ClusterRefused, is_loopback, locate, tcp_probe
@@ -25,8 +25,6 @@ from sweeps.engine.code_upload import CodePackage, package_code
 from sweeps.engine.node_checks import check_nodes
 from sweeps.engine.resources import Machine
 from sweeps.exit_codes import WRONG_INPUT
-from sweeps.results import messages
-from sweeps.results.plain_console import PlainConsole
 
 _CONNECT_SECONDS = 25.0
 """How long connecting may take; Ray itself would wait for minutes."""
@@ -145,6 +143,7 @@ def connected(
     store: str | None = None,
     hidden_env: Iterable[str] = (),
     tell: Callable[[str], None],
+    tell_last: Callable[[TextIO, str], None],
 ) -> Iterator[Cluster]:
     """Connect to a cluster and check its nodes, before a sweep is created.
 
@@ -158,6 +157,7 @@ def connected(
             the root.
         hidden_env: Environment variables that are empty in workers.
         tell: Receives a sentence about files that are not uploaded.
+        tell_last: Receives standard error, and why this process exits right after the call.
 
     Raises:
         ClusterRefused: The cluster cannot be reached or refuses the connection, or a node cannot
@@ -170,7 +170,7 @@ def connected(
     if package is not None and (warning := package.warning()):
         tell(warning)
     size = package.size if package is not None else 0
-    with _exit_after(_CONNECT_SECONDS + size / _BYTES_PER_SECOND, address):
+    with _exit_after(_CONNECT_SECONDS + size / _BYTES_PER_SECOND, address, tell_last):
         raylet = _connect(address, package, hidden_env)
     try:
         nodes = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
@@ -276,20 +276,19 @@ def _words(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _exit_after(seconds: float, address: str) -> Iterator[None]:
+def _exit_after(
+    seconds: float, address: str, tell_last: Callable[[TextIO, str], None]
+) -> Iterator[None]:
     """Exit the process after a time limit, because Ray's calls here cannot be interrupted."""
 
     errors = os.fdopen(os.dup(2), "w")
 
     def leave() -> None:
-        err = PlainConsole(file=errors)
-        err.show_cursor()
-        messages.sentence(
-            err,
-            f"\nno head of a Ray cluster answered at {address} within {seconds:.0f} s; HOST:PORT "
+        tell_last(
+            errors,
+            f"no head of a Ray cluster answered at {address} within {seconds:.0f} s; HOST:PORT "
             "must be the address that `ray start --head` printed, and RAY_AUTH_TOKEN must be the "
             "cluster's token; correct them",
-            style="red",
         )
         os._exit(WRONG_INPUT)
 

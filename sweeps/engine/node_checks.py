@@ -110,7 +110,7 @@ def store_fault(prefix: str, version: str) -> str | None:
         prefix: Such as `s3://bucket/sweeps`.
         version: The version of Gradsweep, for the message.
     """
-    from trainable.objects import StoreUnusable, probe
+    from trainable.storage.objects import StoreUnusable, probe
 
     try:
         probe(prefix)
