@@ -33,7 +33,7 @@ FORMAT = 2
 misread one of them. Each revision of `sweep.yaml` holds it, and every command reads that file
 first. A sweep without a version has format 1."""
 _LONGEST_NAME = 100
-# The tracking store's own, beside the sweeps' directories.
+# The files of the embedded tracking store, beside the sweeps' directories.
 _RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
 ROOT_VARIABLE = "SWEEP_ROOT"
 TRIAL_CONFIG = "config.yaml"
@@ -41,13 +41,14 @@ TRIAL_CONFIG = "config.yaml"
 
 
 def check_name(name: str, *, model: bool = False) -> str:
-    """Return a sweep's name when it may become a directory; the only way from names to paths.
+    """Return a sweep's name if it may become a directory; every path of a sweep passes this check.
 
     Args:
-        model: It is a registered model's name, which MLflow makes paths and addresses of.
+        name: The name.
+        model: Whether it names a registered model, from which MLflow makes paths and addresses.
 
     Raises:
-        InvalidName: With value, rule and remedy.
+        InvalidName: It may not.
     """
     visible = shown(name)
     rule = "a model's name is part of addresses" if model else "a name becomes a directory"
@@ -121,7 +122,7 @@ def command_line(root: Path, *words: str, program: str = "sweep") -> str:
 
 
 def program_name() -> str:
-    """Return how this program is called from here: by its name, or else by its path."""
+    """Return the command that starts this program: its name, or its path if not on PATH."""
     called, found = Path(sys.argv[0]), shutil.which("sweep")
     if not called.exists() or (found and called.samefile(found)):
         return "sweep"
