@@ -296,7 +296,7 @@ def stop(
                     stopped = stop_requests.stop_trial(
                         paths, trial, seconds=seconds, say=spinner.update
                     )
-                except stop_requests.NobodyRuns:
+                except stop_requests.NoDriverError:
                     stopped = end_trial(view_of(name, root), trial)
     show_found(stopped.as_dict(), as_json, lambda: messages.stopped(stopped, paths))
     if not stopped.done:

@@ -50,7 +50,7 @@ class Issue(NamedTuple):
 class UserError(ValueError):
     """The user's input is wrong; each message has value, rule and remedy.
 
-    Validators raise it, and later checks that find that a valid spec requests something impossible.
+    Validators raise it, and later checks if a valid spec requests something impossible.
     `Document.attach_locations` then adds the position in the file.
 
     Args:

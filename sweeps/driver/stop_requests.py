@@ -33,7 +33,7 @@ class NotRunningError(ValueError):
     """The sweep or trial to stop is not running."""
 
 
-class NobodyRuns(NotRunningError):
+class NoDriverError(NotRunningError):
     """No driver runs the sweep."""
 
 
@@ -112,7 +112,7 @@ def stop_sweep(
         say: Receives a sentence about what this call waits for.
 
     Raises:
-        NotRunningError: Another host runs the sweep; `NobodyRuns` when no driver does.
+        NotRunningError: Another host runs the sweep; `NoDriverError` when no driver does.
     """
     status, holder = SweepStatus(paths), _holder(paths)
     who = f"process {holder.pid} on {holder.host}"
@@ -151,7 +151,7 @@ def stop_trial(
         say: Receives a sentence about what this call waits for.
 
     Raises:
-        NobodyRuns: No driver runs the sweep.
+        NoDriverError: No driver runs the sweep.
         NotRunningError: The trial has ended already, or another host runs the sweep.
         UnknownTrial: There is no such trial.
     """
@@ -207,7 +207,7 @@ def _holder(paths: SweepPaths) -> LockOwner:
             )
         state = status.state
         after = f"; resume it with: {paths.command('resume')}" * (state == "interrupted")
-        raise NobodyRuns(
+        raise NoDriverError(
             f"sweep '{paths.name}' is {state} and no driver runs it; only a running sweep can be "
             f"stopped{after}"
         )
