@@ -321,9 +321,8 @@ class _SyncMessages:
 
         if lacks("sweep.yaml"):
             yield self._paths.spec, "sweep.yaml"
-        if self._concluded and lacks("report.html"):
-            with contextlib.suppress(NoReport):  # the sweep's end had none either
-                yield draw_report(self._paths, directory / "report.html"), "report.html"
+        if self._paths.report.exists() and lacks("report.html"):
+            yield self._paths.report, "report.html"
         if not self._concluded or self._best is None:
             return
         for file in figure_files(self._paths, self._best.number):

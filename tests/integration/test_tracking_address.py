@@ -377,11 +377,13 @@ def test_a_store_that_is_gone_or_another_one_is_told_everything(cli: CommandLine
 
     store.unlink()
     cli.ok("resume", "small")
+    cli.ok("sync", "small")
     assert store.exists()  # else this process' MLflow would go on reading the one that it knew
     assert _recorded(store, "small") == before
 
     MlflowClient(f"sqlite:///{teams}").create_experiment("of-somebody-else")
     cli.ok("resume", "small", "-s", f"tracking.uri=sqlite:///{teams}", "-s", "trials=3")
+    cli.ok("sync", "small")
     found = _recorded(teams, "small")
     assert found.keys() == {"sweep", "0", "1", "2"}
     assert {number: found[number] for number in ("0", "1")} == {n: before[n] for n in ("0", "1")}
