@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +19,16 @@ from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
 from sweeps.ledger.reader import LedgerReader
-from sweeps.paths import SweepPaths, tracking_place
+from sweeps.paths import SCRATCH, SweepPaths, tracking_place
 from sweeps.publishing.export import NoReport, draw_report, export_trial
-from sweeps.publishing.figure_worker import FigureWorkerPool, drawn_files, undrawn
+from sweeps.publishing.trial_figures import (
+    DrawnTrial,
+    draw_figures,
+    figure_files,
+    record_figures,
+    record_figures_again,
+    trials_without_figures,
+)
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import tracking_gaps
 from sweeps.reconciliation.repairs import send_to_tracker
@@ -84,7 +91,7 @@ class SyncResult(NamedTuple):
 
 
 def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
-    """Deliver queued records, the records of a killed driver, lost runs, and missing figures.
+    """Deliver queued records, those of a killed driver, lost runs, missing figures and the report.
 
     Args:
         view: The sweep.
@@ -101,13 +108,18 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
     check_kept(paths, spec, spec)
     uri, artifacts = reach_tracking(paths, spec)
     lock = SweepLock(paths.lock, ledger_lock(view.place))
-    lock.acquire()
-    try:
+    with contextlib.ExitStack() as stack:
+        drawing = Drawing()
+        if view.state != "running":  # otherwise the lock cannot be acquired
+            scratch = tempfile.TemporaryDirectory(dir=paths.directory, prefix=SCRATCH)
+            drawing = draw_missing(view, Path(stack.enter_context(scratch)))
+        lock.acquire()
+        stack.callback(lock.release)
         if lock.previous is not None:
             end_orphans(lock.previous.token)
         probe(uri, known=spec.tracking.uri is None)
         set_target(paths.outbox, uri)
-        drawn = draw_missing_figures(paths, spec)
+        drawn = record_drawing(paths, spec, drawing)
         before = read_outbox(paths.outbox)
         resender = _Resender(paths, spec, before.sweep_told, uri)
         sent = left = 0
@@ -133,8 +145,6 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
             still = [one for one in missing if one.is_deleted]
             resender.send([one for one in missing if not one.is_deleted])
             send()
-    finally:
-        lock.release()
     after = read_outbox(paths.outbox)
     num_refused = after.refused - before.refused
     return SyncResult(
@@ -167,27 +177,65 @@ def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
     recorder.close(0.0)
 
 
-def draw_missing_figures(paths: SweepPaths, spec: SweepSpec) -> int:
-    """Draw and queue figures for the trials that have none.
+class Drawing(NamedTuple):
+    """Figures and a report in a scratch directory that are not recorded yet."""
 
-    The best trial's figures are queued for the sweep's own run, too. The caller holds the lock.
+    figures: Sequence[DrawnTrial] = ()
+    report: Path | None = None
+    no_report: str | None = None
+    """Why the report could not be drawn."""
+
+
+def draw_missing(view: SweepStatus, scratch: Path) -> Drawing:
+    """Draw missing figures of the trials that have ended, and the report of a concluded sweep.
+
+    Needs no lock, because trials that have ended do not change.
+    """
+    paths = view.paths
+    figures = draw_figures(view.spec, paths, trials_without_figures(paths, view.records), scratch)
+    newest_end = max((one.ended_ms or 0 for one in view.records), default=0)
+    up_to_date = paths.report.exists() and paths.report.stat().st_mtime * 1000 > newest_end
+    if up_to_date or not _is_concluded(view.ledger):
+        return Drawing(figures)
+    try:
+        return Drawing(figures, draw_report(paths, scratch / paths.report.name))
+    except NoReport as error:
+        return Drawing(figures, no_report=str(error))
+
+
+def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
+    """Queue the figures for the trials' runs, and report and best figures for the sweep's own run.
+
+    The caller holds the sweep's lock.
 
     Returns:
-        For how many trials figures were drawn.
+        How many trials have figures now that had none.
     """
     ledger = LedgerReader(ledger_location(paths, spec))
-    if not (trials := undrawn(paths, ledger.trials)):
-        return 0
     recorder = _queue(paths, spec, ledger)
-    with FigureWorkerPool(spec, paths, trials, recorder) as pool:
-        pool.finish()
-    best = ledger.best() if len(spec.metrics) == 1 else None
-    # If the best trial's figures existed when the sweep ended, its driver has queued them.
-    if best in trials and best is not None and ledger.concluded == len(ledger.trials):
-        for file in pool.pictures(best.number):
+    all_again = recorder.needs_figures
+    if all_again:
+        record_figures_again(paths, [one.number for one in ledger.trials], recorder)
+    num_drawn = record_figures(paths, drawing.figures, recorder)
+    best = ledger.best() if len(spec.metrics) == 1 and _is_concluded(ledger) else None
+    if best and (all_again or best.number in [one.number for one in drawing.figures]):
+        for file in figure_files(paths, best.number):
             recorder.artifact(None, file, f"figures/{file.name}")
+    if drawing.report is not None:
+        drawing.report.replace(paths.report)
+    if drawing.report is not None or (all_again and paths.report.exists()):
+        recorder.artifact(None, paths.report, paths.report.name)
+    if all_again:
+        recorder.figures_sent()
+    if drawing.no_report is not None:
+        recorder.tag(None, {"report": f"missing: {drawing.no_report}"})
     recorder.close(0.0)
-    return len(trials) - len(undrawn(paths, trials))
+    return num_drawn
+
+
+def _is_concluded(ledger: LedgerReader) -> bool:
+    """Return whether a driver has published the best of all trials."""
+    return 0 < ledger.concluded == len(ledger.trials)
 
 
 class _Resender:
@@ -203,7 +251,7 @@ class _Resender:
         self._ledger = LedgerReader(ledger_location(paths, spec))
         self.sweep_id = self._ledger.sweep_id
         self.records = self._ledger.records()
-        self._concluded = 0 < self._ledger.concluded == len(self.records)
+        self._concluded = _is_concluded(self._ledger)
         self._best = self._ledger.best() if len(spec.metrics) == 1 else None
         if sweep_told is None and self._concluded:
             sweep_told = "FINISHED" if self._ledger.front() else "FAILED"
@@ -233,7 +281,7 @@ class _Resender:
             own,
             densities=self._densities,
             more_tags=self._front_tags(),
-            drawn=lambda number: drawn_files(self._paths, number),
+            drawn=lambda number: figure_files(self._paths, number),
         )
 
     def send(self, missing: Iterable[MissingData]) -> None:
@@ -250,7 +298,7 @@ class _Resender:
         for number, one in by_trial.items():
             assert number is not None, "the sweep's own run is handled above"
             recorder.tag(number, more.get(number, {}))
-            files = drawn_files(self._paths, number)
+            files = figure_files(self._paths, number)
             for file in files:
                 if one.is_gone or f"figures/{file.name}" in one.files:
                     recorder.artifact(number, file, f"figures/{file.name}")
@@ -266,7 +314,7 @@ class _Resender:
         recorder = _queue(self._paths, self._spec, self._ledger, announce=missing.is_of_the_run)
         if missing.is_of_the_run:
             recorder.finish(None, self._ending, self._sweep_tags(), at_ms=self._ended_ms())
-        with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=".export-") as made:
+        with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=SCRATCH) as made:
             for file, name in self._publish(Path(made), missing):
                 recorder.artifact(None, file, name)
         recorder.close(0.0)
@@ -279,12 +327,11 @@ class _Resender:
 
         if lacks("sweep.yaml"):
             yield self._paths.spec, "sweep.yaml"
-        if self._concluded and lacks("report.html"):
-            with contextlib.suppress(NoReport):  # the driver made no report either
-                yield draw_report(self._paths, directory / "report.html"), "report.html"
+        if self._paths.report.exists() and lacks("report.html"):
+            yield self._paths.report, "report.html"
         if not self._concluded or self._best is None:
             return
-        for file in drawn_files(self._paths, self._best.number):
+        for file in figure_files(self._paths, self._best.number):
             if lacks(f"figures/{file.name}"):
                 yield file, f"figures/{file.name}"
         if lacks("best/"):
@@ -318,7 +365,7 @@ class _Resender:
         files = {"": {"sweep.yaml"}}
         if self._concluded and self._best is not None:
             files["best"] = {"config.yaml"}
-            files["figures"] = {f.name for f in drawn_files(self._paths, self._best.number)}
+            files["figures"] = {f.name for f in figure_files(self._paths, self._best.number)}
         return {folder: frozenset(names) for folder, names in files.items()}
 
     def _ended_ms(self) -> int | None:
