@@ -13,16 +13,17 @@ _SHOWN = 60  # characters of a quoted value
 
 
 def shown(value: object) -> str:
-    """Return a single value for a message, as it would be written in YAML."""
+    """Return a value as a spec would contain it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return quoted(value) if isinstance(value, str) else cut(str(value))
 
 
 def cut(text: str) -> str:
-    """Shorten a text for a message, with control characters escaped.
+    """Return a text that is short and printable, for a message.
 
-    Secrets are redacted first: after the cut, a password in a URI may not be recognizable.
+    Secrets are redacted before the text is shortened, because a shortened one may not be
+    recognized.
     """
     text = printable(redact(text))
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -11,13 +11,12 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import IO
 
 
 def start_idle(
-    command: Sequence[str], environment: Mapping[str, str], *, stderr: IO[str] | None = None
+    command: Sequence[str], environment: Mapping[str, str], *, silent: bool = False
 ) -> subprocess.Popen[str]:
-    """Start an idle process with pipes for its standard input and output.
+    """Start an idle process with a pipe for its standard input.
 
     It has a process group of its own, so it gets no signals of the terminal. It should exit at the
     end of its standard input. Without SCHED_IDLE it gets the highest niceness.
@@ -25,7 +24,7 @@ def start_idle(
     Args:
         command: A program and its arguments.
         environment: The environment of the process.
-        stderr: Default: that of this process.
+        silent: Discard its output; default: its standard output is a pipe.
 
     Raises:
         OSError: The process could not be started.
@@ -33,8 +32,8 @@ def start_idle(
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
+        stdout=subprocess.DEVNULL if silent else subprocess.PIPE,
+        stderr=subprocess.DEVNULL if silent else None,
         text=True,
         env=environment,
         process_group=0,

@@ -68,12 +68,11 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
     if result.exit_code == 0:
         choose = ("--trial", "K") if several else ()
         take = sweep("best", *choose, "--export", "DIR")
-        missing = f"draw the figures of {result.num_missing_figures} more trials"
         for what, command in (
             ("compare in MLflow", sweep("ui")),
+            ("read what was found", sweep("report")),
             ("all trials", sweep("trials")),
             *([] if result.lost_weights else [("export the best weights", take)]),
-            *([(missing, sweep("sync"))] if result.num_missing_figures else []),
             *([("try more", sweep("resume", *changes))] if grows else []),
         ):
             out.print(f"{what}: {command}", soft_wrap=True)

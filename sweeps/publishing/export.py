@@ -168,30 +168,19 @@ def draw_report(paths: SweepPaths, target: Path) -> Path:
         check=False,
         process_group=0,  # so that only the caller handles Ctrl-C
     )
-    return answer(child.returncode, child.stderr, target)
-
-
-def answer(code: int, stderr: str, target: Path) -> Path:
-    """Return the report's path if the process that wrote it has succeeded.
-
-    Raises:
-        NoReport: It has not.
-    """
-    if code:
-        raise NoReport(_exit_reason(code, stderr))
+    if child.returncode:
+        raise NoReport(_reason(child))
     return target
 
 
 def _reason(child: subprocess.CompletedProcess[str]) -> str:
-    return _exit_reason(child.returncode, child.stderr)
-
-
-def _exit_reason(code: int, stderr: str) -> str:
-    """Return the last line of a child process's standard error, or how the process ended."""
-    lines = stderr.strip().splitlines()
-    if code < 0:
+    """Return the last line that a child process printed, or the signal that ended it."""
+    printed = child.stderr.strip().splitlines()
+    if child.returncode < 0:
         return (
-            f"its process was ended by {signal.Signals(-code).name}, probably because the "
-            "machine is short of memory; free some, then try again"
+            f"its process was ended by {signal.Signals(-child.returncode).name}, probably because "
+            "the machine is short of memory; free some, then try again"
         )
-    return redact(lines[-1]) if lines else f"its process ended with exit code {code}"
+    if not printed:
+        return f"its process ended with exit code {child.returncode}"
+    return redact(printed[-1])

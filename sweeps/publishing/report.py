@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import optuna
-from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.errors import LedgerError
@@ -223,26 +222,6 @@ def _failures(sweep: SweepData) -> PageSection:
     )
 
 
-def warm_up() -> None:
-    """Draw each kind of figure once, so that the libraries do their lazy imports."""
-    _hide_matplotlib()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space: dict[str, BaseDistribution] = dict.fromkeys("xy", FloatDistribution(0.0, 1.0))
-    points = [(0.1, 0.7), (0.5, 0.2), (0.9, 0.4), (0.3, 0.8)]
-    study = optuna.create_study(storage="sqlite://")
-    study.add_trials(
-        create_trial(params={"x": x, "y": y}, distributions=space, value=x) for x, y in points
-    )
-    for draw in (
-        optuna.visualization.plot_optimization_history,
-        optuna.visualization.plot_parallel_coordinate,
-        optuna.visualization.plot_slice,
-        optuna.visualization.plot_contour,
-        optuna.visualization.plot_param_importances,
-    ):
-        draw(study).update_layout(template="plotly_white").to_html()
-
-
 def _hide_matplotlib() -> None:
     """Prevent the import of Matplotlib.
 
@@ -256,7 +235,6 @@ def main(arguments: Sequence[str]) -> None:
     """Write a report; see the module's docstring."""
     _hide_matplotlib()
     root, name, target = arguments
-    os.nice(5)  # not lower: the end of a sweep waits for the report, also on a busy machine
     try:
         write_report(SweepPaths(Path(root), name), Path(target))
     except (ValueError, OSError, LedgerError, StorageError) as problem:

@@ -27,7 +27,7 @@ from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
-from sweeps.sweep_lock import locked_by_a_stranger
+from sweeps.sweep_lock import describe_foreign_lock
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import rank
 from trainable.errors import ConfigError
@@ -63,8 +63,6 @@ class SweepOutcome:
     """Why the best weights are published only by the next resume."""
     lost_weights: str | None = None
     """Why there are no weights of the best trial."""
-    num_missing_figures: int = 0
-    """Trials whose figures were not drawn before the end."""
 
     @property
     def needs_new_sweep(self) -> bool:
@@ -127,7 +125,7 @@ class SweepStatus:
         self.damage = self.revision.damage
         self.ledger_location = ledger_location(paths, self.spec)
         self.running, self.holder = holder_of(paths, self.ledger_location)
-        self.stranger = locked_by_a_stranger(paths.lock)
+        self.stranger = describe_foreign_lock(paths.lock)
         """A message if a process locked the sweep that is no driver; else None."""
         self.ledger = LedgerReader(self.ledger_location)
         self.records = self.ledger.trials
