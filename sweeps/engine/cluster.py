@@ -19,10 +19,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sweeps.engine import local_ray
 from sweeps.engine.cluster_address import ClusterRefused, is_loopback, locate, tcp_probe
 from sweeps.engine.code_upload import CodePackage, package_code
 from sweeps.engine.node_checks import check_nodes
+from sweeps.engine.ray_compat.environment import (
+    CLUSTER_WORKERS,
+    configure_tune,
+    set_cluster_env,
+)
+from sweeps.engine.ray_compat.ray_internals import (
+    is_version_mismatch,
+    node_of_lost_actor,
+    preserve_signal_handlers,
+    query_head,
+    raylet_socket,
+    refuses_token,
+)
 from sweeps.engine.resources import Machine
 from sweeps.exit_codes import WRONG_INPUT
 from sweeps.results import messages
@@ -36,10 +48,6 @@ _PATIENCE_SECONDS = 20.0
 """How long a head may be away. After 60 s Ray ends this process itself, without a sentence."""
 _LOOK_EVERY = 1.0
 _KNOCK_SECONDS = 3.0
-_WORKERS = {
-    # what a local Ray's workers inherit from the driver
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-}
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class Cluster:
             concurrency: How many trials may wait for an actor at once.
             lost: Called when the cluster is gone, with the reason, in whatever thread; leaves.
         """
-        local_ray.configure_tune(concurrency)
+        configure_tune(concurrency)
         over, once = threading.Event(), threading.Lock()
 
         def leave(cause: str) -> NoReturn:
@@ -111,13 +119,8 @@ class Cluster:
         """
         if self.health_error() is not None:
             return True
-        import ray
-
-        actor = getattr(error, "actor_id", None)
-        if actor is None:
-            return False
-        address = ray._private.state.actors(actor).get("Address", {})
-        node = next((n for n in _nodes() if n["NodeID"] == address.get("NodeID")), None)
+        lost = node_of_lost_actor(error)
+        node = next((one for one in _nodes() if one["NodeID"] == lost), None)
         # The head takes a while to notice; whose port is closed has no node any more.
         return node is not None and (
             not node["Alive"]
@@ -163,7 +166,7 @@ def connected(
         Left: A signal came.
     """
     address = locate(address)
-    _configure(address)
+    set_cluster_env(loopback=is_loopback(address))
     luggage = package_code(Path.cwd(), root, modules)
     if luggage is not None and (told := luggage.told()):
         tell(told)
@@ -192,29 +195,20 @@ def disconnect() -> None:
         ray.shutdown()
 
 
-def _configure(address: str) -> None:
-    """Set the environment that Ray in this process reads; the cluster's own is its own."""
-    local_ray.set_ray_env()
-    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # what it has to say is said in a sentence
-    # Ray would end this process without a word when its node is gone and it has no living parent,
-    # unless this process lives. Instead it raises an error.
-    os.environ["RAY_RAYLET_PID"] = str(os.getpid())
-    if not is_loopback(address):  # see `sweeps/__init__.py`; this Ray listens where it listens
-        os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
-
-
 def _connect(address: str, luggage: CodePackage | None, hidden_env: Iterable[str]) -> str:
     """Returns the socket of the node that we speak to it through."""
     import ray
 
     hashing = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}  # as here
-    environment: dict[str, Any] = {"env_vars": _WORKERS | hashing | dict.fromkeys(hidden_env, "")}
+    environment: dict[str, Any] = {
+        "env_vars": CLUSTER_WORKERS | hashing | dict.fromkeys(hidden_env, "")
+    }
     if luggage is not None:
         environment["working_dir"] = str(luggage.directory)
         environment["excludes"] = list(luggage.excludes)
     try:
         _greet(address)
-        with warnings.catch_warnings(), local_ray.preserve_signal_handlers():
+        with warnings.catch_warnings(), preserve_signal_handlers():
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(
                 address=address,
@@ -225,19 +219,16 @@ def _connect(address: str, luggage: CodePackage | None, hidden_env: Iterable[str
     except Exception as error:  # of no narrower kind: versions, tokens, what listens at a port
         disconnect()
         raise ClusterRefused(refusal(address, error)) from error
-    node: Any = ray._private.worker._global_node
-    return str(node.raylet_socket_name)
+    return raylet_socket()
 
 
 def _greet(address: str) -> None:
     """Ask the head for something: of a wrong token Ray complains for 20 s before it gives up."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
     errors = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # Ray complains there, too, past Python
     try:
-        GcsClient(address=address).internal_kv_keys(b"", None, _CONNECT_SECONDS)
+        query_head(address, _CONNECT_SECONDS)
     finally:
         os.dup2(errors, 2)
         os.close(errors)
@@ -248,14 +239,14 @@ def refusal(address: str, error: BaseException) -> str:
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
-    if any("authenti" in f"{type(one).__name__} {one}".lower() for one in chain):
+    if any(map(refuses_token, chain)):
         return (
             f"the Ray cluster at {address} does not let this process in: its token is missing or "
             "another one; who knows the cluster's token may use it; set RAY_AUTH_MODE=token, and "
             "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to what its nodes have"
         )
     words = next(filter(None, map(_words, reversed(chain))), "")
-    if "version mismatch" in words.lower():
+    if is_version_mismatch(words):
         return (
             f"the Ray cluster at {address} cannot be used: {words}; both must be the same; "
             "install the cluster's versions here, or these on its nodes"
