@@ -119,7 +119,8 @@ class Cluster:
         """
         if self.health_error() is not None:
             return True
-        lost = node_of_lost_actor(error)
+        if (lost := node_of_lost_actor(error)) is None:
+            return False
         node = next((one for one in _nodes() if one["NodeID"] == lost), None)
         # The head takes a while to notice; whose port is closed has no node any more.
         return node is not None and (
