@@ -116,4 +116,4 @@ def test_a_private_name_is_found(line: str) -> None:
     ],
 )
 def test_a_public_name_is_none(line: str) -> None:
-    assert not (PRIVATE.search(line) or INTERNAL_ATTRIBUTE.search(line))
+    assert [*PRIVATE.finditer(line), *INTERNAL_ATTRIBUTE.finditer(line)] == []
