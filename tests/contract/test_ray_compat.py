@@ -387,7 +387,7 @@ class TestNode:
             assert "its last words" in log.read_text()
 
 
-# Ray Tune, without a Ray that runs.
+# Ray Tune, whose trials have a directory in Ray's session.
 
 
 @pytest.fixture
@@ -403,15 +403,18 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
 
 
-def _trial(tmp_path: Path) -> Any:
-    from ray.train._internal.storage import StorageContext
-    from ray.tune.experiment import Trial
+@pytest.fixture
+def trial(tmp_path: Path, ray_on_two_cores: None) -> Any:
+    del ray_on_two_cores
+    with relied_on("ray.tune.experiment.Trial", TUNE):
+        from ray.train._internal.storage import StorageContext
+        from ray.tune.experiment import Trial
 
-    storage = StorageContext(str(tmp_path), "sweep", trial_dir_name="trial")
-    config = {"number": 3, "params": {"long": "x" * 5_000}}
-    trial = Trial("nothing", config=config, stub=True, storage=storage, experiment_tag="tag")
-    Path(str(trial.local_path)).mkdir(parents=True, exist_ok=True)
-    return trial
+        storage = StorageContext(str(tmp_path), "sweep", trial_dir_name="trial")
+        config = {"number": 3, "params": {"long": "x" * 5_000}}
+        made = Trial("nothing", config=config, stub=True, storage=storage, experiment_tag="tag")
+        Path(str(made.local_path)).mkdir(parents=True, exist_ok=True)
+        return made
 
 
 def test_the_controller_has_these_attributes(controller: Any) -> None:
@@ -426,8 +429,7 @@ def test_the_controller_has_these_attributes(controller: Any) -> None:
         assert controller._wrapped()._tune_controller is controller
 
 
-def test_schedulers_choose_trials_through_the_wrapper(controller: Any, tmp_path: Path) -> None:
-    trial = _trial(tmp_path)
+def test_schedulers_choose_trials_through_the_wrapper(controller: Any, trial: Any) -> None:
     with relied_on("ray.tune.schedulers.FIFOScheduler.choose_trial_to_run", TUNE):
         controller._trials.append(trial)
         controller._pending_trials.add(trial)
@@ -438,8 +440,7 @@ def test_schedulers_choose_trials_through_the_wrapper(controller: Any, tmp_path:
         assert type(scheduler).choose_trial_to_run.__module__.startswith("ray.")
 
 
-def test_the_status_of_a_trial_moves_between_sets(controller: Any, tmp_path: Path) -> None:
-    trial = _trial(tmp_path)
+def test_the_status_of_a_trial_moves_between_sets(controller: Any, trial: Any) -> None:
     trial.placement_group_factory = "resources"
     with relied_on(f"{CONTROLLER}._set_trial_status", TUNE):
         controller._pending_trials.add(trial)
@@ -452,9 +453,8 @@ def test_the_status_of_a_trial_moves_between_sets(controller: Any, tmp_path: Pat
         assert not controller._staged_trials
 
 
-def test_the_error_of_a_callback_comes_as_a_stop_error(controller: Any, tmp_path: Path) -> None:
+def test_the_error_of_a_callback_comes_as_a_stop_error(controller: Any, trial: Any) -> None:
     """Its type marks it, the original error is being handled, and the patch raises that."""
-    trial = _trial(tmp_path)
 
     def refuse(**_: Any) -> None:
         raise BlockingIOError("the ledger is locked")
@@ -488,10 +488,9 @@ def test_the_error_of_a_result_is_the_context_of_a_tune_error(controller: Any) -
         assert isinstance(raised.value.__context__, BlockingIOError)
 
 
-def test_the_error_of_a_lost_worker_is_read_where_tune_writes_it(tmp_path: Path) -> None:
+def test_the_error_of_a_lost_worker_is_read_where_tune_writes_it(trial: Any) -> None:
     from ray.exceptions import RayActorError
 
-    trial = _trial(tmp_path)
     with (
         relied_on("ray.tune.experiment.Trial.pickled_error_file", TUNE),
         tune_internals.patch_tune(),
@@ -501,8 +500,7 @@ def test_the_error_of_a_lost_worker_is_read_where_tune_writes_it(tmp_path: Path)
         assert str(tune_internals.worker_error(trial)) == "the reason"
 
 
-def test_a_trial_without_retries_left_does_not_recover(tmp_path: Path) -> None:
-    trial = _trial(tmp_path)
+def test_a_trial_without_retries_left_does_not_recover(trial: Any) -> None:
     with relied_on("ray.tune.experiment.Trial.max_failures", TUNE):
         trial.max_failures = -1
         trial.run_metadata.num_failures = 2
@@ -511,8 +509,7 @@ def test_a_trial_without_retries_left_does_not_recover(tmp_path: Path) -> None:
         assert not trial.should_recover()
 
 
-def test_an_ended_trial_holds_nothing_but_its_number(tmp_path: Path) -> None:
-    trial = _trial(tmp_path)
+def test_an_ended_trial_holds_nothing_but_its_number(trial: Any) -> None:
     with relied_on("the attributes of ray.tune.experiment.Trial", TUNE):
         released = {*tune_internals._RELEASED, "run_metadata", "_default_result_or_future"}
         assert released <= vars(trial).keys(), f"it has {sorted(vars(trial))}"
