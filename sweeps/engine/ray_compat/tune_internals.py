@@ -58,12 +58,12 @@ def patch_tune() -> Iterator[None]:
         )
 
     with (
-        replaced(usage, "tag_callbacks", lambda _: False),  # imports MLflow
-        replaced(manager, "on_trial_checkpoint", lambda *_: None),  # writes the state of all
-        replaced(TuneController, "_process_trial_failure", process_failure),  # misjudges losses
-        replaced(TuneController, "_maybe_reuse_cached_actor", reuse_worker),  # kills starting ones
-        replaced(FIFOScheduler, "choose_trial_to_run", _choose_trial),  # lets the next one have it
-        replaced(Trial, "get_pickled_error", _read_error),  # reads the wrong path
+        replaced(usage, "tag_callbacks", lambda _: False),  # it imports MLflow
+        replaced(manager, "on_trial_checkpoint", lambda *_: None),  # it writes all trials
+        replaced(TuneController, "_process_trial_failure", process_failure),  # see `_is_handled`
+        replaced(TuneController, "_maybe_reuse_cached_actor", reuse_worker),  # kills workers
+        replaced(FIFOScheduler, "choose_trial_to_run", _choose_trial),  # ... that start
+        replaced(Trial, "get_pickled_error", _read_error),  # it reads another path
     ):
         yield
 
