@@ -58,12 +58,18 @@ def patch_tune() -> Iterator[None]:
         )
 
     with (
-        replaced(usage, "tag_callbacks", lambda _: False),  # it imports MLflow
-        replaced(manager, "on_trial_checkpoint", lambda *_: None),  # it writes all trials
-        replaced(TuneController, "_process_trial_failure", process_failure),  # see `_is_handled`
-        replaced(TuneController, "_maybe_reuse_cached_actor", reuse_worker),  # kills workers
-        replaced(FIFOScheduler, "choose_trial_to_run", _choose_trial),  # ... that start
-        replaced(Trial, "get_pickled_error", _read_error),  # it reads another path
+        # imports MLflow, for statistics that are off
+        replaced(usage, "tag_callbacks", lambda _: False),
+        # writes the state of all trials each time that one saves
+        replaced(manager, "on_trial_checkpoint", lambda *_: None),
+        # takes errors of callbacks for lost workers, and counts a loss in a reset twice
+        replaced(TuneController, "_process_trial_failure", process_failure),
+        # kills a worker that is starting when its trial could have a warm one
+        replaced(TuneController, "_maybe_reuse_cached_actor", reuse_worker),
+        # lets a trial with a starting worker have the warm one before a trial without any
+        replaced(FIFOScheduler, "choose_trial_to_run", _choose_trial),
+        # reads a file that does not exist yet
+        replaced(Trial, "get_pickled_error", _read_error),
     ):
         yield
 
