@@ -1,6 +1,4 @@
-"""What to try, and when: spec, search space, ledger, search, schedulers, running a sweep, and the
-command line.
-"""
+"""Hyperparameter sweeps: spec, search, ledger, early stopping, driver, results, command line."""
 
 from sweeps.account import complete_account
 from sweeps.engine.ray_compat.environment import set_import_env

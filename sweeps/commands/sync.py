@@ -1,15 +1,14 @@
-"""Delivering what a sweep's outbox still holds, and what its end did not wait for, without
-running the sweep; and comparing the tracking store with what it was told.
+"""`sweep sync`: deliver queued records, draw missing figures, and compare the tracking store.
 
-What must not live here: the delivery itself (`tracking`), what of a store is missing
-(`reconciliation.store_check`), and a running sweep's, which is its driver's business.
+Only for sweeps that no driver runs; a driver delivers by itself. What must not live here: the
+delivery (`tracking`), and the search for missing data (`reconciliation.store_check`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +19,16 @@ from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
 from sweeps.ledger.reader import LedgerReader
-from sweeps.paths import SweepPaths, tracking_place
+from sweeps.paths import SCRATCH, SweepPaths, tracking_place
 from sweeps.publishing.export import NoReport, draw_report, export_trial
-from sweeps.publishing.figure_worker import FigureWorkerPool, drawn_files, undrawn
+from sweeps.publishing.trial_figures import (
+    DrawnTrial,
+    draw_figures,
+    figure_files,
+    record_figures,
+    record_figures_again,
+    trials_without_figures,
+)
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import tracking_gaps
 from sweeps.reconciliation.repairs import send_to_tracker
@@ -52,30 +58,31 @@ from tracking.recorder import Status, stored
 from tracking.store_reader import open_reader
 
 _INTERRUPTED: Status = "INTERRUPTED"
-_AT_ONCE = 50
-"""Trials whose curves are in memory together."""
+_BATCH_SIZE = 50
+"""How many trials' metrics are in memory at a time."""
 
 
 class SyncResult(NamedTuple):
-    """What became of a sweep's waiting records."""
+    """What `sweep sync` delivered, drew and found missing."""
 
     delivered: int
     left: int
+    """How many records still wait."""
     refused: int
-    """How many the server has refused for good, ever."""
+    """How many records the server has rejected for good, since the sweep began."""
     held: str | None
     """How many artifacts wait although the server answers, and why."""
     drawn: int
-    """How many trials have pictures that had none."""
+    """For how many trials figures were drawn."""
     missing: Missing = Missing()
-    """What the store lacked of what it had been told."""
+    """What the store lacked of the records that had been delivered."""
     still_missing: Missing = Missing()
-    """What of that it still lacks."""
+    """What it still lacks."""
     num_runs: int = 0
     """How many runs the store should have."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as it stands in `--json`."""
+        """Return the object that `--json` prints."""
         return {
             **self._asdict(),
             "missing": asdict(self.missing),
@@ -84,111 +91,157 @@ class SyncResult(NamedTuple):
 
 
 def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
-    """Deliver a sweep's waiting records, what a driver that was killed could not tell, runs that
-    the store has lost, and the pictures of trials that are not drawn yet.
+    """Deliver queued records, those of a killed driver, lost runs, missing figures and the report.
 
     Args:
-        view: The sweep, as it was found.
-        verify: Compare all that the store was told with what it holds, and send what it lacks.
-        patience: Seconds without a single delivery after which it gives up.
+        view: The sweep.
+        verify: Compare the whole store with the sweep's files, and send what the store lacks.
+        patience: Seconds without any delivery after which it gives up.
 
     Raises:
-        StorageMoved: It is a copy of a sweep, or one that was renamed.
-        SweepHeld: A driver runs the sweep, and delivers by itself.
-        TrackingUnusable: The tracking server does not answer, or refuses; the store is damaged.
+        StorageMoved: The sweep is a copy, or was renamed.
+        SweepLockedError: A driver runs the sweep, and delivers by itself.
+        TrackingUnusable: The tracking server does not answer or refuses, or the store is damaged.
         StoreUnreadable: The store does not answer.
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
     uri, artifacts = reach_tracking(paths, spec)
     lock = SweepLock(paths.lock, ledger_lock(view.place))
-    lock.acquire()
-    try:
+    with contextlib.ExitStack() as stack:
+        drawing = Drawing()
+        if view.state != "running":  # otherwise the lock cannot be acquired
+            scratch = tempfile.TemporaryDirectory(dir=paths.directory, prefix=SCRATCH)
+            drawing = draw_missing(view, Path(stack.enter_context(scratch)))
+        lock.acquire()
+        stack.callback(lock.release)
         if lock.previous is not None:
             end_orphans(lock.previous.token)
         probe(uri, known=spec.tracking.uri is None)
         set_target(paths.outbox, uri)
-        drawn = draw_what_is_missing(paths, spec)
+        drawn = record_drawing(paths, spec, drawing)
         before = read_outbox(paths.outbox)
-        told = _SyncMessages(paths, spec, before.sweep_told, uri)
+        resender = _Resender(paths, spec, before.sweep_told, uri)
         sent = left = 0
 
         def send() -> None:
             nonlocal sent, left
             waiting = read_outbox(paths.outbox).pending
-            left = sync(uri, artifacts, spec.name, told.sweep_id, paths.outbox, patience=patience)
+            left = sync(
+                uri, artifacts, spec.name, resender.sweep_id, paths.outbox, patience=patience
+            )
             sent += waiting - left
 
         still: list[MissingData] = []
         if verify:
-            send()  # what waits is not missing
-            missing = [] if left else told.all_missing()
-            told.send(missing)
+            send()  # queued records are not missing
+            missing = [] if left else resender.all_missing()
+            resender.send(missing)
             send()
-            still = told.all_missing() if missing and not left else []
+            still = resender.all_missing() if missing and not left else []
         else:
-            missing = told.runs_missing()
-            # What lies in the trash was put there by a person.
+            missing = resender.missing_runs()
+            # A user deleted the runs in the trash; they stay there.
             still = [one for one in missing if one.is_deleted]
-            told.send([one for one in missing if not one.is_deleted])
+            resender.send([one for one in missing if not one.is_deleted])
             send()
-    finally:
-        lock.release()
     after = read_outbox(paths.outbox)
-    gone = after.refused - before.refused
+    num_refused = after.refused - before.refused
     return SyncResult(
-        sent - gone,
+        sent - num_refused,
         left,
         after.refused,
         after.held,
         drawn,
         Missing.of(missing),
         Missing.of(still),
-        1 + len(told.records),
+        1 + len(resender.records),
     )
 
 
-def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
-    """Queue what tracking was not told of because the driver was killed: runs of trials that
-    nobody works on are no longer running, and neither is the sweep's own. The caller holds the
-    lock.
+def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
+    """Queue the records that a killed driver could not send, and mark its runs as interrupted.
+
+    The caller holds the sweep's lock.
     """
     ledger = LedgerReader(ledger_location(paths, spec))
     records = {record.number: record for record in ledger.records()}
     looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
     recorder = _queue(paths, spec, ledger)
-    for first in range(0, len(records), _AT_ONCE):
-        some = list(records.values())[first : first + _AT_ONCE]
-        for one in list(tracking_gaps(read_sweep_state(paths, spec, some, live=False))):
-            send_to_tracker(one, paths, spec, records[one.number], recorder)
+    for first in range(0, len(records), _BATCH_SIZE):
+        batch = list(records.values())[first : first + _BATCH_SIZE]
+        for gap in list(tracking_gaps(read_sweep_state(paths, spec, batch, live=False))):
+            send_to_tracker(gap, paths, spec, records[gap.number], recorder)
     if looks_live:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     recorder.close(0.0)
 
 
-def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
-    """Draw the trials whose pictures the sweep's end did not wait for, and queue these; the best
-    trial's for the sweep's own run, too; return how many trials it drew. The caller holds the
-    lock.
+class Drawing(NamedTuple):
+    """Figures and a report in a scratch directory that are not recorded yet."""
+
+    figures: Sequence[DrawnTrial] = ()
+    report: Path | None = None
+    no_report: str | None = None
+    """Why the report could not be drawn."""
+
+
+def draw_missing(view: SweepStatus, scratch: Path) -> Drawing:
+    """Draw missing figures of the trials that have ended, and the report of a concluded sweep.
+
+    Needs no lock, because trials that have ended do not change.
+    """
+    paths = view.paths
+    figures = draw_figures(view.spec, paths, trials_without_figures(paths, view.records), scratch)
+    newest_end = max((one.ended_ms or 0 for one in view.records), default=0)
+    up_to_date = paths.report.exists() and paths.report.stat().st_mtime * 1000 > newest_end
+    if up_to_date or not _is_concluded(view.ledger):
+        return Drawing(figures)
+    try:
+        return Drawing(figures, draw_report(paths, scratch / paths.report.name))
+    except NoReport as error:
+        return Drawing(figures, no_report=str(error))
+
+
+def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
+    """Queue the figures for the trials' runs, and report and best figures for the sweep's own run.
+
+    The caller holds the sweep's lock.
+
+    Returns:
+        How many trials have figures now that had none.
     """
     ledger = LedgerReader(ledger_location(paths, spec))
-    if not (trials := undrawn(paths, ledger.trials)):
-        return 0
     recorder = _queue(paths, spec, ledger)
-    with FigureWorkerPool(spec, paths, trials, recorder) as gallery:
-        gallery.finish()
-    best = ledger.best() if len(spec.metrics) == 1 else None
-    # At its end the sweep put the best trial's on its own run, if they were drawn by then.
-    if best in trials and best is not None and ledger.concluded == len(ledger.trials):
-        for picture in gallery.pictures(best.number):
-            recorder.artifact(None, picture, f"figures/{picture.name}")
+    all_again = recorder.needs_figures
+    if all_again:
+        record_figures_again(paths, [one.number for one in ledger.trials], recorder)
+    num_drawn = record_figures(paths, drawing.figures, recorder)
+    best = ledger.best() if len(spec.metrics) == 1 and _is_concluded(ledger) else None
+    if best and (all_again or best.number in [one.number for one in drawing.figures]):
+        for file in figure_files(paths, best.number):
+            recorder.artifact(None, file, f"figures/{file.name}")
+    if drawing.report is not None:
+        drawing.report.replace(paths.report)
+    if drawing.report is not None or (all_again and paths.report.exists()):
+        recorder.artifact(None, paths.report, paths.report.name)
+    if all_again:
+        recorder.figures_sent()
+    if drawing.no_report is not None:
+        recorder.tag(None, {"report": f"missing: {drawing.no_report}"})
     recorder.close(0.0)
-    return len(trials) - len(undrawn(paths, trials))
+    return num_drawn
 
 
-class _SyncMessages:
-    """What the tracking store was told of a sweep, and telling it again. The caller holds the
-    sweep's lock.
+def _is_concluded(ledger: LedgerReader) -> bool:
+    """Return whether a driver has published the best of all trials."""
+    return 0 < ledger.concluded == len(ledger.trials)
+
+
+class _Resender:
+    """Finds the records that the tracking store lacks and queues them again.
+
+    The caller holds the sweep's lock.
     """
 
     def __init__(
@@ -198,7 +251,7 @@ class _SyncMessages:
         self._ledger = LedgerReader(ledger_location(paths, spec))
         self.sweep_id = self._ledger.sweep_id
         self.records = self._ledger.records()
-        self._concluded = 0 < self._ledger.concluded == len(self.records)
+        self._concluded = _is_concluded(self._ledger)
         self._best = self._ledger.best() if len(spec.metrics) == 1 else None
         if sweep_told is None and self._concluded:
             sweep_told = "FINISHED" if self._ledger.front() else "FAILED"
@@ -208,14 +261,14 @@ class _SyncMessages:
         known = read_outbox(paths.outbox).experiment_id
         self._store = open_reader(uri, spec.name, known)
 
-    def runs_missing(self) -> list[MissingData]:
-        """Which runs are not there, or have another status than they were told."""
+    def missing_runs(self) -> list[MissingData]:
+        """Return the runs that the store lacks or has with another status."""
         delivered = read_outbox(self._paths.outbox)
         runs = self._store.runs(self.sweep_id)
         return check_runs(self.records, delivered, runs, self._status(delivered))
 
     def all_missing(self) -> list[MissingData]:
-        """All that is missing of what the store was told."""
+        """Return everything that the store lacks of the delivered records."""
         params = dict(flatten(self._spec.model_dump(mode="json")))
         delivered = read_outbox(self._paths.outbox)
         own = SweepRun(self._status(delivered), params, self._sweep_tags(), self._sweep_files())
@@ -228,24 +281,24 @@ class _SyncMessages:
             own,
             densities=self._densities,
             more_tags=self._front_tags(),
-            drawn=lambda number: drawn_files(self._paths, number),
+            drawn=lambda number: figure_files(self._paths, number),
         )
 
     def send(self, missing: Iterable[MissingData]) -> None:
-        """Queue what is missing, and what else a driver that was killed could not tell."""
+        """Queue missing records, and those that a killed driver could not send."""
         by_trial = {one.trial: one for one in missing}
         again = {one.trial: one.is_gone for one in by_trial.values() if one.is_of_the_run}
         tell_again(self._paths.outbox, again)
         own = by_trial.pop(None, None)
         if own is not None:
-            self._tell_sweep(own)
-        tell_who_is_interrupted(self._paths, self._spec)
+            self._send_sweep_run(own)
+        queue_interruptions(self._paths, self._spec)
         more = self._front_tags()
         recorder = _queue(self._paths, self._spec, self._ledger)
         for number, one in by_trial.items():
-            assert number is not None, "the sweep's own run was told above"
+            assert number is not None, "the sweep's own run is handled above"
             recorder.tag(number, more.get(number, {}))
-            files = drawn_files(self._paths, number)
+            files = figure_files(self._paths, number)
             for file in files:
                 if one.is_gone or f"figures/{file.name}" in one.files:
                     recorder.artifact(number, file, f"figures/{file.name}")
@@ -254,38 +307,37 @@ class _SyncMessages:
         recorder.close(0.0)
 
     def _status(self, delivered: DeliveryStatus) -> str | None:
-        """Of the sweep's own run; None: its driver was killed, and could not tell."""
+        """Return the status of the sweep's own run; None: a killed driver did not send it."""
         return None if delivered.sweep_told == "RUNNING" else stored(self._ending)
 
-    def _tell_sweep(self, missing: MissingData) -> None:
+    def _send_sweep_run(self, missing: MissingData) -> None:
         recorder = _queue(self._paths, self._spec, self._ledger, announce=missing.is_of_the_run)
         if missing.is_of_the_run:
             recorder.finish(None, self._ending, self._sweep_tags(), at_ms=self._ended_ms())
-        with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=".export-") as made:
+        with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=SCRATCH) as made:
             for file, name in self._publish(Path(made), missing):
                 recorder.artifact(None, file, name)
         recorder.close(0.0)
 
     def _publish(self, directory: Path, missing: MissingData) -> Iterable[tuple[Path, str]]:
-        """Make the artifacts of the sweep's own run that are missing; with their names there."""
+        """Yield the missing artifacts of the sweep's own run, with their names in the store."""
 
         def lacks(name: str) -> bool:
             return missing.is_gone or any(one.startswith(name) for one in missing.files)
 
         if lacks("sweep.yaml"):
             yield self._paths.spec, "sweep.yaml"
-        if self._concluded and lacks("report.html"):
-            with contextlib.suppress(NoReport):  # the sweep's end had none either
-                yield draw_report(self._paths, directory / "report.html"), "report.html"
+        if self._paths.report.exists() and lacks("report.html"):
+            yield self._paths.report, "report.html"
         if not self._concluded or self._best is None:
             return
-        for file in drawn_files(self._paths, self._best.number):
+        for file in figure_files(self._paths, self._best.number):
             if lacks(f"figures/{file.name}"):
                 yield file, f"figures/{file.name}"
         if lacks("best/"):
             where = attempt_tags(self._ledger.attempts)
             ended = sum(one.finished for one in self.records)
-            with contextlib.suppress(NoBest):  # as above
+            with contextlib.suppress(NoBest):  # the driver exported no trial either
                 for file in export_trial(
                     self._paths, self._spec, self._best, directory / "best", where, ended
                 ):
@@ -313,7 +365,7 @@ class _SyncMessages:
         files = {"": {"sweep.yaml"}}
         if self._concluded and self._best is not None:
             files["best"] = {"config.yaml"}
-            files["figures"] = {f.name for f in drawn_files(self._paths, self._best.number)}
+            files["figures"] = {f.name for f in figure_files(self._paths, self._best.number)}
         return {folder: frozenset(names) for folder, names in files.items()}
 
     def _ended_ms(self) -> int | None:
@@ -323,10 +375,10 @@ class _SyncMessages:
 def _queue(
     paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
 ) -> MlflowRecorder:
-    """A recorder that fills the outbox and asks no server.
+    """Return a recorder that writes to the outbox and contacts no server.
 
     Args:
-        announce: Tell of the sweep's own run, too.
+        announce: Whether to record the sweep's own run, too.
     """
     tags = attempt_tags(ledger.attempts)
     if announce:

@@ -25,7 +25,7 @@ from typing import Any
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 
-from sweeps.checkpoint_locations import takes_checkpoints, trial_store
+from sweeps.checkpoint_locations import accepts_checkpoints, trial_store
 from sweeps.config.logged_params import trial_parameters
 from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.driver import stop_requests
@@ -39,11 +39,11 @@ from sweeps.engine.ray_compat.tune_internals import (
 )
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.errors import SpecError
-from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger, TrialRecord
+from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
-    MOST_LOST_STARTS,
-    NOT_THE_TRIALS_DOING,
+    INFRASTRUCTURE_FAILURES,
+    MAX_LOST_STARTS,
     CrashCounter,
     Failure,
     RepeatedFailure,
@@ -97,7 +97,6 @@ class TuneEventHandler(Callback):
         observer: Receives each trial's progress for the display.
         fence: Called right before each write; raises if another driver may run the sweep.
         on_step: Called once per turn of Tune's loop; the driver acts on signals there.
-        on_end: Called with the record of each trial that has ended, in the thread that writes.
         node_died: Whether an actor was lost with the whole node on which it ran.
         end_of_worker: How the process of a lost actor ended.
         grace: Seconds within which a trial that the user stops must end.
@@ -113,7 +112,6 @@ class TuneEventHandler(Callback):
         *,
         fence: Callable[[], None],
         on_step: Callable[[], None],
-        on_end: Callable[[TrialRecord], None],
         node_died: Callable[[Exception | None], bool] = lambda _: False,
         end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
         grace: float = math.inf,
@@ -127,9 +125,7 @@ class TuneEventHandler(Callback):
         self._on_step = on_step
         self._node_died = node_died
         self._end_of_worker = end_of_worker
-        self._event_writer = EventWriter(
-            spec, paths, ledger, recorder, observer, fence=fence, on_end=on_end
-        )
+        self._event_writer = EventWriter(spec, paths, ledger, recorder, observer, fence=fence)
         self._queue: WriteQueue[Entry] = WriteQueue(self._event_writer.write)
         self._num_existing = len(ledger.frozen_trials())
         self._live: set[int] = set()
@@ -331,7 +327,7 @@ class TuneEventHandler(Callback):
         if number not in self._training:
             self._lost_starts[number] += 1
             if (
-                self._lost_starts[number] == MOST_LOST_STARTS
+                self._lost_starts[number] == MAX_LOST_STARTS
                 and number not in self._retries_exhausted
             ):
                 end_at_next_loss(trial)  # no worker starts here; the next loss ends the sweep
@@ -359,8 +355,8 @@ class TuneEventHandler(Callback):
                     self._killed[number] = None
                     self._observer.warned(
                         number,
-                        f"came to no step within {self._grace:g} s after it was to stop; its "
-                        "process was ended, and the stacks of its threads are in trial.log",
+                        f"reached no step within {self._grace:g} s after the stop request; the "
+                        "driver killed its worker; the stacks of its threads are in trial.log",
                     )
 
     def _restart_after_kill(self, trial: Trial) -> None:
@@ -413,11 +409,11 @@ class TuneEventHandler(Callback):
 
     def _failed(self, number: int, failure: Failure) -> None:
         """Record a failure as the trial's own, or as one of the storage or node."""
-        if failure.may_be_the_trials_own(socket.gethostname()) and takes_checkpoints(
+        if failure.may_be_trial_specific(socket.gethostname()) and accepts_checkpoints(
             self._paths, self._spec, number
         ):
-            failure = failure.as_the_trials_own()
-        if failure.kind in NOT_THE_TRIALS_DOING:
+            failure = failure.as_trial_specific()
+        if failure.kind in INFRASTRUCTURE_FAILURES:
             self._failures.stopped(number, failure)
             self._interrupt(number)
         else:

@@ -28,7 +28,7 @@ from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
-from sweeps.sweep_lock import locked_by_a_stranger
+from sweeps.sweep_lock import describe_foreign_lock
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import rank
 from trainable.errors import ConfigError
@@ -64,8 +64,6 @@ class SweepOutcome:
     """Why the best weights wait for the next resume."""
     lost_weights: str | None = None
     """Why there are no weights of the best trial to take."""
-    undrawn: int = 0
-    """Trials whose pictures the end did not wait for."""
 
     @property
     def needs_new_sweep(self) -> bool:
@@ -128,7 +126,7 @@ class SweepStatus:
         self.damage = self.revision.damage
         self.place = ledger_location(paths, self.spec)
         self.running, self.holder = holder_of(paths, self.place)
-        self.stranger = locked_by_a_stranger(paths.lock)
+        self.stranger = describe_foreign_lock(paths.lock)
         """A sentence about who has locked the sweep and is no driver; None: nobody."""
         self.ledger = LedgerReader(self.place)
         self.records = self.ledger.trials
