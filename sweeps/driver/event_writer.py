@@ -23,10 +23,10 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import Failure
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state
-from sweeps.reconciliation.reconcile import STATUSES, end_of_training, unreported
+from sweeps.reconciliation.reconcile import end_of_training, unreported
 from sweeps.reconciliation.repairs import backfill
 from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, status_tags
+from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, run_status, status_tags
 from sweeps.results.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
@@ -201,17 +201,17 @@ class EventWriter:
             self._log(number, last.rows)
         self._end(number, end, last=last)
 
-    def pruned(self, number: int) -> None:
+    def pruned(self, number: int, reason: str | None) -> None:
         """Record that the scheduler pruned a trial."""
-        self._end(number, lambda _: ("pruned", None))
+        self._end(number, lambda _: ("pruned", reason))
 
-    def stopped(self, number: int, reason: str | None) -> None:
+    def stopped(self, number: int, reason: str) -> None:
         """Record that a running trial was stopped."""
         # It may have stopped between two reports, and no later start would deliver the rest.
         self._log_the_rest(number)
         self._end(number, lambda _: ("pruned", reason))
 
-    def stopped_waiting(self, number: int, reason: str | None) -> None:
+    def stopped_waiting(self, number: int, reason: str) -> None:
         """Record that a waiting trial was stopped; a trial that has ended keeps its end."""
         record = self._ledger.trial(number)
         if record.finished:
@@ -317,7 +317,7 @@ class EventWriter:
         record = self._ledger.transaction(store)
         for file, name in logged_files(self._paths.trial(number)):
             self._recorder.artifact(number, file, name)
-        self._recorder.finish(number, STATUSES[record.state], end_tags(record, self._spec))
+        self._recorder.finish(number, run_status(record), end_tags(record, self._spec))
         if last is not None:
             self._show(last)
         self._observer.ended(number, record.state, record.result, record.reason)

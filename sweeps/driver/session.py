@@ -10,8 +10,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ray.tune.schedulers import TrialScheduler
-
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.logged_params import flatten
 from sweeps.config.provenance_check import Origin, check_origin
@@ -24,7 +22,7 @@ from sweeps.config.revisions import (
     write_spec,
 )
 from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn
+from sweeps.early_stopping.schedulers import StopperScheduler, make_scheduler, make_verdict_fn
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.ledger import Ledger
@@ -69,7 +67,7 @@ class SweepSession:
     lost_runs: str | None = None
     """A sentence about the runs that the tracking store has lost; None without any."""
 
-    def scheduler(self) -> TrialScheduler:
+    def scheduler(self) -> StopperScheduler:
         """Return a new scheduler that has seen no report."""
         return make_scheduler(self.spec)
 

@@ -97,6 +97,7 @@ class TuneEventHandler(Callback):
         observer: Receives each trial's progress for the display.
         fence: Called right before each write; raises if another driver may run the sweep.
         on_step: Called once per turn of Tune's loop; the driver acts on signals there.
+        stop_reason: Returns why the scheduler stopped a trial.
         node_died: Whether an actor was lost with the whole node on which it ran.
         end_of_worker: How the process of a lost actor ended.
         grace: Seconds within which a trial that the user stops must end.
@@ -112,6 +113,7 @@ class TuneEventHandler(Callback):
         *,
         fence: Callable[[], None],
         on_step: Callable[[], None],
+        stop_reason: Callable[[int], str | None] = lambda _: None,
         node_died: Callable[[Exception | None], bool] = lambda _: False,
         end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
         grace: float = math.inf,
@@ -123,6 +125,7 @@ class TuneEventHandler(Callback):
         self._paths = paths
         self._fence = fence
         self._on_step = on_step
+        self._stop_reason = stop_reason
         self._node_died = node_died
         self._end_of_worker = end_of_worker
         self._event_writer = EventWriter(spec, paths, ledger, recorder, observer, fence=fence)
@@ -133,7 +136,7 @@ class TuneEventHandler(Callback):
         # Final reports, each held back until it is written in one transaction with the end.
         self._final_reports: dict[int, WorkerReport] = {}
         self._signals: dict[int, list[str]] = {}  # the health signals in the ledger
-        self._stop_requested: dict[int, str | None] = {}  # the reason of each requested stop
+        self._stop_requested: dict[int, str] = {}  # the reason of each requested stop
         self._training: set[int] = set()  # trials whose worker has received the order to train
         self._lost_starts: Counter[int] = Counter()
         self._crash_counter = CrashCounter(spec.failures.max_retries)
@@ -165,12 +168,12 @@ class TuneEventHandler(Callback):
         """Write the queued events without raising; call `flush` first to receive errors."""
         self._queue.close()
 
-    def stop(self, number: int, reason: str | None, *, live: bool) -> None:
+    def stop(self, number: int, reason: str, *, live: bool) -> None:
         """End a trial for good: at its next step, or immediately if no worker trains it.
 
         Args:
             number: The trial's number.
-            reason: Why, for people; None: the scheduler never promoted it.
+            reason: Why, for people.
             live: Whether Tune has the trial.
         """
         self._fence()
@@ -301,7 +304,7 @@ class TuneEventHandler(Callback):
             case "stopped" | "paused":
                 self._end(number, partial(writer.stopped, number, self._stop_requested[number]))
             case _:
-                self._end(number, partial(writer.pruned, number))
+                self._end(number, partial(writer.pruned, number, self._stop_reason(number)))
                 self._failures.passed()
 
     def on_trial_recover(

@@ -11,14 +11,13 @@ from pathlib import Path
 
 from ray import tune
 from ray.tune import TuneError
-from ray.tune.schedulers import TrialScheduler
 
 from redaction.secrets import is_secret
 from sweeps.driver import stop_requests
 from sweeps.driver.session import SweepSession
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
-from sweeps.early_stopping.schedulers import replay
+from sweeps.early_stopping.schedulers import StopperScheduler, replay
 from sweeps.engine.ray_compat.tune_internals import patch_tune, withhold_env
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
@@ -98,6 +97,7 @@ class _TrialLoop:
             observer,
             fence=lock.check,
             on_step=self._before_each_step,
+            stop_reason=self._scheduler.stop_reasons.get,
             node_died=node_died,
             grace=interruption.grace,
         )
@@ -127,8 +127,8 @@ class _TrialLoop:
             self._tuner().fit()
         self._lock.check()
         self.events.flush()
-        for number in sorted(self._searcher.never_promoted()):
-            self.events.stop(number, None, live=False)
+        for number, reason in self._searcher.never_promoted().items():
+            self.events.stop(number, reason, live=False)
         self.events.interrupt_live()  # a paused trial resumes when the sweep does
         self._stop_monitor.keep()
 
@@ -177,7 +177,7 @@ class _TrialLoop:
             self.events.stop(number, reason, live=self._searcher.is_live(number))
 
 
-def _replayed_scheduler(sweep: SweepSession) -> TrialScheduler:
+def _replayed_scheduler(sweep: SweepSession) -> StopperScheduler:
     """Return a new scheduler that has seen the reports of all finished trials."""
     scheduler = sweep.scheduler()
     for trial in sweep.ledger.trials():

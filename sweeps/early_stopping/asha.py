@@ -1,20 +1,20 @@
 """ASHA, asynchronous successive halving: the rule `asha`, and the parameters of all halving rules.
 
-What must not live here: the arithmetic of rungs (`halving`), and Ray's scheduler (`schedulers`).
+What must not live here: where the rungs are (`halving`), and Ray (`schedulers`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from pydantic import Field
 
 from sweeps.early_stopping.halving import rungs
-from sweeps.early_stopping.rule import StoppingRule
-from trainable.config import Mode
-
-if TYPE_CHECKING:  # a spec is read without Ray
-    from ray.tune.schedulers import TrialScheduler
+from sweeps.early_stopping.rule import StoppingRule, TrialStopper
+from sweeps.formatting import format_number
 
 
 class GeometricRungs(StoppingRule):
@@ -45,8 +45,66 @@ class Asha(GeometricRungs):
     )
     decides_per_report: ClassVar[bool] = True
 
-    def scheduler(self, *, epochs: int, mode: Mode) -> TrialScheduler:
-        """Build Ray's ASHA scheduler."""
-        from sweeps.early_stopping.schedulers import AshaScheduler
+    def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
+        """Return the rungs of a sweep without reports."""
+        return HalvingStopper([self.rungs(epochs)], self.reduction, minimize=minimize)
 
-        return AshaScheduler(self.grace_epochs, self.reduction, epochs=epochs, mode=mode)
+
+class HalvingStopper:
+    """Compare each trial at each rung with those that reached it before.
+
+    At a rung, a trial stops if its value is worse than the percentile of the earlier values that
+    separates the best 1/`reduction`, interpolated linearly. The first trial of a rung continues.
+    This is the stopping variant of asynchronous successive halving, as in Ray Tune.
+
+    Args:
+        brackets: The rungs of each bracket, ascending. Trials are compared within their bracket.
+        reduction: One trial in this many continues beyond a rung.
+        bracket_of: Returns the index of a trial's bracket.
+        minimize: Whether less is better.
+    """
+
+    def __init__(
+        self,
+        brackets: Sequence[Sequence[int]],
+        reduction: int,
+        *,
+        bracket_of: Callable[[int], int] = lambda _: 0,
+        minimize: bool,
+    ) -> None:
+        self._brackets = brackets
+        self._reduction, self._bracket_of = reduction, bracket_of
+        self._sign = 1 if minimize else -1
+        self._losses: dict[tuple[int, int], list[float]] = {}
+        """By bracket and rung, the values there, ascending, with less as better."""
+        self._last_rung: dict[int, int] = {}
+        """By trial, the highest rung at which it was compared."""
+
+    def stops(self, number: int, epoch: int, value: float) -> str | None:
+        """Record a report; return why its trial stops, or None if it continues."""
+        bracket = self._bracket_of(number)
+        rung = max((one for one in self._brackets[bracket] if one <= epoch), default=0)
+        if rung <= self._last_rung.get(number, 0):
+            return None
+        if not math.isfinite(value):
+            return "not a finite number"
+        self._last_rung[number] = rung
+        losses, loss = self._losses.setdefault((bracket, rung), []), self._sign * value
+        cutoff = _percentile(losses, 1 / self._reduction) if losses else math.inf
+        rank = bisect_left(losses, loss) + 1
+        insort(losses, loss)
+        if loss <= cutoff:
+            return None
+        sign = "<=" if self._sign > 0 else ">="
+        needed = format_number(self._sign * cutoff)
+        return f"needed {sign} {needed}, rank {rank} of {len(losses)}"
+
+
+def _percentile(ascending: Sequence[float], share: float) -> float:
+    """Return the value below which a share of the values lies, as `numpy.percentile` does."""
+    position = share * (len(ascending) - 1)
+    below, fraction = int(position), position % 1
+    low, high = ascending[below], ascending[min(below + 1, len(ascending) - 1)]
+    return (
+        high - (high - low) * (1 - fraction) if fraction >= 0.5 else low + (high - low) * fraction
+    )

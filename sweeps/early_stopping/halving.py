@@ -15,9 +15,14 @@ from itertools import islice
 
 from sweeps.early_stopping.pausing_rules import PausingRule, Reports
 
+_LAST_RUNG = 0.8
+"""The share of the budget after which no rung lies."""
+
 
 def rungs(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:
-    """Return the epochs at which trials are compared, ascending and below the budget.
+    """Return the epochs at which trials are compared, ascending.
+
+    None lies in the last fifth of the budget, where stopping a trial saves almost nothing.
 
     Args:
         grace: The first one.
@@ -25,7 +30,7 @@ def rungs(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:
         epochs: The budget of a full run.
     """
     found = []
-    while grace < epochs:
+    while grace <= _LAST_RUNG * epochs and grace < epochs:
         found.append(grace)
         grace *= reduction
     return tuple(found)

@@ -1,19 +1,15 @@
 """The rule `hyperband`: several brackets of ASHA with different first rungs.
 
-What must not live here: the arithmetic of brackets (`halving`), and Ray's schedulers
-(`schedulers`).
+What must not live here: which trial belongs to which bracket (`halving`), and Ray (`schedulers`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from sweeps.early_stopping.asha import GeometricRungs
-from sweeps.early_stopping.halving import bracket_graces, bracket_of
-from trainable.config import Mode
-
-if TYPE_CHECKING:  # a spec is read without Ray
-    from ray.tune.schedulers import TrialScheduler
+from sweeps.early_stopping.asha import GeometricRungs, HalvingStopper
+from sweeps.early_stopping.halving import bracket_graces, bracket_of, rungs
+from sweeps.early_stopping.rule import TrialStopper
 
 
 class Hyperband(GeometricRungs):
@@ -34,9 +30,16 @@ class Hyperband(GeometricRungs):
         graces = bracket_graces(self.grace_epochs, self.reduction, epochs)
         return bracket_of(number, graces, self.reduction)
 
-    def scheduler(self, *, epochs: int, mode: Mode) -> TrialScheduler:
-        """Build one ASHA scheduler for each bracket."""
-        from sweeps.early_stopping.schedulers import HyperbandScheduler
+    def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
+        """Return the brackets of a sweep without reports.
 
+        Ray's ASHA has brackets, too, but draws the bracket of a trial from NumPy's global
+        generator, so that a trial would get another one after a resume.
+        """
         graces = bracket_graces(self.grace_epochs, self.reduction, epochs)
-        return HyperbandScheduler(graces, self.reduction, epochs=epochs, mode=mode)
+        return HalvingStopper(
+            [rungs(grace, self.reduction, epochs) for grace in graces],
+            self.reduction,
+            bracket_of=lambda number: bracket_of(number, graces, self.reduction),
+            minimize=minimize,
+        )

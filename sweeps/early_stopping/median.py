@@ -15,6 +15,7 @@ from pydantic import Field
 
 from sweeps.early_stopping.asha import GeometricRungs
 from sweeps.early_stopping.rule import TrialStopper
+from sweeps.formatting import format_number
 
 
 class MedianStopping(GeometricRungs):
@@ -43,8 +44,9 @@ class MedianStopping(GeometricRungs):
             f"{self.grace_epochs} on"
         )
 
-    def make_stopper(self, *, minimize: bool) -> TrialStopper | None:
+    def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
         """Return the medians of a sweep without reports."""
+        del epochs
         return Medians(self.grace_epochs, self.min_trials, minimize=minimize)
 
 
@@ -69,8 +71,8 @@ class Medians:
         self._ranked: dict[int, list[float]] = {}
         """By epoch, the means of all trials up to it, ascending."""
 
-    def stops(self, number: int, epoch: int, value: float) -> bool:
-        """Record a report and return whether its trial stops.
+    def stops(self, number: int, epoch: int, value: float) -> str | None:
+        """Record a report; return why its trial stops, or None if it continues.
 
         A trial stops when its best value so far is worse than the median of the other trials'
         mean values up to the same epoch (Golovin et al., "Google Vizier", 2017, section 3.2.2).
@@ -83,11 +85,17 @@ class Medians:
             if others[index : index + 1] == [own]:
                 del others[index]
         if len(others) < self._min_trials:
-            return False
+            return None
         finite = filter(math.isfinite, reports.values())
         best = (min if self._minimize else max)(finite, default=None)
         middle = median(others)
-        return best is None or (best > middle if self._minimize else best < middle)
+        if best is not None and (best <= middle if self._minimize else best >= middle):
+            return None
+        sign = "<=" if self._minimize else ">="
+        return (
+            f"best {format_number(best)}, needed {sign} {format_number(middle)}, the median of "
+            f"{len(others)} others"
+        )
 
     def _record(self, number: int, epoch: int, value: float) -> None:
         """Record a report; of an epoch that is reported again, the first value stays."""

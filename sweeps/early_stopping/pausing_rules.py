@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # this package lies below the specs
 
 Reports = Mapping[int, Mapping[int, float]]
 """By trial, the metric after each reported epoch."""
-StopDecider = Callable[[Reports, Set[int]], frozenset[int]]
-"""Returns which of the unfinished trials stop at their last report, given all reports."""
+StopDecider = Callable[[Reports, Set[int]], Mapping[int, str]]
+"""Returns which of the unfinished trials stop at their last report, and why, given all reports."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,10 @@ can be checked by the rules themselves; a rule therefore receives plain numbers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from sweeps.early_stopping.pausing_rules import PausingRule
-from trainable.config import Mode, Section
-
-if TYPE_CHECKING:  # a spec is read without Ray
-    from ray.tune.schedulers import TrialScheduler
+from trainable.config import Section
 
 
 class TrialStopper(Protocol):
@@ -23,8 +20,10 @@ class TrialStopper(Protocol):
     answers must depend on these calls alone: no clock, no random numbers.
     """
 
-    def stops(self, number: int, epoch: int, value: float) -> bool:
-        """Record a report and return whether its trial stops.
+    def stops(self, number: int, epoch: int, value: float) -> str | None:
+        """Record a report; return why its trial stops, or None if it continues.
+
+        The reason follows the report's value in a sentence: "needed <= 0.5, rank 9 of 12".
 
         Args:
             number: The trial.
@@ -101,26 +100,15 @@ class StoppingRule(Section):
         del epochs, minimize, num_trials
         return None
 
-    def make_stopper(self, *, minimize: bool) -> TrialStopper | None:
+    def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
         """Return an object that decides after each report; None: the rule stops no running trial.
 
         Args:
+            epochs: The budget of a full run.
             minimize: Whether less is better.
         """
-        del minimize
+        del epochs, minimize
         return None
-
-    def scheduler(self, *, epochs: int, mode: Mode) -> TrialScheduler:
-        """Build the scheduler that Ray Tune calls after each report.
-
-        Args:
-            epochs: The budget of a full run.
-            mode: Whether less or more is better.
-        """
-        from sweeps.early_stopping.schedulers import make_stopper_scheduler
-
-        del epochs
-        return make_stopper_scheduler(self.make_stopper(minimize=mode == "min"))
 
     def missing_package(self) -> str | None:
         """Return which package the rule lacks and how to install it; None: it lacks none."""

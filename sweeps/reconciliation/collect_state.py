@@ -14,8 +14,9 @@ from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import StopDecider
 from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.reconciliation.reconcile import STATUSES, SavedReport, SweepState, TrialState
+from sweeps.reconciliation.reconcile import SavedReport, SweepState, TrialState
 from sweeps.recording.downsampling import thin_rows
+from sweeps.recording.tags import run_status
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged
@@ -82,7 +83,7 @@ def trial_state(
     number, tracked_status = record.number, delivered.tracked_statuses.get(record.number)
     directory = paths.trial(number)
     stale_writer = trial_files(paths, spec, number).has_writer()
-    if record.finished and tracked_status == STATUSES[record.state]:
+    if record.finished and tracked_status == run_status(record):
         # Ledger and tracking both have the trial's end, and its rows were queued before its end.
         return TrialState(record, tracked_status=tracked_status, stale_writer=stale_writer)
     rows = read_rows(directory)
@@ -127,16 +128,20 @@ def _judged(
     }
     stopped = judge(reports, {t.record.number for t in trials if not t.record.finished})
 
-    def ends(number: int) -> bool:
+    def reason(number: int) -> str | None:
         last = max(reports[number], default=0)
         # The last epoch ends a trial by itself. A trial without a checkpoint there trains again.
-        return (
+        ends = (
             number in stopped
             and last < spec.budget.epochs
             and last <= trial_store(paths, spec, number).saved_epoch()
         )
+        return stopped[number] if ends else None
 
-    return [replace(t, stopped=ends(number)) for number, t in zip(reports, trials, strict=True)]
+    return [
+        replace(trial, stop_reason=reason(number))
+        for number, trial in zip(reports, trials, strict=True)
+    ]
 
 
 def _is_sound(store: CheckpointStore, epochs: int) -> bool:

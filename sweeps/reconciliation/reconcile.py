@@ -14,16 +14,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sweeps.ledger.reader import Ending, TrialRecord
+from sweeps.recording.tags import run_status
 from tracking.recorder import Status
 from trainable.errors import NonFiniteMetric
 from trainable.metrics_file import Row
-
-STATUSES: Mapping[str, Status] = {
-    "complete": "FINISHED",
-    "pruned": "KILLED",
-    "failed": "FAILED",
-}
-"""The tracking status of each way in which a trial ends in the ledger."""
 
 
 class SavedReport(NamedTuple):
@@ -48,8 +42,8 @@ class TrialState:
     """`config.yaml` exists or the trial has rows, so a driver dispatched the trial."""
     trained: bool = False
     """The store has the last epoch, and a sound checkpoint of it."""
-    stopped: bool = False
-    """The scheduler stops the trial at its last report."""
+    stop_reason: str | None = None
+    """Why the scheduler stops the trial at its last report; None: it does not."""
     trained_past_report: bool = False
     """The store has steps after the last report: the scheduler let the trial continue."""
     tracked_status: str | None = None
@@ -305,15 +299,15 @@ def _ending(trial: TrialState, state: SweepState) -> tuple[Ending | None, str | 
     if trial.trained:
         reports = {report.epoch: report.value for report in trial.curve}
         return end_of_training(reports | trial.record.reports, state.metric)
-    if trial.stopped and not trial.trained_past_report:
-        return "pruned", None
+    if trial.stop_reason is not None and not trial.trained_past_report:
+        return "pruned", trial.stop_reason
     return ("pruned", state.stop) if state.stop else (None, None)
 
 
 def _of_finished(trial: TrialState) -> Iterator[Correction]:
     if trial.stale_writer:  # the next worker of an unfinished trial removes its stale writer
         yield StaleWriter(trial.record.number)
-    status = STATUSES[trial.record.state]
+    status = run_status(trial.record)
     if trial.tracked_status is None:
         yield MissingRun(trial.record.number, _first_ms(trial))
     if trial.tracked_status != status:

@@ -17,7 +17,6 @@ from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.reconcile import (
-    STATUSES,
     Correction,
     MissingMetrics,
     MissingParams,
@@ -32,7 +31,7 @@ from sweeps.reconciliation.reconcile import (
     UnrecordedEnd,
 )
 from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags, status_tags
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags, run_status, status_tags
 from sweeps.recording.trial_config import read_config
 from sweeps.search.suggest import Suggester
 from tracking.recorder import Recorder
@@ -90,7 +89,7 @@ def apply(
                 directory = paths.trial(number)
                 rows = thin_rows(read_rows(directory), spec.tracking.every, ended=True)
                 own = [row for _, row in read_logged(directory)]
-                ended = StaleRunStatus(number, STATUSES[ending], (*own, *rows))
+                ended = StaleRunStatus(number, run_status(record), (*own, *rows))
                 send_to_tracker(ended, paths, spec, record, recorder)
             case MissingRun() | StaleRunStatus() | OrphanedRun():
                 send_to_tracker(wrong, paths, spec, ledger.trial(wrong.number), recorder)

@@ -19,17 +19,15 @@ from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state
-from sweeps.reconciliation.reconcile import STATUSES
 from sweeps.reconciliation.repairs import told_parameters
 from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.tags import end_tags, status_tags
+from sweeps.recording.tags import end_tags, run_status, status_tags
 from sweeps.store_access import reach_tracking
 from tracking.limits import clean_key
 from tracking.metric_points import HighWaterMarks
 from tracking.mlflow_recorder import stored_tags
 from tracking.outbox import SWEEP
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from tracking.recorder import stored_status
 from tracking.store_reader import Curve, RunData, StoredRun, StoreReader, choose_runs, read_runs
 from trainable.metrics_file import Row, read_rows
 
@@ -162,7 +160,7 @@ def check_runs(
     expected: dict[int, str | None] = {SWEEP: sweep_status}
     for record in records:
         if record.finished:
-            expected[record.number] = stored_status(STATUSES[record.state])
+            expected[record.number] = run_status(record)
         elif (tracked_status := delivered.tracked_statuses.get(record.number)) is not None:
             expected[record.number] = "KILLED" if tracked_status == "INTERRUPTED" else None
     found = []

@@ -15,6 +15,7 @@ from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import BY_THE_SWEEP
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
+from tracking.recorder import Status
 
 BY_THE_USER = "stopped by the user"
 """The reason of a trial that was pruned so."""
@@ -25,17 +26,31 @@ SWEEP_GOES_ON = NOT_STOPPED | {"reason": "", "health": ""}
 """The same of a sweep's own run, whose end says anew why it failed and who deserves a look."""
 
 
+def outcome(trial: TrialSummary) -> str:
+    """Return how an ended trial ended: `complete`, `pruned`, `stopped` (by the user) or `failed`."""
+    return "stopped" if trial.reason == BY_THE_USER else trial.state
+
+
+def run_status(trial: TrialSummary) -> Status:
+    """Return the status of an ended trial's run.
+
+    A pruned trial ended as planned. KILLED is for what a person stopped, FAILED for failures.
+    """
+    statuses: dict[str, Status] = {"stopped": "KILLED", "failed": "FAILED"}
+    return statuses.get(outcome(trial), "FINISHED")
+
+
 def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     """Return why a trial ended, and where it was at its best."""
-    tags = status_tags(record)
+    tags = status_tags(record) | {"outcome": outcome(record)}
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}
-    if record.state == "pruned":
-        return tags | {"stopped_by": _stopped_by(record.reason or "", spec)}
-    tags |= NOT_STOPPED
-    if record.reason is None:
+    tags["stopped_by"] = _stopped_by(record.reason or "", spec) if record.state == "pruned" else ""
+    if record.reason is not None:
+        tags["reason"] = record.reason
+    if record.state != "failed" or record.reason is None:
         return tags
-    tags |= {"reason": record.reason, "failure.kind": kind_of(record.reason)}
+    tags["failure.kind"] = kind_of(record.reason)
     if record.traceback:  # what was raised stands at its end
         tags["failure.traceback"] = clip_start(record.traceback, MAX_TAG_VALUE)
     return tags

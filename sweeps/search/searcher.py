@@ -20,7 +20,7 @@ from sweeps.checkpoint_locations import address_of, trial_store
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
-from sweeps.early_stopping.schedulers import replay
+from sweeps.early_stopping.schedulers import never_promoted, replay
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.paths import SweepPaths
@@ -159,11 +159,11 @@ class LedgerSearcher(Searcher):
         """Return whether Tune runs the trial."""
         return number in self._live.values()
 
-    def never_promoted(self) -> frozenset[int]:
-        """Return the paused trials that can no longer be promoted; called when the search ends."""
+    def never_promoted(self) -> dict[int, str]:
+        """Return the paused trials that can no longer be promoted, and why; called at the end."""
         if self._pauses is None or self.stopping or self.paused:
-            return frozenset()
-        return self._pauses.never_promoted(*self._reports())
+            return {}
+        return never_promoted(self._spec, *self._reports())
 
     def __getstate__(self) -> dict[str, Any]:
         """Return no state: Ray pickles the Tuner into a file that is never read.

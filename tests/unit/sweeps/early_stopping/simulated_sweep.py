@@ -8,7 +8,7 @@ from typing import Any
 from ray.tune.schedulers import TrialScheduler
 
 from sweeps.config.spec import EarlyStoppingConfig
-from sweeps.early_stopping.schedulers import replay, stopped_trials
+from sweeps.early_stopping.schedulers import StopperScheduler, replay, stopped_trials
 
 EPOCHS = 9
 
@@ -34,7 +34,7 @@ class SimulatedSweep:
             dies_after: How many reports are followed by a decision; a negative number: all.
         """
         judge = self._fresh()
-        self.unfinished -= stopped_trials(judge, self.reports, self.unfinished)
+        self.unfinished -= stopped_trials(judge, self.reports, self.unfinished).keys()
         scheduler = self._fresh()
         for number in sorted(self.reports.keys() - self.unfinished):
             past = self.reports[number]
@@ -61,4 +61,5 @@ class SimulatedSweep:
             self.unfinished.remove(number)
 
     def _fresh(self) -> Any:
-        return self.config.rule.scheduler(epochs=EPOCHS, mode=self.mode)
+        stopper = self.config.rule.make_stopper(epochs=EPOCHS, minimize=self.mode == "min")
+        return StopperScheduler(stopper, self.config.scheduler, "val/loss")

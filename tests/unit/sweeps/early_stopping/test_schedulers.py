@@ -10,14 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from sweeps.config.spec import EarlyStoppingConfig, parse_spec
 from sweeps.early_stopping import halving
 from sweeps.early_stopping.halving import bracket_graces, bracket_of, rungs
 from sweeps.early_stopping.median import Medians
-from sweeps.early_stopping.pausing_rules import make_pausing_rule
-from sweeps.early_stopping.schedulers import replay, stopped_trials
+from sweeps.early_stopping.schedulers import (
+    StopperScheduler,
+    make_scheduler,
+    make_verdict_fn,
+    replay,
+    stopped_trials,
+)
 from tests.unit.sweeps.early_stopping.simulated_sweep import EPOCHS, SimulatedSweep
 from trainable.config import BudgetConfig
 
@@ -25,58 +30,97 @@ SPEC = parse_spec("{name: s, task: digits, metric: val/loss, mode: min, trials: 
 ASHA = EarlyStoppingConfig(scheduler="asha", grace_epochs=1, reduction=3)
 
 
-def _tell(scheduler: TrialScheduler, trial_id: str, epoch: int, value: float) -> str:
+def _scheduler(config: EarlyStoppingConfig, mode: Any, epochs: int = 9) -> StopperScheduler:
+    changes = {"early_stopping": config, "mode": mode, "budget": BudgetConfig(epochs=epochs)}
+    return make_scheduler(SPEC.model_copy(update=changes))
+
+
+def _report(scheduler: TrialScheduler, number: int, epoch: int, value: float) -> str:
+    trial = SimpleNamespace(trial_id=str(number), config={"number": number})
     result: dict[str, Any] = {"epoch": epoch, "objective": value}
-    return str(scheduler.on_trial_result(None, SimpleNamespace(trial_id=trial_id), result))
-
-
-def _rungs(scheduler: Any) -> list[tuple[int, list[float]]]:
-    return [
-        (milestone, sorted(recorded.values()))
-        for milestone, recorded in scheduler._brackets[0]._rungs
-    ]
+    return str(scheduler.on_trial_result(None, trial, result))
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_rungs_after_a_resume_equal_those_of_one_driver(mode: Any) -> None:
-    rng = random.Random(0)
-    curves = {f"t{n}": [rng.random() for _ in range(9)] for n in range(12)}
-    told = {trial: rng.choice([1, 2, 3, 5, 9]) for trial in curves}
+@pytest.mark.parametrize(("grace", "reduction"), [(1, 3), (1, 2), (2, 4)])
+def test_asha_decides_as_that_of_ray_does(mode: Any, grace: int, reduction: int) -> None:
+    """Ray's scheduler sees the same reports, in the order in which running trials make them."""
+    epochs, rng = 40, random.Random(grace * reduction)
+    theirs: Any = ASHAScheduler(
+        time_attr="epoch", metric="objective", mode=mode, max_t=epochs, grace_period=grace,
+        reduction_factor=reduction, stop_last_trials=False,
+    )  # fmt: skip
+    config = EarlyStoppingConfig(scheduler="asha", grace_epochs=grace, reduction=reduction)
+    ours = _scheduler(config, mode, epochs)
+    last_rung = max(config.rule.rungs(epochs))
+    running: dict[int, int] = {}
+    waiting, num_stopped = list(range(300)), 0
+    while waiting or running:
+        while waiting and len(running) < 7:
+            number = waiting.pop()
+            theirs.on_trial_add(None, SimpleNamespace(trial_id=str(number)))
+            running[number] = 0
+        number = rng.choice(sorted(running))
+        running[number] += 1
+        value = round(rng.random(), 2)  # so that some are equal
+        verdict = _report(theirs, number, running[number], value)
+        assert _report(ours, number, running[number], value) == verdict
+        num_stopped += verdict == TrialScheduler.STOP
+        if verdict == TrialScheduler.STOP or running[number] == last_rung:
+            del running[number]
+    assert 50 < num_stopped < 300
 
-    once = ASHA.rule.scheduler(epochs=9, mode=mode)
-    for trial in curves:
-        once.on_trial_add(None, SimpleNamespace(trial_id=trial))
-        for epoch in range(1, told[trial] + 1):
-            _tell(once, trial, epoch, curves[trial][epoch - 1])
 
-    resumed = ASHA.rule.scheduler(epochs=9, mode=mode)
-    for trial, epochs in told.items():
-        reports = {epoch: curves[trial][epoch - 1] for epoch in range(1, epochs + 1)}
-        replay(resumed, trial, reports, number=int(trial[1:]), finished=epochs == 9)
-    assert _rungs(resumed) == _rungs(once)
+def test_asha_says_why_it_stops_a_trial() -> None:
+    for mode, sign in (("min", "<="), ("max", ">=")):
+        scheduler = _scheduler(ASHA, mode)
+        for number in range(11):
+            _report(scheduler, number, 1, float(number))
+        scheduler.stop_reasons.clear()
+        worse = 8.5 if mode == "min" else 1.5
+        assert _report(scheduler, 11, 1, worse) == TrialScheduler.STOP
+        needed = "3.333" if mode == "min" else "6.667"
+        assert scheduler.stop_reasons == {
+            11: f"asha at epoch 1: val/loss {worse}, needed {sign} {needed}, rank 10 of 12"
+        }
+        assert _report(scheduler, 12, 1, math.nan) == TrialScheduler.STOP
+        assert scheduler.stop_reasons[12] == "asha at epoch 1: val/loss nan, not a finite number"
 
 
-def test_an_unfinished_trial_is_not_counted_twice_on_its_rung() -> None:
-    scheduler = ASHA.rule.scheduler(epochs=9, mode="min")
+def test_median_says_why_it_stops_a_trial() -> None:
+    scheduler = _scheduler(EarlyStoppingConfig(scheduler="median", min_trials=3), "min")
+    for number in range(3):
+        assert _report(scheduler, number, 1, float(number)) == TrialScheduler.CONTINUE
+    assert _report(scheduler, 3, 1, 5.0) == TrialScheduler.STOP
+    reason = "median at epoch 1: val/loss 5, best 5, needed <= 1, the median of 3 others"
+    assert scheduler.stop_reasons == {3: reason}
+
+
+def test_promotion_says_which_rank_was_not_promoted() -> None:
+    config = EarlyStoppingConfig(scheduler="asha_promote", reduction=2)
+    spec = SPEC.model_copy(update={"early_stopping": config, "trials": 4})
+    reports = {0: {1: 0.1, 2: 0.1}, 1: {1: 0.4}, 2: {1: 0.2, 2: 0.3}, 3: {1: 0.3}}
+    whole = {**reports, 0: dict.fromkeys(range(1, 11), 0.1)}
+    assert make_verdict_fn(spec)(whole, {1, 2, 3}) == {
+        1: "asha_promote at epoch 1: val/loss 0.4, never promoted, rank 4 of 4",
+        2: "asha_promote at epoch 2: val/loss 0.3, never promoted, rank 2 of 2",
+        3: "asha_promote at epoch 1: val/loss 0.3, never promoted, rank 3 of 4",
+    }
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_an_unfinished_trial_is_not_counted_twice_on_its_rung(mode: Any) -> None:
+    scheduler = _scheduler(ASHA, mode)
     replay(scheduler, "again", {1: 0.5, 2: 0.4, 3: 0.3}, number=0, finished=False)
-    scheduler.on_trial_add(None, SimpleNamespace(trial_id="again"))
-    before = _rungs(scheduler)
-    _tell(scheduler, "again", 4, 0.2)
-    assert _rungs(scheduler) == before
-
-
-def test_a_bad_trial_is_stopped_at_a_rung_of_the_past() -> None:
-    scheduler = ASHA.rule.scheduler(epochs=9, mode="min")
-    for n, value in enumerate([0.1, 0.2, 0.3]):
-        replay(scheduler, f"past-{n}", {1: value}, number=n, finished=True)
-    scheduler.on_trial_add(None, SimpleNamespace(trial_id="new"))
-    assert _tell(scheduler, "new", 1, 0.9) == TrialScheduler.STOP
+    for epoch in (1, 3, 4):  # a trial repeats epochs after a crash
+        assert _report(scheduler, 0, epoch, 0.9) == TrialScheduler.CONTINUE
+    _report(scheduler, 1, 3, 0.9 if mode == "min" else -0.9)
+    assert scheduler.stop_reasons[1].endswith("rank 2 of 2")
 
 
 def test_none_stops_nothing() -> None:
-    scheduler = EarlyStoppingConfig(scheduler="none").rule.scheduler(epochs=9, mode="min")
-    assert isinstance(scheduler, FIFOScheduler)
-    replay(scheduler, "past", {1: 0.1, 2: 5.0}, number=0, finished=True)
+    scheduler = _scheduler(EarlyStoppingConfig(scheduler="none"), "min")
+    assert not replay(scheduler, "past", {1: 0.1, 2: 5.0}, number=0, finished=True)
 
 
 EACH = [
@@ -152,30 +196,22 @@ def test_a_rung_of_nothing_finite_stops_them_all_and_then_begins(
     assert [length == EPOCHS for length in lengths[:9]] == full
 
 
-@pytest.mark.parametrize("scheduler", ["asha", "asha_promote", "hyperband"])
-@pytest.mark.parametrize("epochs", [2, 9, 10, 27])
-def test_no_rung_lies_beyond_the_budget(scheduler: Any, epochs: int) -> None:
-    config = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=3)
-    made: Any = config.rule.scheduler(epochs=epochs, mode="min")
-    budget = BudgetConfig(epochs=epochs)
-    ladder = make_pausing_rule(
-        SPEC.model_copy(update={"early_stopping": config, "budget": budget})
-    )
-    expected = rungs(1, 3, epochs)
-    if ladder is not None:
-        assert ladder.rungs == expected
-        return
-    for bracket in getattr(made, "brackets", [made]):
-        found = sorted(epoch for epoch, _ in bracket._brackets[0]._rungs if epoch < epochs)
-        assert tuple(found) == tuple(epoch for epoch in expected if epoch >= _first_rung(bracket))
-
-
-def _first_rung(bracket: Any) -> int:
-    return int(min(epoch for epoch, _ in bracket._brackets[0]._rungs))
+@pytest.mark.parametrize(
+    ("epochs", "expected"), [(1, ()), (2, (1,)), (9, (1, 3)), (10, (1, 3)), (12, (1, 3, 9))]
+)
+def test_no_rung_lies_in_the_last_fifth_of_the_budget(
+    epochs: int, expected: tuple[int, ...]
+) -> None:
+    assert rungs(1, 3, epochs) == expected
+    for scheduler in ("asha", "asha_promote", "hyperband"):
+        config = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=3)
+        assert config.rule.rungs(epochs) == expected
+        pauses = config.rule.pausing(epochs=epochs, minimize=True, num_trials=4)
+        assert pauses is None or pauses.rungs == expected
 
 
 def test_a_trial_is_compared_with_its_own_bracket_alone() -> None:
-    scheduler = EACH[1].rule.scheduler(epochs=EPOCHS, mode="min")
+    scheduler = _scheduler(EACH[1], "min", EPOCHS)
     graces = bracket_graces(1, 2, EPOCHS)
     brackets = [bracket_of(number, graces, 2) for number in range(40)]
     for number in range(40):
@@ -207,7 +243,7 @@ def test_the_median_rule(own: dict[int, float], expected: bool) -> None:
         medians = Medians(2, 3, minimize=minimize)
         for number, values in {**others, 7: own}.items():
             stops = [medians.stops(number, epoch, sign * values[epoch]) for epoch in values]
-        assert stops[-1] == expected  # the last report of trial 7
+        assert (stops[-1] is not None) == expected  # the last report of trial 7
 
 
 @pytest.mark.parametrize("value", [0.1, 2.302585])
@@ -215,7 +251,7 @@ def test_the_median_rule_stops_nobody_where_all_are_equal(value: float) -> None:
     for sign, minimize in ((1, True), (-1, False)):
         medians = Medians(1, 3, minimize=minimize)
         for epoch, number in itertools.product(range(1, 31), range(5)):
-            assert not medians.stops(number, epoch, sign * value)
+            assert medians.stops(number, epoch, sign * value) is None
 
 
 @pytest.mark.parametrize(
@@ -241,6 +277,6 @@ def test_what_a_scheduler_does_for_a_trial_does_not_grow_with_their_number(
         worked.clear()
         config = EarlyStoppingConfig(scheduler=scheduler, reduction=reduction)
         reports = {number: {1: 0.5, 2: 0.4} for number in range(trials)}
-        stopped_trials(config.rule.scheduler(epochs=9, mode="min"), reports, {0})
+        stopped_trials(_scheduler(config, "min"), reports, {0})
         counts.append(len(worked))
     assert counts[1] <= 12 * counts[0]
