@@ -250,7 +250,7 @@ class LocalFiles:
         name, which stay when the other run removes its own; copied where there are no links.
 
         Raises:
-            Fenced: Another process has opened the run.
+            WriterReplaced: Another process has opened the run.
         """
         aside = self.writer_dir / f"{_NEW}{name}"
         with self.translate_fenced():
@@ -279,7 +279,7 @@ class LocalFiles:
         Whoever still appends to the one before it, appends to nothing.
 
         Raises:
-            Fenced: Another process has opened the run.
+            WriterReplaced: Another process has opened the run.
         """
         aside = self.writer_dir / path.name
         with self.translate_fenced():

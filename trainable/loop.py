@@ -71,7 +71,7 @@ _LOOKS_PER_EPOCH = 4
 # Copied beside the next forward and backward pass (Mohan et al., CheckFreq, FAST 2021): its step
 # waits, and nobody else writes to its moments. To a parameter a task may write in its pass, and
 # even put back what was there: 7 ms of copying for 67 MB.
-_STEADY = ("optimizer",)
+_ASYNC_COPY_KEYS = ("optimizer",)
 
 
 class _Pending(NamedTuple):
@@ -193,7 +193,7 @@ class Trainer(BaseRun):
                             epoch=progress.epoch,
                             final=interrupted,
                             before_commit=self._history.sync,
-                            steady=_STEADY,
+                            async_copy_keys=_ASYNC_COPY_KEYS,
                         )
                         if interrupted:
                             return
@@ -214,7 +214,7 @@ class Trainer(BaseRun):
                 new_best=new_best,
                 final=interrupted or progress.epoch >= self._epochs,
                 before_commit=self._history.sync,
-                steady=_STEADY,
+                async_copy_keys=_ASYNC_COPY_KEYS,
             )
             yield self._make_report(self._rows_to_report())
 

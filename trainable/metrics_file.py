@@ -146,7 +146,7 @@ class History:
         interrupted: Remember for `read_resumptions` that the run goes on there.
 
     Raises:
-        Fenced: Another process has taken over.
+        WriterReplaced: Another process has taken over.
         StorageError: The curve cannot be written.
         CurveDamaged: A line that would stay is no row.
     """
@@ -174,7 +174,7 @@ class History:
         """Append rows and hand them to the operating system, so that other processes see them.
 
         Raises:
-            Fenced: Another process has taken over, and the storage says so.
+            WriterReplaced: Another process has taken over, and the storage says so.
             StorageError: They cannot be written.
         """
         with self._writing():
@@ -185,7 +185,7 @@ class History:
         """Append rows of other steps than the run's, logged up to this step of the run.
 
         Raises:
-            Fenced: Another process has taken over, and the storage says so.
+            WriterReplaced: Another process has taken over, and the storage says so.
             StorageError: They cannot be written.
         """
         if not rows:

@@ -175,7 +175,7 @@ class ObjectFiles:
         """Remove what was never committed, or by somebody who had been replaced.
 
         Raises:
-            Fenced: Another one has opened, or did so at once with this one.
+            WriterReplaced: Another one has opened, or did so at once with this one.
         """
         writer, listed = self._writer or _Writer(), self._listed()
         self._check_fence()  # who has replaced this one adds nothing before it signs

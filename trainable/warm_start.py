@@ -28,7 +28,7 @@ def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
 
     Raises:
         OSError: The generation is gone, or the storage refuses.
-        Fenced: Another process does the same.
+        WriterReplaced: Another process does the same.
     """
     files = _files(run)
     files.open()

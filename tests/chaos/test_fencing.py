@@ -72,7 +72,7 @@ def test_row_28_process_that_was_replaced_changes_nothing(tmp_path: Path, place:
     os.kill(stale.pid, signal.SIGCONT)
     _, errors = stale.communicate(timeout=120)
     assert stale.returncode == 1
-    assert "Fenced: another process has taken over" in errors.splitlines()[-1]
+    assert "WriterReplaced: another process has taken over" in errors.splitlines()[-1]
     assert _content(tmp_path) == before
     newest = CheckpointStore(tmp_path).newest()
     assert newest is not None
