@@ -29,9 +29,9 @@ from trainable.files import STATE, Files, files_of, remedy
 from trainable.manifest import (
     Generation,
     Pointer,
+    best_first,
     describe_damage,
     format_manifest,
-    rank,
     read_manifest,
     read_state,
 )
@@ -39,7 +39,7 @@ from trainable.manifest import (
 if TYPE_CHECKING:
     from trainable.snapshot import Snapshots
 
-__all__ = ["CheckpointStore", "Generation", "Pointer", "rank"]
+__all__ = ["CheckpointStore", "Generation", "Pointer"]
 
 
 class CheckpointStore:
@@ -116,7 +116,7 @@ class CheckpointStore:
     def best(self) -> Generation | None:
         """Return the best generation whose digest verifies; of equals the earlier one."""
         rated = [g for g in self.generations() if g.value is not None]
-        for generation in sorted(rated, key=rank):
+        for generation in sorted(rated, key=best_first):
             if read_state(self._files, generation) is not None:
                 return generation
         return None
@@ -128,8 +128,8 @@ class CheckpointStore:
             CheckpointError: It does not exist, or its digest does not verify.
         """
         address = generation if isinstance(generation, (Path, str)) else generation.address
-        place, _, name = str(address).rpartition("/")
-        files = self._files.at(place)
+        parent, _, name = str(address).rpartition("/")
+        files = self._files.at(parent)
         found = read_manifest(files, name)
         content = read_state(files, found) if isinstance(found, Generation) else None
         if content is None:
@@ -364,7 +364,7 @@ class CheckpointStore:
         keep = self._kept[-self._config.keep :]
         rated = [g for g in self._kept if g.value is not None]
         if rated:
-            keep.append(min(rated, key=rank))
+            keep.append(min(rated, key=best_first))
         for generation in self._kept:
             if generation not in keep:
                 self._files.remove(generation.name)

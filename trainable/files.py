@@ -1,9 +1,9 @@
-"""Where the generations of one run lie, and every call that persists or removes one.
+"""Files: the storage of a run's checkpoints, and each call that writes or removes one durably.
 
-`Files` is what the store asks of a storage; `LocalFiles` is a directory on a local or network file
-system, `objects.ObjectFiles` a prefix in an object store. Both give the same promise: whatever is
-stopped at whatever moment, a generation has a manifest only when it is whole, and a process that
-another one has replaced changes nothing that is there. `files_of` tells which of them a run has.
+`Files` is the protocol that `CheckpointStore` uses. `LocalFiles` is a directory on a local or
+network file system, `objects.ObjectFiles` a prefix in an object store. Both guarantee, whenever a
+process is killed: a generation has a manifest only if it is complete, and a replaced writer
+changes nothing. `files_of` returns the one that a run uses.
 What must not live here: what a manifest says (`manifest.py`), or when to save (`checkpoint.py`).
 """
 
@@ -35,24 +35,24 @@ from trainable.regular_files import (
 STATE = "state.pt"
 MANIFEST = "manifest.json"
 
-# A second generation of the same step is `step-00000120.1`: it exists when a run returned to a
-# step from elsewhere, or when fp16 skipped every window between a checkpoint and the end of its
-# epoch. In an object store the name has the writer's token too: `step-00000120-0f3a91c2d4e5`.
+# A second generation of the same step is `step-00000120.1`. A run writes one when it resumes from
+# an older generation, or when fp16 skipped each window between a checkpoint and the epoch's end.
+# In an object store the name has the writer's token too: `step-00000120-0f3a91c2d4e5`.
 _NAME = re.compile(r"step-\d{8,}(?:-[0-9a-f]{12})?(?:\.\d+)?")
 _QUARANTINE = "quarantine"
-_OWN = ".writing-"
-_NEW, _GONE, _DAMAGED = "new-", "gone-", "damaged-"
+_WRITER = ".writing-"
+_NEW, _REMOVED, _DAMAGED = "new-", "gone-", "damaged-"
 _MISSING = (FileNotFoundError, NotADirectoryError)
 _NO_LINKS = {errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV}
 
 _LIMITS = {
-    errno.EFBIG: "raise the limit on the size of a file (`ulimit -f`, RLIMIT_FSIZE), or see where "
-    "the task sets it",
-    errno.EMFILE: "raise the limit on open files (`ulimit -n`, RLIMIT_NOFILE), or close what the "
-    "task leaves open",
-    errno.ENOMEM: "raise the limit on memory (`ulimit -v`, RLIMIT_AS), or see what takes it",
+    errno.EFBIG: "raise the limit on the size of a file (`ulimit -f`, RLIMIT_FSIZE), or find "
+    "where the task sets it",
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`, RLIMIT_NOFILE), or close the files "
+    "that the task leaves open",
+    errno.ENOMEM: "raise the limit on memory (`ulimit -v`, RLIMIT_AS), or find what uses it",
 }
-"""What to do where a process has met a limit of its own: no room on a disk helps."""
+"""Remedies for errors that come from a limit of the process, not from the storage."""
 
 _T = TypeVar("_T")
 Write = Callable[[BinaryIO], bytes]
@@ -62,23 +62,23 @@ Write = Callable[[BinaryIO], bytes]
 class Files(Protocol):
     """The generations of one run. A generation is a name and two files, `STATE` and `MANIFEST`.
 
-    Reading is for any process. Writing needs `open` first, and every writing method raises
-    `WriterReplaced` once another process has opened the same generations.
+    Any process may read. A writer calls `open` first; its writing methods raise `WriterReplaced`
+    once another process has opened the same generations.
     """
 
     remedy: str
-    """What to do when the storage refuses, in words."""
+    """What the user should do when the storage fails; a part of messages."""
 
     def at(self, address: str) -> Files:
         """Return the generations at another address of the same storage."""
         ...
 
     def address(self, name: str) -> str:
-        """Return where a generation lies: a path, or `s3://...`; of no name: where all lie."""
+        """Return a generation's path or `s3://...` address; for "", the one of their parent."""
         ...
 
     def names(self) -> list[str]:
-        """Return the names of what may be generations; only a manifest that verifies tells."""
+        """Return the names that generations have; their manifests may still be invalid."""
         ...
 
     def unused(self, step: int) -> str:
@@ -86,14 +86,15 @@ class Files(Protocol):
         ...
 
     def damaged(self) -> list[str]:
-        """Return the names of what is in quarantine; `read` takes them too."""
+        """Return the names of the quarantined generations; `read` accepts them too."""
         ...
 
     def read(self, name: str, file: str) -> bytes:
-        """Return a file's content; FileNotFoundError or NotADirectoryError when it is not there.
+        """Return a file's content.
 
         Raises:
-            StorageError: The storage cannot be read; what lies there is not damaged.
+            FileNotFoundError, NotADirectoryError: The file does not exist.
+            StorageError: The storage cannot be read. The file may be sound.
         """
         ...
 
@@ -102,58 +103,58 @@ class Files(Protocol):
         ...
 
     def open(self) -> None:
-        """Become the one writer: shut out whoever was it, and remove what it left unfinished."""
+        """Become the only writer: block the one before, and remove its unfinished generations."""
         ...
 
     def commit(self, name: str, write: Write) -> None:
-        """Add a generation: it is durable when this returns, and not to be seen before."""
+        """Add a generation: invisible before this returns, durable afterwards."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a generation: the manifest is the first of it that goes."""
+        """Remove a generation, its manifest first."""
         ...
 
     def quarantine(self, name: str) -> None:
-        """Move a damaged generation to where it can be looked at and is never taken for one."""
+        """Move a damaged generation to the quarantine, where `names` does not list it."""
         ...
 
     def close(self) -> None:
-        """Stop being the writer, and leave nothing behind."""
+        """Stop being the writer, and remove the writer's temporary files."""
         ...
 
 
 class RunFiles(Files, Protocol):
-    """The generations of one run, with what keeps the files beside them to the same writer."""
+    """The generations of one run, and the other files of the run that have the same writer."""
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Replace another file of the run, at once and durably."""
+        """Replace another file of the run, atomically and durably."""
         ...
 
     def translate_fenced(self) -> AbstractContextManager[None]:
-        """What the system says of a file that is gone becomes `WriterReplaced`, if that is why."""
+        """Raise `WriterReplaced` for a missing-file error that another writer has caused."""
         ...
 
     def has_writer(self) -> bool:
-        """Whether a writer's room is there: of one that lives, or of one that was killed."""
+        """Whether a writer's directory exists: of a running writer, or of one that was killed."""
         ...
 
 
 def files_of(run: Path, address: str | None = None) -> RunFiles:
-    """Return the generations of the run in a directory: the one place that knows where they lie.
+    """Return the storage of a run's generations. Only this function decides which one it is.
 
     Args:
-        run: The run's directory; what is no generation lies there in any case.
+        run: The run's directory; its other files are there in any case.
         address: Where its generations lie, `s3://BUCKET/...`; None: in `checkpoints/` there.
     """
     if address is None:
         return LocalFiles.of(run)
-    from trainable.objects import open_run  # which most runs do not need
+    from trainable.objects import open_run  # most runs do not need it
 
     return open_run(address, run)
 
 
 def files_at(address: str) -> Files:
-    """Return the generations at an address, to be read: a directory, or `s3://BUCKET/...`."""
+    """Return the generations at an address for reading: a directory, or `s3://BUCKET/...`."""
     if "://" not in address:
         return LocalFiles(Path(address))
     from trainable.objects import ObjectFiles, connect
@@ -164,24 +165,24 @@ def files_at(address: str) -> Files:
 class LocalFiles:
     """Generations in a directory, committed by a rename.
 
-    A writer writes in a directory of its own, `.writing-<token>/`, and everything it adds, removes
-    or sets aside passes through it by a rename. The next writer renames that directory away
-    before it looks at anything: from then on none of the earlier one's renames finds its way,
-    even if it was stopped for an hour in front of one.
+    A writer has a directory of its own, `.writing-<token>/`. Whatever it adds, removes or
+    quarantines is renamed into or out of that directory. The next writer renames the directory
+    away before it reads anything. All later renames of the earlier writer fail, even if it was
+    suspended for an hour right before one.
 
     Args:
         root: The directory; made by `open`.
     """
 
-    remedy = "free space, correct the permissions, or see that the disk answers"
+    remedy = "free space, correct the permissions, or check that the disk responds"
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     @cached_property
     def writer_dir(self) -> Path:
-        """This writer's own room; gone once it is fenced or closed."""
-        return self._root / f"{_OWN}{uuid.uuid4().hex[:12]}"
+        """This writer's temporary directory; missing once the writer is replaced or closed."""
+        return self._root / f"{_WRITER}{uuid.uuid4().hex[:12]}"
 
     @classmethod
     def of(cls, run: Path) -> Self:
@@ -203,28 +204,28 @@ class LocalFiles:
         return unused_name(f"step-{step:08d}", self.names())
 
     def damaged(self) -> list[str]:
-        room = self._root / quarantined()
-        return sorted(quarantined(path.name) for path in room.glob("*"))
+        directory = self._root / quarantined()
+        return sorted(quarantined(path.name) for path in directory.glob("*"))
 
     def read(self, name: str, file: str) -> bytes:
         with reading(self, f"{name}/{file}"):
-            return _ask_again(_content, f"{self._root}/{name}/{file}")
+            return _retry_once(_content, f"{self._root}/{name}/{file}")
 
     def length(self, name: str, file: str) -> int:
         with reading(self, f"{name}/{file}"):
-            return _ask_again(os.path.getsize, f"{self._root}/{name}/{file}")
+            return _retry_once(os.path.getsize, f"{self._root}/{name}/{file}")
 
     def open(self) -> None:
         make_directory(self._root)
         self.writer_dir.mkdir()
-        for other in self._root.glob(f"{_OWN}*"):
+        for other in self._root.glob(f"{_WRITER}*"):
             if other != self.writer_dir:
-                taken = self.writer_dir / f"{_GONE}{other.name}"
+                taken = self.writer_dir / f"{_REMOVED}{other.name}"
                 with contextlib.suppress(FileNotFoundError):  # it has just closed by itself
                     other.rename(taken)
                 self._remove_stale_writer(taken)
         _sync(self._root)
-        if not self.writer_dir.is_dir():  # two opened at once; one of them goes on
+        if not self.writer_dir.is_dir():  # two writers opened at once, and the other one won
             raise fenced(self._root)
 
     def commit(self, name: str, write: Write) -> None:
@@ -238,7 +239,7 @@ class LocalFiles:
                 with (aside / MANIFEST).open("xb") as file:
                     file.write(manifest)
                     _sync_file(file)
-            except BaseException:  # a full disk is not left with half a state on it; raised again
+            except BaseException:  # a partial state would keep a full disk full; raised again
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
             _sync(aside)
@@ -246,8 +247,8 @@ class LocalFiles:
             _sync(self._root)
 
     def link(self, generation: Path, name: str) -> None:
-        """Add a generation of another run on the same file system: the same bytes under a second
-        name, which stay when the other run removes its own; copied where there are no links.
+        """Add a generation of another run by hard links, or by a copy where links are impossible.
+        It stays when the other run removes its own.
 
         Raises:
             WriterReplaced: Another process has opened the run.
@@ -262,7 +263,7 @@ class LocalFiles:
             _sync(self._root)
 
     def remove(self, name: str) -> None:
-        aside = self.writer_dir / f"{_GONE}{name}"
+        aside = self.writer_dir / f"{_REMOVED}{name}"
         with self.translate_fenced():
             self.rename(self._root / name, aside)
             _remove_tree(aside)
@@ -274,9 +275,9 @@ class LocalFiles:
             self._move_to_quarantine(aside)
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Replace another file of the run, at once and durably.
+        """Replace another file of the run, atomically and durably.
 
-        Whoever still appends to the one before it, appends to nothing.
+        A replaced writer that still has the old file open appends to the old file alone.
 
         Raises:
             WriterReplaced: Another process has opened the run.
@@ -290,58 +291,58 @@ class LocalFiles:
             _sync(path.parent)
 
     def close(self) -> None:
-        shutil.rmtree(self.writer_dir, ignore_errors=True)  # gone already when it is fenced
+        shutil.rmtree(self.writer_dir, ignore_errors=True)  # missing if the writer was replaced
 
     @contextlib.contextmanager
     def translate_fenced(self) -> Iterator[None]:
-        """What the system says of a file that is gone becomes `WriterReplaced`, if that is why."""
+        """Raise `WriterReplaced` for a missing-file error that another writer has caused."""
         try:
             yield
         except OSError as problem:
-            # A network file system knows a file that another host has removed by its handle only.
+            # NFS raises ESTALE for a file that another host has removed.
             if problem.errno not in (errno.ENOENT, errno.ESTALE) or os.path.isdir(self.writer_dir):
                 raise
             raise fenced(self._root) from problem
 
     def has_writer(self) -> bool:
-        """Whether a writer's room is there: of one that lives, or of one that was killed."""
-        return any(self._root.glob(f"{_OWN}*"))
+        """Whether a writer's directory exists: of a running writer, or of one that was killed."""
+        return any(self._root.glob(f"{_WRITER}*"))
 
     def rename(self, source: Path, target: Path) -> None:
         """Move within the run's file system, atomically."""
         source.rename(target)
 
     def _move_to_quarantine(self, aside: Path) -> None:
-        room = self._root / quarantined()
-        # Not synced until it holds what is moved: a power loss in between must not find this
-        # neither here nor there.
-        room.mkdir(exist_ok=True)
+        directory = self._root / quarantined()
+        # Synced only after the rename: a power loss in between must not lose the generation.
+        directory.mkdir(exist_ok=True)
         name, count = aside.name.removeprefix(_DAMAGED), 0
-        target = room / name
+        target = directory / name
         while target.exists():
             count += 1
-            target = room / f"{name}-{count}"
+            target = directory / f"{name}-{count}"
         self.rename(aside, target)
-        _sync(room)
+        _sync(directory)
         _sync(self._root)
 
     def _remove_stale_writer(self, other: Path) -> None:
-        """Finish what another writer had begun to set aside, and remove the rest of its room."""
+        """Quarantine what another writer was about to, and remove that writer's directory."""
         if other.exists():
             for aside in other.glob(f"{_DAMAGED}*"):
                 self._move_to_quarantine(aside)
-            for nested in other.glob(f"{_GONE}{_OWN}*"):  # it died while it took over from another
+            # A writer that was killed while it replaced another one has that one's directory.
+            for nested in other.glob(f"{_REMOVED}{_WRITER}*"):
                 self._remove_stale_writer(nested)
             _remove_tree(other)
 
 
 @contextlib.contextmanager
 def reading(files: Files, what: str = "") -> Iterator[None]:
-    """Only what the storage itself says is not there, or is no file, counts as missing or damaged;
-    all else is a `StorageError`.
+    """Raise `StorageError` for any error of the storage, except that a file is missing or is not a
+    regular file: only these two say something about a generation.
 
     Args:
-        what: Which part of the store is read.
+        what: The generation or file that is read; for the message.
     """
     try:
         yield
@@ -355,10 +356,10 @@ def reading(files: Files, what: str = "") -> Iterator[None]:
 
 
 def remedy(problem: OSError, otherwise: str) -> str:
-    """Return what to do about what the system said.
+    """Return the remedy for an error of the operating system.
 
     Args:
-        otherwise: Where it is about the storage and not about a limit of this process.
+        otherwise: The remedy if the error does not come from a limit of this process.
     """
     return _LIMITS.get(problem.errno or 0, otherwise)
 
@@ -383,55 +384,55 @@ def probe_directory(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Return once a file, under its name, survives a power loss."""
+    """Make a file and its name survive a power loss."""
     _sync(path)
     _sync(path.parent)
 
 
 def is_generation(name: str) -> bool:
-    """Whether a name may be a generation's."""
+    """Whether a name has the form of a generation's name."""
     return _NAME.fullmatch(name) is not None
 
 
 def quarantined(name: str = "") -> str:
-    """Return a generation's name in quarantine; without one, the quarantine's own."""
+    """Return a generation's name in the quarantine; for "", the quarantine's own name."""
     return f"{_QUARANTINE}/{name}".rstrip("/")
 
 
 def unused_name(name: str, names: Collection[str]) -> str:
-    """Return `name`, or with the first revision behind it that is not taken."""
+    """Return `name`, or `name.1`, `name.2` ...: the first that is not in `names`."""
     revisions = (f"{name}.{revision}" for revision in itertools.count(1))
     return next(one for one in itertools.chain([name], revisions) if one not in names)
 
 
-def fenced(place: Path | str) -> WriterReplaced:
-    """Return the error of a writer that has been replaced."""
+def fenced(address: Path | str) -> WriterReplaced:
+    """Return the error for a writer that has been replaced."""
     return WriterReplaced(
-        f"another process has taken over {place}, or it was removed; this process has been "
-        "replaced and changes nothing there any more; look at the one that goes on"
+        f"another process has taken over {address}, or it was removed; this process has been "
+        "replaced and changes nothing there any more; look at the process that resumed the run"
     )
 
 
-def _ask_again(ask: Callable[[str], _T], path: str) -> _T:
-    """Ask for a file once more: a stale handle, of what another host removed, is gone then."""
+def _retry_once(read: Callable[[str], _T], path: str) -> _T:
+    """Read a second time after an error: NFS reports a stale handle only once."""
     try:
-        return ask(path)
+        return read(path)
     except (*_MISSING, IrregularFile):
         raise
     except OSError:
-        return ask(path)
+        return read(path)
 
 
 def _content(path: str) -> bytes:
-    # A state may have been moved to another disk; its size is that of its manifest.
+    # A state may be a symbolic link to another disk; its manifest says its size.
     state = path.endswith(f"/{STATE}")
     return read_regular(path, UNLIMITED if state else LARGEST_NOTE, follow=state)
 
 
 def _remove_tree(path: Path) -> None:
-    """Remove a directory; over NFS it keeps a nameless rest while someone here reads a file of it.
+    """Remove a directory; on NFS, `.nfs*` files remain of files that a process here has open.
 
-    The rest goes with the writer's room, once nobody reads it any more.
+    What remains is removed with the writer's directory.
     """
     try:
         shutil.rmtree(path)
@@ -442,7 +443,7 @@ def _remove_tree(path: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file, which survives a power loss already, a second name."""
+    """Make a hard link to a file that is already durable; copy and sync it if links fail."""
     try:
         os.link(source, target)
     except OSError as problem:
@@ -454,19 +455,19 @@ def _link(source: Path, target: Path) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a small file as a whole; it survives a power loss once this returns."""
+    """Replace a small file atomically; it survives a power loss once this returns."""
     replace_regular(path, text.encode(), durable=True)
     _sync(path.parent)
 
 
 def _sync_file(file: BinaryIO) -> None:
-    """Return once a file's content survives a power loss."""
+    """Make a file's content survive a power loss."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def _sync(path: Path) -> None:
-    """Return once a directory's entries survive a power loss."""
+    """Make a directory's entries survive a power loss."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -30,8 +30,8 @@ from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.sweep_lock import locked_by_a_stranger
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from trainable.checkpoint import rank
 from trainable.errors import ConfigError
+from trainable.manifest import best_first
 
 _REQUESTS = 16
 """What an object store is asked at the same time."""
@@ -308,7 +308,7 @@ class SweepStatus:
     def trial(self, record: TrialSummary) -> dict[str, Any]:
         """One trial and its checkpoints; no best one where that of its best value is gone."""
         saved = trial_store(self.paths, self.spec, record.number).generations()
-        best = min((g for g in saved if g.value is not None), key=rank, default=None)
+        best = min((g for g in saved if g.value is not None), key=best_first, default=None)
         if best is not None and not is_of_best_value(best, self.spec, record):
             best = None
         return {

@@ -235,7 +235,7 @@ def test_store_that_is_away_is_refused(store):
     store.wire.cut()
     assert re.match(
         rf"{PREFIX} cannot be listed: .*NETWORK_CONNECTION"
-        r".*; trials list, write, read and remove objects there; correct the address, "
+        r".*; trials must list, write, read and remove objects there; correct the address, "
         r"AWS_ENDPOINT_URL, or the credentials in the environment$",
         _probed(),
     )
@@ -274,7 +274,7 @@ def test_endpoint_that_is_none_is_refused(monkeypatch, address, shown):
     with pytest.raises(StoreUnusable) as refused:
         probe(PREFIX)
     assert str(refused.value) == (
-        f"AWS_ENDPOINT_URL_S3 is {shown}; it is the address of an object store, without "
+        f"AWS_ENDPOINT_URL_S3 is {shown}; it must be the address of an object store, without "
         "credentials or a path; write for example https://minio.example.org:9000"
     )
 
@@ -295,8 +295,8 @@ def test_sweep_is_refused_with_its_place_before_anything_is_created(tmp_path, mo
     told = (
         f"storage.checkpoints: {elsewhere} cannot be listed: When listing objects under key "
         "'team/sweeps/small/' in bucket 'no-bucket-of-ours': AWS Error NO_SUCH_BUCKET during "
-        "ListObjectsV2 operation: The specified bucket does not exist; trials list, write, read "
-        "and remove objects there; correct the address, AWS_ENDPOINT_URL, or the credentials in "
+        "ListObjectsV2 operation: The specified bucket does not exist; trials must list, write, "
+        "read and remove objects there; correct the address, AWS_ENDPOINT_URL, or the credentials in "
         "the environment"
     )
     assert _refused("run", "s.yaml") == f"s.yaml:16:24: {told}"
@@ -306,9 +306,9 @@ def test_sweep_is_refused_with_its_place_before_anything_is_created(tmp_path, mo
     asked = f"storage.checkpoints={PREFIX}"
     connect().pipe_file(f"{PREFIX.removeprefix('s3://')}/small/trials/0000/x", b"a stranger's")
     assert _refused("run", "s.yaml", "-s", asked) == (
-        f"-s {asked}: storage.checkpoints: {PREFIX}/small holds objects already; a new sweep's "
-        "checkpoints lie where nothing is; remove what is there, or choose another --name or "
-        "prefix"
+        f"-s {asked}: storage.checkpoints: {PREFIX}/small holds objects already; a new sweep "
+        "needs an empty prefix for its checkpoints; remove the objects, or choose another --name "
+        "or prefix"
     )
 
 

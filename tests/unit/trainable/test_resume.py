@@ -261,8 +261,8 @@ def test_moments_of_parameters_of_another_shape_are_refused(
     _run(opened(config, tmp_path, task(0, 3), until=1))
     with pytest.raises(
         CheckpointError,
-        match=r"does not fit .* belongs to a parameter of shape \[8, 5\], but the task's parameter "
-        r"has shape \[3, 8\]\); ",
+        match=r"does not fit .* belongs to a parameter of shape \[8, 5\], but the task's "
+        r"parameter has shape \[3, 8\]\); ",
     ):
         opened(config, tmp_path, task(3, 0))
 
