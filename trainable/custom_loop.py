@@ -37,7 +37,7 @@ from trainable.config_reads import recorded
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.files import files_of
-from trainable.logged import Log, close_run, closed_on_error, joined, means, run_log
+from trainable.logged import Log, close_run, closed_on_error, means, merge_logged, run_log
 from trainable.metrics_file import History, Row, read_rows
 from trainable.precision import device_name
 from trainable.seeding import derive_seed, set_determinism, set_seed
@@ -360,7 +360,7 @@ class CustomLoop(BaseRun):
         check_names(metrics.keys() | self._yielded, f"{self._name} yields")
         numbers = {key: self._number(key, value) for key, value in metrics.items()}
         (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
-        return joined(numbers, logged, self._name), state
+        return merge_logged(numbers, logged, self._name), state
 
     def _number(self, key: object, value: object) -> float:
         if not isinstance(key, str):

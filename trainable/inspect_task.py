@@ -42,7 +42,7 @@ def examine(
     from trainable.build import build_parts, check_steps, find_device
     from trainable.built import summarise_data
     from trainable.fingerprint import code_digests
-    from trainable.read_back import check_state
+    from trainable.read_back import check_resumable
     from trainable.task import load_loop, load_task
     from trainable.task_checks import quick_check
 
@@ -66,7 +66,7 @@ def examine(
     }
     # Both run the model, and so come last. A state that cannot be read back would be found when it
     # is saved; what the first pass makes shows only to whoever looks before it.
-    check_state(parts)
+    check_resumable(parts)
     answer["checked"] = [*map(redact, quick_check(parts))]
     if thorough:
         from trainable.testing import check_task

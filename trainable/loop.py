@@ -46,8 +46,8 @@ from trainable.logged import (
     Sums,
     close_log,
     close_run,
-    joined,
     means,
+    merge_logged,
     open_log,
 )
 from trainable.metrics_file import History, Row
@@ -424,7 +424,7 @@ class Trainer(BaseRun):
             for name, value in _fetched(found, self._step.device).items()
         }
         (logged,) = means([self._log.take()])  # device synchronisation, as above
-        return joined(metrics, logged, f"{whose}.evaluate()")
+        return merge_logged(metrics, logged, f"{whose}.evaluate()")
 
     def _value_of_metric(self, end_of_epoch: dict[str, float]) -> float:
         reported = self._last_metrics | end_of_epoch

@@ -153,7 +153,7 @@ class TuneTrial(tune.Trainable):
 
     def _result(self, report: Any) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        if noted := self._take_notes():
+        if noted := self._take_values():
             result["noted"] = noted
         if self._set_aside:
             result["set_aside"], self._set_aside = self._set_aside, []
@@ -175,11 +175,11 @@ class TuneTrial(tune.Trainable):
             result |= {"ending": "paused" if paused else "finished", "saved": saved, DONE: True}
         return result
 
-    def _take_notes(self) -> dict[str, dict[str, str]]:
+    def _take_values(self) -> dict[str, dict[str, str]]:
         from trainable.logged import current_run
 
         run = current_run()
-        return run[0].take_notes() if run is not None else {}
+        return run[0].take_values() if run is not None else {}
 
     def _told(self, report: Any) -> dict[str, Any]:
         return {

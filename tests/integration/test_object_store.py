@@ -296,8 +296,8 @@ def test_sweep_is_refused_with_its_place_before_anything_is_created(tmp_path, mo
         f"storage.checkpoints: {elsewhere} cannot be listed: When listing objects under key "
         "'team/sweeps/small/' in bucket 'no-bucket-of-ours': AWS Error NO_SUCH_BUCKET during "
         "ListObjectsV2 operation: The specified bucket does not exist; trials must list, write, "
-        "read and remove objects there; correct the address, AWS_ENDPOINT_URL, or the credentials in "
-        "the environment"
+        "read and remove objects there; correct the address, AWS_ENDPOINT_URL, or the "
+        "credentials in the environment"
     )
     assert _refused("run", "s.yaml") == f"s.yaml:16:24: {told}"
     # Known here already, so that the nodes of a cluster are not asked.

@@ -167,10 +167,10 @@ def test_it_is_given_too_many_parameters_or_tags(tmp_path: Path, kind: Any) -> N
     log = Log()
     log.directory = tmp_path
     with _at_most(64 * MIB), pytest.raises(TaskError, match=r"100000 .* at most 1000, .*log_file"):
-        log.note(kind, {f"layer.{number}": "x" * 100 for number in range(100_000)})
+        log.set_values(kind, {f"layer.{number}": "x" * 100 for number in range(100_000)})
     assert not (tmp_path / NOTED).exists()
-    log.note(kind, {"layer": "8"})
-    assert log.take_notes() == {kind: {"layer": "8"}}
+    log.set_values(kind, {"layer": "8"})
+    assert log.take_values() == {kind: {"layer": "8"}}
 
 
 # --- one value ---------------------------------------------------------------------------------
@@ -179,12 +179,12 @@ def test_it_is_given_too_many_parameters_or_tags(tmp_path: Path, kind: Any) -> N
 def test_a_parameter_of_ten_megabytes_is_kept_by_its_beginning(tmp_path: Path) -> None:
     log = Log()
     log.directory = tmp_path
-    log.note("params", {"vocabulary": "word " * 2 * MIB})
+    log.set_values("params", {"vocabulary": "word " * 2 * MIB})
     kept = json.loads((tmp_path / NOTED).read_text())["params"]["vocabulary"]
     assert kept.startswith("word word")
     assert kept.endswith("…")
     assert len(kept) == 10_000
-    assert log.take_notes() == {"params": {"vocabulary": kept}}
+    assert log.take_values() == {"params": {"vocabulary": kept}}
 
 
 @pytest.mark.parametrize("override", ["task.words={}", "{}", "task.{}=1", "space={}"])

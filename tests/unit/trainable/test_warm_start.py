@@ -136,7 +136,7 @@ def test_damaged_it_is_said_and_not_used(
     trainer = opened(config, heir, toy(), until=3)
     assert differences(trainer.state.state_dict()["model"], own["model"]) == []
     (told,) = trainer.store.set_aside
-    assert told.startswith("what was inherited is not used: the checkpoint cannot be used")
+    assert told.startswith("the inherited checkpoint is not used: the checkpoint cannot be used")
 
 
 def test_with_all_newer_states_of_its_own_damaged_it_goes_on_where_it_inherited(
