@@ -33,7 +33,7 @@ from trainable.base_run import (
 )
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
-from trainable.config_reads import recorded
+from trainable.config_reads import record_reads
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.files import files_of
@@ -177,7 +177,7 @@ class CustomLoop(BaseRun):
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
-        self._read_config, self._reads = recorded(config)
+        self._read_config, self._reads = record_reads(config)
         self._searched = searched
         self._name = config.task.name
         self._device = device

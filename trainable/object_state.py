@@ -167,7 +167,8 @@ class ObjectState:
                 continue
             found[path] = _Found(kind, _form(value, kind), value, in_data)
             in_data = in_data or isinstance(value, Dataset)
-            waiting.extend(((*path, step), part, in_data) for step, part in parts_of(value, kind))
+            members = members_of(value, kind)
+            waiting.extend(((*path, step), part, in_data) for step, part in members)
         return found
 
     def _by_others(self, path: Path, tensor: Tensor) -> bool:
@@ -299,7 +300,7 @@ def _form(value: Any, kind: str) -> object:
     return kind, name, len(value), keys
 
 
-def parts_of(value: Any, kind: str) -> Iterator[tuple[tuple[str, Any], Any]]:
+def members_of(value: Any, kind: str) -> Iterator[tuple[tuple[str, Any], Any]]:
     """Yield the members of a module, an object or a collection, each with the step to it."""
     if kind == "container":
         if isinstance(value, dict):

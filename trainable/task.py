@@ -26,7 +26,7 @@ from trainable.errors import ConfigError, TaskError
 from trainable.losses import Weight, cross_entropy
 from trainable.rules import current_rules
 from trainable.task_import import no_exit
-from trainable.task_registry import nearest, parts_of
+from trainable.task_registry import nearest, resolve_task_name
 
 Batch = Any
 Samples = Dataset[Any] | tuple[Tensor, ...]
@@ -384,7 +384,7 @@ def load_loop(name: str) -> Callable[..., Any] | None:
 
 def _locate(name: str) -> tuple[Any, list[str]]:
     """Import what a name stands for; return it and the names of the tasks beside it."""
-    module_name, class_name = parts_of(name)
+    module_name, class_name = resolve_task_name(name)
     imported = f"{name!r}: the module {module_name!r}, while it was imported,"
     try:
         with no_exit(imported, "task.name"):

@@ -30,9 +30,9 @@ from trainable.seeding import (
 )
 from trainable.task import Batch, Data, Samples, Task, check_data
 from trainable.task_checks import (
-    MEAN,
+    MEAN_LOSS,
     batch_problem,
-    few,
+    first_batch,
     is_mean,
     no_targets,
     output_problem,
@@ -87,7 +87,7 @@ def _problems(task: Task, seed: int) -> Iterator[str]:
     set_seed(seed)
     try:
         # where collating draws, what it makes of the halves says nothing of the whole
-        batch, halves, _ = few(data, "train", _SAMPLES)
+        batch, halves, _ = first_batch(data, "train", _SAMPLES)
     # a user's collate may fail in any way; what was found before is told all the same
     except Exception as problem:
         yield f"collating the first samples raised {type(problem).__name__}: {problem}"
@@ -109,7 +109,7 @@ def _problems(task: Task, seed: int) -> Iterator[str]:
     modules = modules_state(trained, trained.parameters(), task)
     if not broken:  # whatever breaks the loss breaks the evaluation too: say it once
         yield from _training_problems(task, trained, batch)
-        yield from _evaluation_problems(task, model, few(data, "val", _SAMPLES)[0])
+        yield from _evaluation_problems(task, model, first_batch(data, "val", _SAMPLES)[0])
     yield from _state_problems(task, trained, modules)
 
 
@@ -187,7 +187,9 @@ def _loss_problems(
     if not parts or before.moved():  # one that draws gives another loss each time
         return
     if is_mean((total, weight), parts):
-        yield MEAN.format(whole=float(total), first=float(parts[0][0]), rest=float(parts[1][0]))
+        yield MEAN_LOSS.format(
+            whole=float(total), first=float(parts[0][0]), rest=float(parts[1][0])
+        )
         return
     for name, whole, pieces in (
         ("sum", total, [part for part, _ in parts]),
