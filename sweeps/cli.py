@@ -112,12 +112,12 @@ def check(
     from sweeps.engine.resources import Machine, plan
     from sweeps.engine.task_check import TaskInspector
     from sweeps.results import messages
-    from sweeps.search.dry_run import rehearse
+    from sweeps.search.dry_run import dry_run
 
     with _loaded(file, settings) as spec:
         for module in spec.modules:  # said before it happens
             messages.sentence(out, f"imports {module}, whose code runs", style="")
-        rehearse(spec)
+        dry_run(spec)
         check_tracking(spec)
         machine = Machine.probe()
         ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
@@ -161,7 +161,7 @@ def run(
     from sweeps.ledger.warm_start import collect_warm_start
     from sweeps.path_checks import check_place
     from sweeps.paths import SweepExists, SweepPaths, resolve_root
-    from sweeps.search.dry_run import rehearse
+    from sweeps.search.dry_run import dry_run
     from sweeps.sweep_lock import SweepLockedError, is_held, read_holder
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
@@ -172,7 +172,7 @@ def run(
         if paths.exists():
             raise SweepExists(paths)
         ledger_location(paths, spec).check_available()
-        rehearse(spec, collect_warm_start(paths.root, spec))
+        dry_run(spec, collect_warm_start(paths.root, spec))
         seconds = parse_duration(grace, "--grace")
         code = attempt(
             paths,
@@ -212,7 +212,7 @@ def resume(
     from sweeps.ledger.location import check_kept
     from sweeps.ledger.warm_start import WarmStart
     from sweeps.results import messages
-    from sweeps.search.dry_run import rehearse
+    from sweeps.search.dry_run import dry_run
     from sweeps.store_access import check_sampler_state, remember_named
     from sweeps.sweep_lock import SweepLockedError
 
@@ -231,7 +231,7 @@ def resume(
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
         with document.attach_locations():
-            rehearse(spec, WarmStart.from_data(view.ledger.warm_start()))
+            dry_run(spec, WarmStart.from_data(view.ledger.warm_start()))
             seconds = parse_duration(grace, "--grace")
             code = attempt(
                 view.paths,

@@ -41,7 +41,7 @@ from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
-from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_views
+from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
 from sweeps.results.messages import lost_runs as tell_lost_runs
 from sweeps.store_access import reach_tracking
 from tracking.mlflow_recorder import MlflowRecorder, set_target, tell_again
@@ -228,7 +228,7 @@ def open_sweep(
         tags={
             **attempt_tags(ledger.attempts),
             **curve_tags([one.tracking.every for one in read_revisions(paths.spec)]),
-            **({} if new else SWEEP_GOES_ON),
+            **({} if new else SWEEP_RESUMED),
         },
         inherited=now,
         experiment_tags=leaders_views(spec, ledger.sweep_id),

@@ -33,7 +33,7 @@ _LEARNT = 3  # suggestions after them
 _WARM = 12  # trials of a warm start, more than any sampler needs before it learns from them
 
 
-def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
+def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
     """Build the sampler of a sweep and let it suggest before and after trials have ended.
 
     Args:
@@ -72,7 +72,7 @@ def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
     except Exception as error:  # a sampler of the user may raise anything
         given = f" with {write_flow(search.arguments)}" if search.arguments else ""
         raise SamplerRejected(
-            f"{search.sampler}{given} fails at trial {number} of a rehearsal "
+            f"{search.sampler}{given} fails at trial {number} of a dry run "
             f"({type(error).__name__}: {error}); a sampler suggests a point whatever has ended; "
             f"change {'search.arguments' if given else 'the space'}, or choose another sampler",
             *(("arguments",) if given else ()),

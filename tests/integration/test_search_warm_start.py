@@ -16,7 +16,7 @@ from sweeps.ledger.reader import LedgerReader, PbtPerturbation
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_start
 from sweeps.paths import SweepPaths
-from sweeps.search.dry_run import rehearse
+from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import SamplerRejected
 from sweeps.search.suggest import Suggester
 from tests.integration.proposing import end, loss, search, spec_of
@@ -140,7 +140,7 @@ def test_what_a_sweep_was_given_itself_is_taken_where_its_owner_is_named(tmp_pat
     assert both.told == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
 
 
-def test_arguments_beside_a_warm_start_are_rehearsed_with_what_it_has_taken(
+def test_dry_run_uses_the_trials_of_a_warm_start(
     tmp_path: Path,
 ) -> None:
     """CMA-ES takes a `sigma0` beside fewer than it would learn from, and does not beside more."""
@@ -148,12 +148,12 @@ def test_arguments_beside_a_warm_start_are_rehearsed_with_what_it_has_taken(
     _earlier(tmp_path, trials=9)
     _create(tmp_path, given)
     path = SweepPaths(tmp_path, "new").ledger
-    rehearse(given, WarmStart.from_data(LedgerReader(path).warm_start()))
+    dry_run(given, WarmStart.from_data(LedgerReader(path).warm_start()))
     _earlier(tmp_path, "more", trials=20)
     with pytest.raises(SamplerRejected, match="beside trials of"):
-        rehearse(given, collect_warm_start(tmp_path, _warm(names="more")))
+        dry_run(given, collect_warm_start(tmp_path, _warm(names="more")))
     made = MadeSweep(tmp_path, "alone")
-    rehearse(given, WarmStart.from_data(LedgerReader(made.paths.ledger).warm_start()))
+    dry_run(given, WarmStart.from_data(LedgerReader(made.paths.ledger).warm_start()))
 
 
 def test_an_edited_space_takes_what_still_lies_inside(tmp_path: Path) -> None:
