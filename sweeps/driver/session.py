@@ -129,7 +129,7 @@ class SweepSession:
         paths, spec, ledger = self.paths, self.spec, self.ledger
         if self.lost_runs is not None:
             warn(self.lost_runs)
-        if not ledger.trials() and (warm_start := ledger.warm_start.told):
+        if not ledger.trials() and (warm_start := ledger.warm_start.summary):
             warn(warm_start)
 
         for sentence in self._lost_files():
@@ -286,7 +286,7 @@ def open_ledger(
         place.remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
         ledger = Ledger.create(place, mode=spec.mode, sweep_id=uuid.uuid4().hex)
-        if warm.told:
+        if warm.summary:
             ledger.note_warm_start(warm)
     else:
         before = read_spec(paths.spec).spec

@@ -76,14 +76,14 @@ def test_what_is_taken_and_what_is_left_is_said(tmp_path: Path) -> None:
     _add(made, 91, 0.5, None)
     _earlier(tmp_path, "more", trials=2)
     warm = collect_warm_start(tmp_path, _warm(names="[old, more]"))
-    assert warm.told == (
+    assert warm.summary == (
         "warm start from 6 trials of 'old' (left out: 1 unfinished, 1 without a result) and "
         "2 trials of 'more'"
     )
     assert [one.complete for one in warm.trials] == [True] * 4 + [False, True, True, True]
     narrow = _warm("space.train.clip.max_norm={uniform: [0.1, 5]}")
     inside = [t for t in made.ledger.trials()[:6] if t.params["train.clip.max_norm"] <= 5]
-    told = collect_warm_start(tmp_path, narrow).told
+    told = collect_warm_start(tmp_path, narrow).summary
     assert told.startswith(f"warm start from {len(inside)} trials of 'old'")
     assert f"{8 - 2 - len(inside)} outside the space" in told
 
@@ -137,7 +137,7 @@ def test_what_a_sweep_was_given_itself_is_taken_where_its_owner_is_named(tmp_pat
         0.5
     ]
     both = collect_warm_start(tmp_path, _warm(names="[old, middle]"))
-    assert both.told == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
+    assert both.summary == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
 
 
 def test_dry_run_uses_the_trials_of_a_warm_start(
