@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainable.precision import Precision
 
 
-def examine(
+def inspect_config(
     config: TrialConfig, max_warmup_config: TrialConfig | None = None, *, thorough: bool = False
 ) -> dict[str, Any]:
     """Build the run that `config` describes, as a trial does, and return its sizes and digests.
@@ -129,7 +129,7 @@ def _main() -> None:
 def _answer(first: str, second: str) -> dict[str, Any]:
     wanted, max_warmup_config = map(TrialConfig.model_validate_json, (first, second))
     try:
-        return examine(wanted, max_warmup_config, thorough="--thorough" in sys.argv)
+        return inspect_config(wanted, max_warmup_config, thorough="--thorough" in sys.argv)
     except ConfigError as error:
         return {"refused": redact(error.message), "key": error.key or "task"}
     except TrainingError as error:

@@ -31,13 +31,13 @@ from trainable.object_values import (
     encode,
     is_plain_key,
     is_simple,
-    kind_of,
     load_holder,
     restored_tensor,
     same,
     save_holder,
     sign,
     tensor_entry,
+    value_kind,
 )
 
 Path = tuple[tuple[str, Any], ...]
@@ -140,7 +140,7 @@ class ObjectState:
         waiting: deque[tuple[Path, Any, bool]] = deque([((), self._root, False)])
         while waiting:
             path, value, in_data = waiting.popleft()
-            kind = "object" if value is self._root and not path else kind_of(value)
+            kind = "object" if value is self._root and not path else value_kind(value)
             if isinstance(value, nn.Module):
                 kind = "module"
             if kind == "opaque" or isinstance(value, RemovableHandle):
@@ -284,7 +284,7 @@ class ObjectState:
             if value is not live:
                 _put(owner, step, value)
         else:
-            if kind_of(live) != kind:
+            if value_kind(live) != kind:
                 raise TypeError(f"it is a {type(live).__qualname__}")
             load_holder(live, payload)
 

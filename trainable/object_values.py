@@ -42,7 +42,7 @@ _NUMPY_GENERATORS = (
 )
 
 
-def kind_of(value: object) -> str:
+def value_kind(value: object) -> str:
     """Return how a value is compared and saved.
 
     `value`: as a whole. `tensor`: restored in place. `container`, `object`, `module`: by members.
@@ -95,7 +95,7 @@ def is_simple(value: Any, stored: Stored, *, large: bool = False) -> bool:
         stored: Tensors that must not be replaced, because they are saved elsewhere.
         large: Check only the first members of a long collection.
     """
-    if kind_of(value) == "value":
+    if value_kind(value) == "value":
         return True
     if isinstance(value, Tensor):
         return id(value) not in stored and not isinstance(value, nn.Parameter)
@@ -134,7 +134,7 @@ def sign(value: Any) -> object:
     if isinstance(value, numpy.ndarray):
         whole = numpy.ascontiguousarray(value)
         return ("array", value.shape, str(value.dtype), hashlib.sha256(whole.tobytes()).digest())
-    kind = kind_of(value)
+    kind = value_kind(value)
     if kind == "value":
         return type(value).__qualname__, repr(value)
     if kind == "container":
@@ -233,7 +233,7 @@ def save_holder(value: Any) -> Any:
             return _tensors(value.state)
         case io.IOBase():
             return _position(value)
-    return value.state_dict() if kind_of(value) == "holder" else None
+    return value.state_dict() if value_kind(value) == "holder" else None
 
 
 def load_holder(value: Any, state: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainable.object_state import ObjectState, members_of
-from trainable.object_values import kind_of
+from trainable.object_values import value_kind
 
 _HELD = "held"
 _REMEDY = (
@@ -85,7 +85,7 @@ def held_modules(task: object, data: object = None) -> Iterator[tuple[str, nn.Mo
     waiting: deque[tuple[str, Any]] = deque([("", task)])
     while waiting:
         path, value = waiting.popleft()
-        kind = kind_of(value) if path else "object"
+        kind = value_kind(value) if path else "object"
         if id(value) in seen or isinstance(value, Dataset):
             continue
         if kind == "module":

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from sweeps.ledger.dialect import one
-from sweeps.ledger.postgres import LedgerDatabase, Rows
+from sweeps.ledger.postgres import LedgerDatabase, PostgresConnection
 from sweeps.sweep_lock import LockOwner, SweepLockedError
 
 _CHECK_EVERY = 0.25
@@ -133,7 +133,7 @@ class DatabaseLock:
 
     def _query(self, sql: str, **parameters: Any) -> Any:
         values = {"sweep": self._location.study, **parameters}
-        return one(Rows(self._connection).execute(sql, values))
+        return one(PostgresConnection(self._connection).execute(sql, values))
 
     def _read_owner(self) -> LockOwner | None:
         """Return the owner: it writes its row a moment after it acquires the lock."""

@@ -71,7 +71,7 @@ class SweepTaken(LedgerError):
     """The database already holds a sweep of that name."""
 
 
-class Rows:
+class PostgresConnection:
     """A psycopg2 connection whose statements write parameters as `:name`."""
 
     def __init__(self, connection: Any) -> None:
@@ -162,7 +162,7 @@ class LedgerDatabase:
             raise self.refusal(error) from error
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Rows]:
+    def reading(self) -> Iterator[PostgresConnection]:
         """Open the ledger for one read transaction, which sees one consistent snapshot.
 
         Raises:
@@ -171,7 +171,7 @@ class LedgerDatabase:
         try:
             with self.translate_errors(), contextlib.closing(self.connect()) as connection:
                 connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-                yield Rows(connection)
+                yield PostgresConnection(connection)
         except LedgerError:
             raise
         except Exception as error:  # a decoder may raise anything on rows of another program
@@ -229,10 +229,10 @@ class LedgerDatabase:
         study = "SELECT study_id FROM studies WHERE study_name = :name"
         with self.translate_errors(), contextlib.closing(self.connect()) as connection, connection:
             for table in ("study_directions", "study_user_attributes", "study_system_attributes"):
-                Rows(connection).execute(
+                PostgresConnection(connection).execute(
                     f"DELETE FROM {table} WHERE study_id = ({study})", {"name": self.study}
                 )
-            Rows(connection).execute(
+            PostgresConnection(connection).execute(
                 "DELETE FROM studies WHERE study_name = :name", {"name": self.study}
             )
 
@@ -294,13 +294,13 @@ class LedgerDatabase:
         )
 
     @contextlib.contextmanager
-    def schema_lock(self) -> Iterator[Rows]:
+    def schema_lock(self) -> Iterator[PostgresConnection]:
         """Hold the lock that one driver needs to create tables in the database."""
         with self.translate_errors(), contextlib.closing(self.connect()) as connection:
             connection.autocommit = True
-            rows = Rows(connection)
-            rows.execute("SELECT pg_advisory_lock(:key)", {"key": _SCHEMA_LOCK})
-            yield rows
+            db = PostgresConnection(connection)
+            db.execute("SELECT pg_advisory_lock(:key)", {"key": _SCHEMA_LOCK})
+            yield db
 
     def retry_transient(self, do: Callable[[], _T], *, before_again: Callable[[], None]) -> _T:
         """Retry while the database is unavailable, for at most `WAIT_SECONDS`.
@@ -368,5 +368,5 @@ class LedgerDatabase:
             error = getattr(error, "orig", None) or error.__cause__
 
 
-def _has_table(db: Rows, name: str) -> bool:
+def _has_table(db: PostgresConnection, name: str) -> bool:
     return one(db.execute("SELECT to_regclass(:name)", {"name": name})) is not None

@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from redaction.escapes import printable, visible
-from sweeps.ledger.dialect import Rows, check_tables, one, typed
+from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.texts import clipped
 
@@ -340,7 +340,7 @@ class LedgerReader:
         return found if len(self.minimizes) > 1 else {e: v[0] for e, v in found.items()}
 
     def _reported(
-        self, db: Rows, number: int | None = None
+        self, db: ReadConnection, number: int | None = None
     ) -> Iterator[tuple[int, int, Sequence[float]]]:
         """Yield number, epoch and values of each report, of one trial or of all."""
         chosen = "study_id = :study AND (:number IS NULL OR number = :number)"
@@ -367,7 +367,7 @@ class LedgerReader:
             for epoch, values in reports_in(mine).items():
                 yield trial, epoch, values
 
-    def _read_trials(self, db: Rows) -> Iterator[TrialSummary]:
+    def _read_trials(self, db: ReadConnection) -> Iterator[TrialSummary]:
         params: dict[int, dict[str, Any]] = {}
         read = _Values()
         suggested = db.execute(
@@ -404,7 +404,7 @@ class LedgerReader:
                 **noted(params.get(trial, {}), attributes.get(trial, {})),
             )
 
-    def _best_values(self, db: Rows) -> dict[int, tuple[Any, ...]]:
+    def _best_values(self, db: ReadConnection) -> dict[int, tuple[Any, ...]]:
         """Return the values of each trial's best report, by Optuna's trial id.
 
         A complete trial has them as its values, so its curve is not read.

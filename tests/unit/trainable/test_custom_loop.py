@@ -21,7 +21,7 @@ from trainable.custom_loop import CustomLoop
 from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.export import export_weights
-from trainable.inspect_task import examine
+from trainable.inspect_task import inspect_config
 from trainable.metrics_file import read_rows
 from trainable.train_state import check_state
 
@@ -480,7 +480,7 @@ def test_export_without_a_model_says_what_to_yield(tmp_path):
 
 
 def test_preflight_does_not_start_the_loop():
-    found = examine(_config(die_in=0))
+    found = inspect_config(_config(die_in=0))
     assert found["own_loop"] is True
     assert list(found["code"]) == ["ownloops.py"]
 

@@ -17,7 +17,7 @@ from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError
 from trainable.files import LocalFiles
-from trainable.inspect_task import examine
+from trainable.inspect_task import inspect_config
 from trainable.metrics_file import History, read_resumptions, read_rows
 
 WARMUP = {"name": "cosine", "warmup": 6}
@@ -582,7 +582,7 @@ def test_model_whose_state_could_not_be_read_back_is_refused_before_it_is_traine
         _run(trainer)
     assert trainer.state.progress.step == 2
     with pytest.raises(CheckpointError, match=wanted):
-        examine(config)
+        inspect_config(config)
 
 
 def test_momentum_made_in_advance_is_kept_where_a_state_has_none(tmp_path, opened, configure, toy):
