@@ -179,7 +179,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
         gallery.finish()
     best = ledger.best() if len(spec.metrics) == 1 else None
     # At its end the sweep put the best trial's on its own run, if they were drawn by then.
-    if best in trials and best is not None and ledger.concluded == len(ledger.trials):
+    if best in trials and best is not None and ledger.num_published == len(ledger.trials):
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
     recorder.close(0.0)
@@ -198,7 +198,7 @@ class _SyncMessages:
         self._ledger = LedgerReader(ledger_location(paths, spec))
         self.sweep_id = self._ledger.sweep_id
         self.records = self._ledger.records()
-        self._concluded = 0 < self._ledger.concluded == len(self.records)
+        self._concluded = 0 < self._ledger.num_published == len(self.records)
         self._best = self._ledger.best() if len(spec.metrics) == 1 else None
         if sweep_told is None and self._concluded:
             sweep_told = "FINISHED" if self._ledger.front() else "FAILED"

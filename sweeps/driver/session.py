@@ -213,7 +213,7 @@ def open_sweep(
     """
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
     now = {**provenance(), **ledger.origin.tags()}
-    ledger.note_attempt(now)
+    ledger.add_attempt(now)
     uri, artifacts = (
         tracking_place(spec.tracking.uri, paths.root) if offline else reach_tracking(paths, spec)
     )
@@ -287,7 +287,7 @@ def open_ledger(
         warm = collect_warm_start(paths.root, spec)
         ledger = Ledger.create(place, mode=spec.mode, sweep_id=uuid.uuid4().hex)
         if warm.summary:
-            ledger.note_warm_start(warm)
+            ledger.store_warm_start(warm)
     else:
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
@@ -301,7 +301,7 @@ def open_ledger(
         if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():
                 (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
-    ledger.note_origin(origin)
+    ledger.store_origin(origin)
     write_spec(paths.spec, spec)
     return ledger
 

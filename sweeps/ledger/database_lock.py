@@ -68,8 +68,8 @@ class DatabaseLock:
             SweepLockedError: Another driver holds it.
             LedgerError: The database cannot be used.
         """
-        with self._location.schema_lock() as rows:
-            rows.execute(_TABLE)
+        with self._location.schema_lock() as db:
+            db.execute(_TABLE)
         with self._location.translate_errors():
             self._connect()
             if not self._query(_LOCK):

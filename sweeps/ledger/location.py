@@ -39,7 +39,7 @@ class LedgerLocation(Protocol):
         """The exceptions of the database's client library."""
 
     @property
-    def notes(self) -> Mapping[str, str]:
+    def study_attributes(self) -> Mapping[str, str]:
         """The user attributes that a new study gets."""
 
     def reading(self) -> AbstractContextManager[ReadConnection]:

@@ -98,7 +98,7 @@ class LedgerDatabase:
         self.uri = uri
         self.study = study
         self.directory = directory
-        self.notes = {_DIRECTORY: f"{socket.gethostname()}:{directory}"}
+        self.study_attributes = {_DIRECTORY: f"{socket.gethostname()}:{directory}"}
         self.fencing_token: int | None = None
         """The token of the driver that may write; None until this object acquires the lock."""
         self.commit_count: int | None = None
@@ -128,8 +128,8 @@ class LedgerDatabase:
             import psycopg2  # 0.1 s, and not every installation has it
         except ImportError:
             raise LedgerRefused(
-                f"the ledger {self} cannot be used: psycopg2 is not installed, by which "
-                "PostgreSQL is asked; install it with: pip install 'gradsweep[postgres]'"
+                f"the ledger {self} cannot be used: psycopg2, the client library of PostgreSQL, "
+                "is not installed; install it with: pip install 'gradsweep[postgres]'"
             ) from None
         address = re.sub(r"^postgresql\+\w+:", "postgresql:", self.uri)
         given = psycopg2.extensions.parse_dsn(secured(address))
@@ -254,7 +254,7 @@ class LedgerDatabase:
                 )
             )
         directory = None if stored is None else json.loads(stored)
-        if count == 0 and directory == self.notes[_DIRECTORY]:
+        if count == 0 and directory == self.study_attributes[_DIRECTORY]:
             return True
         where = f", whose files are at {directory}" if directory else ""
         # SQLAlchemy would use psycopg 3 for an address without a driver.
@@ -288,9 +288,9 @@ class LedgerDatabase:
         """Return the error about a database that lacks transactions that it had committed."""
         return LedgerRefused(
             f"the ledger {self} has lost {count} of the transactions that this driver had "
-            "committed, as it happens when a copy that lagged behind takes over; nothing is "
-            "written on top of what is left; resume, which goes on from there and names what is "
-            "in the way of a trial that was lost"
+            "committed, as happens when a replica that lagged behind becomes the primary; nothing "
+            "more is written; `sweep resume` continues from what is left, and names each trial "
+            "directory that has no trial any more"
         )
 
     @contextlib.contextmanager

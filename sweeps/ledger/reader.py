@@ -199,7 +199,7 @@ def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
     return sorted(complete, key=lambda t: t.value or 0.0, reverse=not minimize)
 
 
-def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trial's fields from its stored parameters and user attributes."""
     attributes = clipped(attributes)
     progress = attributes.get("progress", {})
@@ -275,7 +275,7 @@ class LedgerReader:
             """The sweep's identity, by which tracking finds its runs again."""
             self.attempts = attempts_in(notes)
             """The host, command and versions of each driver of the sweep, as tags."""
-            self.concluded = int(notes.get("concluded", 0))
+            self.num_published = int(notes.get("concluded", 0))
             """How many trials the sweep had when its best trial was last published; 0 before."""
             self.seconds = float(notes.get(SECONDS, 0.0))
             """For how many seconds all drivers together have run the sweep's trials."""
@@ -401,7 +401,7 @@ class LedgerReader:
                 value=values.get(trial, (None,))[0],
                 others=values.get(trial, (None,))[1:],
                 ended_at=datetime.fromisoformat(str(ended)) if ended else None,
-                **noted(params.get(trial, {}), attributes.get(trial, {})),
+                **trial_fields(params.get(trial, {}), attributes.get(trial, {})),
             )
 
     def _best_values(self, db: ReadConnection) -> dict[int, tuple[Any, ...]]:

@@ -155,7 +155,7 @@ class SweepStatus:
         done = self.state in ("finished", "failed") and not self.delivered.pending
         return (
             done
-            and self.ledger.concluded == len(self.records)
+            and self.ledger.num_published == len(self.records)
             and all(isinstance(wrong, UnknownDirectory) for wrong in self.corrections())
         )
 

@@ -66,7 +66,9 @@ def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
                     history.end(space.drawn(number) or {}, distributions, _FIRST_GENERATION)
                 else:
                     suggestion = suggester.propose(number)
-                    history.end(suggestion.params, suggestion.distributions, suggestion.notes)
+                    history.end(
+                        suggestion.params, suggestion.distributions, suggestion.system_attrs
+                    )
     except SamplerRejected:
         raise
     except Exception as error:  # a sampler of the user may raise anything
@@ -108,7 +110,7 @@ class _InventedHistory:
         self,
         params: Mapping[str, Any],
         distributions: Mapping[str, BaseDistribution],
-        notes: Mapping[str, Any],
+        system_attrs: Mapping[str, Any],
     ) -> None:
         """Add a complete trial with random values."""
         values = [self._random.random() for _ in self.directions]
@@ -117,7 +119,7 @@ class _InventedHistory:
             params=dict(params),
             distributions={key: distributions[key] for key in params},
             intermediate_values={self._epochs: values[0]},
-            system_attrs=dict(notes),
+            system_attrs=dict(system_attrs),
         )
         trial.number = len(self._trials)
         trial._trial_id = trial.number + 1

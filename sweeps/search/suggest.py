@@ -94,15 +94,15 @@ class Suggester:
         known = {**self._inside(known), **self._inside(stored or {})}
         shown = [*self._warm, *self._others(number)]
         for attempt in range(_ATTEMPTS if self._space.constraints else 1):
-            params, notes = self._suggest_once(number, attempt, shown, known)
+            params, attrs = self._suggest_once(number, attempt, shown, known)
             if self._space.allows(params):
                 break
         else:
-            params, notes = self._sample_random(number, known), {}
+            params, attrs = self._sample_random(number, known), {}
         return Suggestion(
             params,
             {key: self._distributions[key] for key in params},
-            {**notes, SPACE: self._digest},
+            {**attrs, SPACE: self._digest},
         )
 
     def _others(self, number: int) -> list[FrozenTrial]:

@@ -391,7 +391,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     def ended():
         recorder = _Delivered()
         sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)
-        made.ledger.note_attempt({})
+        made.ledger.add_attempt({})
         with FigureWorkerPool(made.spec, made.paths, [], recorder) as gallery:
             return finalize_attempt(sweep, gallery, uninterrupted, None), recorder.runs[None]
 
@@ -409,7 +409,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     assert (outcome.exit_code, outcome.cause, outcome.best[0].number) == (0, None, number)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", f"waiting: {said}")
     assert run.artifacts == {}
-    assert not made.view.ledger.concluded, "the next resume has something to do"
+    assert not made.view.ledger.num_published, "the next resume has something to do"
     told = io.StringIO()
     monkeypatch.setattr("sys.argv", ["sweep", "run", "s.yaml"])
     messages.outcome(Console(file=io.StringIO()), Console(file=told), outcome, made.paths)
@@ -423,4 +423,4 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     assert (outcome.exit_code, outcome.pending_weights) == (0, None)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", "")
     assert "best/model.safetensors" in run.artifacts
-    assert made.view.ledger.concluded == 1
+    assert made.view.ledger.num_published == 1

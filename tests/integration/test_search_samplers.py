@@ -82,7 +82,7 @@ def test_a_generation_of_nsgaii_is_over_once_its_trials_are_complete_however_man
             end(ledger, number - 6, ended)
         proposal = proposer.propose(number)
         ledger.add(proposal)
-        found.append(proposal.notes["NSGAIISampler:generation"])
+        found.append(proposal.system_attrs["NSGAIISampler:generation"])
     assert found == [0] * 11 + [1]
 
 

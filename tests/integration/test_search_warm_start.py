@@ -131,7 +131,7 @@ def test_it_shows_nowhere(tmp_path: Path) -> None:
 def test_what_a_sweep_was_given_itself_is_taken_where_its_owner_is_named(tmp_path: Path) -> None:
     _earlier(tmp_path, trials=6)
     middle = MadeSweep(tmp_path, "middle", space=SPACE)
-    middle.ledger.note_warm_start(collect_warm_start(tmp_path, _warm("name=middle")))
+    middle.ledger.store_warm_start(collect_warm_start(tmp_path, _warm("name=middle")))
     _add(middle, 50, 0.5, "complete")
     assert [one.value for one in collect_warm_start(tmp_path, _warm(names="middle")).trials] == [
         0.5

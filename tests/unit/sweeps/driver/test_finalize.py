@@ -63,7 +63,7 @@ def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_bes
         recorder,
         recorder,
     )
-    made.ledger.note_attempt({})
+    made.ledger.add_attempt({})
     with FigureWorkerPool(made.spec, made.paths, [], recorder) as gallery:
         outcome = finalize_attempt(sweep, gallery, uninterrupted, same.abort_reason)
     assert (outcome.exit_code, recorder.runs[None].status) == (code, status)
@@ -71,7 +71,7 @@ def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_bes
         assert "failed in the same way: ValueError: x (task.py:3)" in str(outcome.cause)
     else:
         assert recorder.runs[None].tags["best_trial"] == "0"
-        assert made.view.ledger.concluded == trials
+        assert made.view.ledger.num_published == trials
         assert made.view.outcome().exit_code == 0
 
 
@@ -103,7 +103,7 @@ def test_end_waits_for_pictures_a_tenth_of_the_sweeps_time_once_all_else_is_ther
     made = MadeSweep(tmp_path, metric=metric, mode="[min, max]" if several else "min")
     for value in (0.5, 0.3, 0.4):
         made.add("complete", (value, 0.9) if several else value)
-    made.ledger.note_attempt({})
+    made.ledger.add_attempt({})
     gallery, recorder = Watched(age), Delivered()
     asked: list[Any] = gallery.asked
 

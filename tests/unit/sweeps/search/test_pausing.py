@@ -54,7 +54,7 @@ class Driver:
             FIFOScheduler(),
             fence=lambda: None,
             refuse=lambda *told: self.book.refuse(*told),
-            settle=lambda: self.book.flush(),
+            flush=lambda: self.book.flush(),
             concurrency=1,
             threads=1,
         )

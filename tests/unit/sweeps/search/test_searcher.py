@@ -138,7 +138,7 @@ def test_what_trials_told_is_waited_for_where_it_makes_a_difference_and_somethin
     changed = {"search": search, "early_stopping": early, "trials": 3}
     driver = Driver(tmp_path / "l.db", spec.model_copy(update=changed))
     settled: list[int] = []
-    driver.searcher._settle = lambda: settled.append(len(driver.ledger.trials()))
+    driver.searcher._flush = lambda: settled.append(len(driver.ledger.trials()))
     driver.searcher._concurrency = 4
     for turn in range(5):
         driver.ask(f"t{turn}")
@@ -260,7 +260,7 @@ def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
         spec.early_stopping.rule.scheduler(epochs=10, mode="min"),
         fence=lambda: None,
         refuse=book.refuse,
-        settle=book.flush,
+        flush=book.flush,
         concurrency=9,
         threads=1,
     )
