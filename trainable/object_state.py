@@ -25,17 +25,17 @@ from torch.utils.hooks import RemovableHandle
 
 from trainable.errors import CheckpointError, TaskError
 from trainable.object_values import (
-    HAS_STATE,
+    STATEFUL_KINDS,
     Stored,
     decode,
     encode,
+    get_internal_state,
     is_plain_key,
-    is_simple,
-    load_holder,
-    restored_tensor,
-    same,
-    save_holder,
-    sign,
+    is_rebuildable,
+    restore_tensor,
+    set_internal_state,
+    signature_of,
+    signatures_equal,
     tensor_entry,
     value_kind,
 )
@@ -101,7 +101,7 @@ class ObjectState:
             before = self._built.get(path)
             if before is None and path[:-1] in self._created_late:
                 self._accept(path, found)
-            elif before is None or not same(before.signature, found.signature):
+            elif before is None or not signatures_equal(before.signature, found.signature):
                 if path in self._created_late:
                     self._refuse(path, found.value, "has changed, and was made after it was built")
                 entry = self._entry(path, before, found)
@@ -150,20 +150,20 @@ class ObjectState:
                 if is_member or id(value) not in self._stored:
                     found[path] = _Found(kind, self._sign_tensor(path, value), value, in_data)
                 continue
-            if kind == "container" and is_simple(value, self._stored, large=in_data):
+            if kind == "container" and is_rebuildable(value, self._stored, large=in_data):
                 if in_data and len(value) > _MANY:
                     found[path] = _Found("container", ("length", len(value)), value, in_data)
                 else:
-                    found[path] = _Found("value", sign(value), value, in_data)
+                    found[path] = _Found("value", signature_of(value), value, in_data)
                 continue
             if kind == "value":
-                found[path] = _Found(kind, sign(value), value, in_data)
+                found[path] = _Found(kind, signature_of(value), value, in_data)
                 continue
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            if kind in HAS_STATE:
-                found[path] = _Found(kind, sign(value), value, in_data)
+            if kind in STATEFUL_KINDS:
+                found[path] = _Found(kind, signature_of(value), value, in_data)
                 continue
             found[path] = _Found(kind, _form(value, kind), value, in_data)
             in_data = in_data or isinstance(value, Dataset)
@@ -183,7 +183,7 @@ class ObjectState:
         if is_lazy(tensor):
             return ("tensor", None, None, tensor.requires_grad)
         flags = ("tensor", tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
-        return flags if self._is_saved_elsewhere(path, tensor) else (*flags, sign(tensor))
+        return flags if self._is_saved_elsewhere(path, tensor) else (*flags, signature_of(tensor))
 
     # Saving
 
@@ -211,13 +211,13 @@ class ObjectState:
             if step == "i" and isinstance(_follow(self._root, path[:-1]), tuple):
                 self._refuse(path, value, "has another value than when it was built, in a tuple")
             return "value", encode(value)
-        if found.kind in HAS_STATE and before is not None and before.kind == found.kind:
-            state = save_holder(value)
+        if found.kind in STATEFUL_KINDS and before is not None and before.kind == found.kind:
+            state = get_internal_state(value)
             if state is not None:
                 return found.kind, state
             self._refuse(path, value, "has moved on since it was built")
         if before is None or before.kind != found.kind:
-            is_new = before is None or before.signature == sign(None)
+            is_new = before is None or before.signature == signature_of(None)
             if is_new and found.kind in ("object", "container") and not self._holds_state(value):
                 self._accept(path, found)
                 return None
@@ -247,15 +247,15 @@ class ObjectState:
             value, name="", remedy="", stored={**self._stored, id(self._root): self._root}
         )
         return any(
-            one.kind == "tensor" or one.kind == "module" or one.kind in HAS_STATE
+            one.kind == "tensor" or one.kind == "module" or one.kind in STATEFUL_KINDS
             for one in below._built.values()
         )
 
     def _refuse(self, path: Path, value: object, what: str) -> NoReturn:
         shown = "" if value is None else f" (an object of type {type(value).__qualname__})"
         raise TaskError(
-            f"{self._text(path)}{shown} {what}; a run that is resumed builds it anew and would "
-            f"not have it as it is now; {self._remedy}"
+            f"{self._text(path)}{shown} {what}; a resumed run builds it again and would lose the "
+            f"change; {self._remedy}"
         )
 
     def _text(self, path: Path) -> str:
@@ -276,7 +276,7 @@ class ObjectState:
             if live.requires_grad != payload:  # a lazy parameter rejects even an equal value
                 live.requires_grad_(payload)
         elif kind == "tensor":
-            tensor = restored_tensor(live, payload, self._device)
+            tensor = restore_tensor(live, payload, self._device)
             if tensor is not live:
                 _put(owner, step, tensor, persistent=payload.get("persistent"))
         elif kind == "value":
@@ -286,7 +286,7 @@ class ObjectState:
         else:
             if value_kind(live) != kind:
                 raise TypeError(f"it is a {type(live).__qualname__}")
-            load_holder(live, payload)
+            set_internal_state(live, payload)
 
 
 def _form(value: Any, kind: str) -> object:

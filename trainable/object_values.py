@@ -28,7 +28,7 @@ _SCALARS = (int, float, complex, str, bytes, bool, type(None))
 _TORCH = (torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _REBUILDABLE = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter)
-HAS_STATE = ("generator", "holder", "file", "iterator")
+STATEFUL_KINDS = ("generator", "holder", "file", "iterator")
 _PROCESS_PACKAGES = (
     frozenset(sys.stdlib_module_names) - {"collections", "types", "argparse"}  # a Namespace
     | {"mlflow", "ray", "optuna", "wandb", "trainable", "sweeps"}
@@ -87,7 +87,7 @@ def is_plain_key(key: object) -> bool:
     return type(key) in _SCALARS or (isinstance(key, tuple) and all(map(is_plain_key, key)))
 
 
-def is_simple(value: Any, stored: Stored, *, large: bool = False) -> bool:
+def is_rebuildable(value: Any, stored: Stored, *, large: bool = False) -> bool:
     """Whether a value and all its members can be rebuilt from plain data.
 
     Args:
@@ -101,18 +101,20 @@ def is_simple(value: Any, stored: Stored, *, large: bool = False) -> bool:
         return id(value) not in stored and not isinstance(value, nn.Parameter)
     if type(value) not in _REBUILDABLE:
         return False
-    if marshalled(value) is not None:
+    if marshal_digest(value) is not None:
         return True
     if isinstance(value, dict):
-        return all(map(is_plain_key, value)) and all(is_simple(v, stored) for v in value.values())
+        return all(map(is_plain_key, value)) and all(
+            is_rebuildable(v, stored) for v in value.values()
+        )
     if isinstance(value, (set, frozenset)):
         return False
     if large and len(value) > 1000:
-        return all(is_simple(one, stored) for one in list(value)[:10])
-    return all(is_simple(one, stored) for one in value)
+        return all(is_rebuildable(one, stored) for one in list(value)[:10])
+    return all(is_rebuildable(one, stored) for one in value)
 
 
-def marshalled(value: Any) -> bytes | None:
+def marshal_digest(value: Any) -> bytes | None:
     """Return a digest of a collection of plain values; None for other values. Fast: runs in C."""
     try:
         # version 2: later versions depend on how often an object is referenced
@@ -122,12 +124,12 @@ def marshalled(value: Any) -> bytes | None:
     return hashlib.sha256(content).digest()
 
 
-def same(first: object, second: object) -> bool:
+def signatures_equal(first: object, second: object) -> bool:
     """Whether two signatures are equal; None is equal to nothing."""
     return first is not None and first == second
 
 
-def sign(value: Any) -> object:
+def signature_of(value: Any) -> object:
     """Return a signature that differs if the value differs; None if there can be none."""
     if isinstance(value, Tensor):
         return _sign_tensor(value)
@@ -138,19 +140,20 @@ def sign(value: Any) -> object:
     if kind == "value":
         return type(value).__qualname__, repr(value)
     if kind == "container":
-        digest = marshalled(value)
+        digest = marshal_digest(value)
         if digest is not None:
             return type(value).__qualname__, digest
         items = list(value.items()) if isinstance(value, dict) else list(value)
         return type(value).__qualname__, tuple(
-            (repr(one[0]), sign(one[1])) if isinstance(value, dict) else sign(one) for one in items
+            (repr(one[0]), signature_of(one[1])) if isinstance(value, dict) else signature_of(one)
+            for one in items
         )
     if kind == "file":
         return "file", _position(value)
     if kind == "iterator":
         return _sign_iterator(value)
     if kind in ("generator", "holder"):
-        return kind, _sign_state(save_holder(value))
+        return kind, _sign_state(get_internal_state(value))
     return kind, id(value)
 
 
@@ -159,7 +162,7 @@ def _sign_state(state: Any) -> object:
         return tuple((repr(key), _sign_state(value)) for key, value in state.items())
     if isinstance(state, (list, tuple)):
         return tuple(map(_sign_state, state))
-    return sign(state) if isinstance(state, (Tensor, numpy.ndarray)) else repr(state)
+    return signature_of(state) if isinstance(state, (Tensor, numpy.ndarray)) else repr(state)
 
 
 def _sign_tensor(tensor: Tensor) -> object:
@@ -217,7 +220,7 @@ def _position(file: Any) -> object:
 # Saving and restoring
 
 
-def save_holder(value: Any) -> Any:
+def get_internal_state(value: Any) -> Any:
     """Return the state of a generator, a file, or an object with `state_dict()`; None without."""
     match value:
         case torch.Generator():
@@ -236,8 +239,8 @@ def save_holder(value: Any) -> Any:
     return value.state_dict() if value_kind(value) == "holder" else None
 
 
-def load_holder(value: Any, state: Any) -> None:
-    """Restore what `save_holder` returned."""
+def set_internal_state(value: Any, state: Any) -> None:
+    """Restore what `get_internal_state` returned."""
     match value:
         case torch.Generator():
             value.set_state(state.cpu())
@@ -282,7 +285,7 @@ def tensor_entry(tensor: Tensor, persistent: bool | None = None) -> dict[str, An
     return entry if persistent is None else entry | {"persistent": persistent}
 
 
-def restored_tensor(live: object, entry: dict[str, Any], device: torch.device) -> Tensor:
+def restore_tensor(live: object, entry: dict[str, Any], device: torch.device) -> Tensor:
     """Return a tensor with an entry's values: the live tensor if they fit, else a new one."""
     value: Tensor = entry["value"].detach()
     if isinstance(live, Tensor) and _fits(live, value):
@@ -353,7 +356,7 @@ def decode(written: Any, live: Any, device: torch.device) -> Any:
         case "enum":
             return type(live)[content]
         case "tensor":
-            return restored_tensor(live, content, device)
+            return restore_tensor(live, content, device)
         case "array":
             array = _array(content, written)
             if (
