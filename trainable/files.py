@@ -93,7 +93,7 @@ class Files(Protocol):
         """Return a file's content.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: The file does not exist.
+            OSError: FileNotFoundError or NotADirectoryError: the file does not exist.
             StorageError: The storage cannot be read. The file may be sound.
         """
         ...
