@@ -92,7 +92,7 @@ def format_manifest(generation: Generation) -> bytes:
 
 def _layouts() -> tuple[str, str]:
     """Return templates of the digested part and of the whole file, with `%(key)s` for each value.
-    Filling in a template verifies a manifest several times faster than `json.dumps` does.
+    Without them, `json.dumps` would take most of the time of verifying a thousand manifests.
     """
     slot = {key: f"%({key})s" for key in (*_VALUES, "seal")}
     files = {STATE: {"length": slot["length"], "sha256": slot["sha256"]}}
