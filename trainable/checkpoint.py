@@ -188,7 +188,7 @@ class CheckpointStore:
         new_best: bool = False,
         final: bool = False,
         before_commit: Callable[[], None] = lambda: None,
-        steady: Collection[str] = (),
+        async_copy_keys: Collection[str] = (),
     ) -> bool:
         """Save if the interval, a new best or the end asks for it.
 
@@ -207,8 +207,8 @@ class CheckpointStore:
             final: The run ends here: returns only when everything is committed.
             before_commit: Makes durable what the state refers to; returns before the generation is
                 committed. Called in the thread that writes.
-            steady: Entries of the state whose tensors nobody changes without calling `settle`
-                first: they are copied in the thread that writes, too.
+            async_copy_keys: Entries of the state that the writing thread copies. Their tensors
+                must not change before `wait_for_copy` returns.
 
         Returns:
             Whether it saves.
@@ -228,7 +228,7 @@ class CheckpointStore:
             from trainable.snapshot import Snapshots  # imports torch, which readers do not need
 
             self._snapshots = Snapshots()
-        copied = self._snapshots.take(state(), steady)
+        copied = self._snapshots.take(state(), async_copy_keys)
         self._last_step, self._last_time = step, self._clock()
         # A thread for each: none is left behind when a run is dropped, or where a loader forks.
         thread = ThreadPoolExecutor(1, "checkpoint")

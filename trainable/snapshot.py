@@ -36,7 +36,7 @@ class Snapshots:
         self._spare: _Spare = {}
         self._unfinished: _Pairs = []
 
-    def take(self, state: dict[str, Any], steady: Collection[str] = ()) -> dict[str, Any]:
+    def take(self, state: dict[str, Any], async_copy_keys: Collection[str] = ()) -> dict[str, Any]:
         """Copy a state over the one before it.
 
         Device synchronisation: each tensor on a device is waited for. Tensors that are one in the
@@ -44,16 +44,18 @@ class Snapshots:
 
         Args:
             state: Tensors, plain data, and dicts, lists and tuples of them.
-            steady: Entries whose tensors do not change before `finish` has copied them. One that
-                several entries share counts where it comes first.
+            async_copy_keys: Entries whose tensors do not change before `finish` has copied them.
+                A tensor that several entries share belongs to the first of them.
         """
         copying = _Copying(self._spare)
-        copied = {key: copying.copy(entry, later=key in steady) for key, entry in state.items()}
+        copied = {
+            key: copying.copy(entry, later=key in async_copy_keys) for key, entry in state.items()
+        }
         self._spare, self._unfinished = copying.memory(), copying.later
         return copied
 
     def finish(self) -> None:
-        """Copy the tensors of the steady entries, in any thread."""
+        """Copy the tensors of these entries, in any thread."""
         pairs, self._unfinished = self._unfinished, []
         for target, original in pairs:
             target.copy_(original)  # device synchronisation, in the thread that writes

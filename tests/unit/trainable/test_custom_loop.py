@@ -1,4 +1,4 @@
-"""A loop of one's own runs like a task: reports, rows, checkpoints, resumption, and its errors."""
+"""A custom loop runs like a task: reports, rows, checkpoints, resumption, and its errors."""
 
 from __future__ import annotations
 
@@ -141,12 +141,12 @@ class Crash(BaseException):
 def _crash_after(reports):
     counter = itertools.count(1)
 
-    def interrupted():
+    def should_stop():
         if next(counter) == reports:
             raise Crash
         return False
 
-    return interrupted
+    return should_stop
 
 
 @pytest.mark.parametrize("every", ["1 epoch", "2 epochs"])
@@ -156,7 +156,7 @@ def test_crash_and_resume_equals_an_uninterrupted_run(tmp_path, stale_writer, cr
     with open_trainer(config, tmp_path / "whole", device="cpu") as whole:
         last = list(whole.events())[-1]
     crashed = stale_writer(
-        open_trainer(config, tmp_path / "cut", device="cpu", interrupted=_crash_after(crash))
+        open_trainer(config, tmp_path / "cut", device="cpu", should_stop=_crash_after(crash))
     )
     with pytest.raises(Crash):
         list(crashed.events())
@@ -198,7 +198,7 @@ def test_process_that_dies_leaves_one_continuous_curve(tmp_path):
 def test_loop_without_state_starts_again(tmp_path, stale_writer):
     config = _config("ownloops:stateless", epochs=4)
     crashed = stale_writer(
-        open_trainer(config, tmp_path, device="cpu", interrupted=_crash_after(3))
+        open_trainer(config, tmp_path, device="cpu", should_stop=_crash_after(3))
     )
     with pytest.raises(Crash):
         list(crashed.events())
@@ -216,7 +216,7 @@ def test_interrupted_loop_saves_where_it_stands(tmp_path):
     asked = itertools.count(1)
     config = _config(every="100 epochs", mode="max")
     loop = _values(3.0, 2.0, 1.0, 0.5, 0.4, 0.3, state={"x": 1})
-    with _open(loop, tmp_path, config, interrupted=lambda: next(asked) >= 3) as trainer:
+    with _open(loop, tmp_path, config, should_stop=lambda: next(asked) >= 3) as trainer:
         reports = list(trainer.events())
     assert [r.epoch for r in reports] == [1, 2, 3]
     assert reports[-1].checkpoint.step == 3
@@ -404,12 +404,12 @@ def test_metric_that_is_not_yielded_is_named(tmp_path):
 
 def test_56_a_loop_that_pauses_and_saves_nothing_is_told_so(tmp_path):
     config = _config("ownloops:stateless")
-    opened = open_trainer(config, tmp_path / "paused", device="cpu", until=2)
+    opened = open_trainer(config, tmp_path / "paused", device="cpu", pause_at_epoch=2)
     with pytest.raises(ConfigError) as refused, opened as trainer:
         list(trainer.events())
     assert str(refused.value) == (
-        "early_stopping.scheduler: trials pause after epoch 2 to be continued later, and "
-        "ownloops:stateless yielded no state to continue from; a loop that pauses yields a pair "
+        "early_stopping.scheduler: trials pause after epoch 2 to be resumed later, and "
+        "ownloops:stateless yielded no state to resume from; a loop that pauses yields a pair "
         "of metrics and state; yield one, or write asha, median or none"
     )
     with open_trainer(config, tmp_path / "to the end", device="cpu") as trainer:
@@ -426,7 +426,7 @@ def test_rows_before_a_non_finite_metric_are_kept_and_the_best_stays(tmp_path):
 
 def test_checkpoint_of_a_task_is_refused(tmp_path, opened, configure, toy):
     list(opened(configure(epochs=1), tmp_path, toy()).events())
-    with pytest.raises(CheckpointError, match="is not one of a loop of one's own"):
+    with pytest.raises(CheckpointError, match="is not one of a custom loop"):
         _open(_values(1.0), tmp_path)
 
 
@@ -580,7 +580,7 @@ def test_a_report_without_the_metric_decides_nothing_and_its_row_comes_with_the_
 def test_a_run_cut_between_reports_with_the_metric_goes_on_as_if_it_had_not_been(tmp_path):
     asked = iter([False] * 4 + [True])
     with _open(
-        _sparse, tmp_path / "run", _config(epochs=8), interrupted=lambda: next(asked)
+        _sparse, tmp_path / "run", _config(epochs=8), should_stop=lambda: next(asked)
     ) as loop:
         assert [r.epoch for r in loop.events()] == [3]
     with _open(_sparse, tmp_path / "run", _config(epochs=8)) as loop:
@@ -590,7 +590,7 @@ def test_a_run_cut_between_reports_with_the_metric_goes_on_as_if_it_had_not_been
 
 
 def test_a_run_that_pauses_at_a_report_without_the_metric_says_what_it_was_last(tmp_path):
-    with _open(_sparse, tmp_path / "run", _config(epochs=8), until=4) as loop:
+    with _open(_sparse, tmp_path / "run", _config(epochs=8), pause_at_epoch=4) as loop:
         assert [(r.epoch, r.metrics["val/loss"]) for r in loop.events()] == [(3, 3.0), (4, 3.0)]
 
 

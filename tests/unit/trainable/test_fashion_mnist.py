@@ -164,7 +164,7 @@ from trainable import TrialConfig, open_trainer
 config = TrialConfig.model_validate_json(sys.argv[1])
 asked = itertools.count(1)
 with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
-                  interrupted=lambda: next(asked) == 14 and os._exit(1)) as trainer:
+                  should_stop=lambda: next(asked) == 14 and os._exit(1)) as trainer:
     list(trainer.events())
 """
 

@@ -160,7 +160,7 @@ def test_of_several_metrics_the_first_decides_and_the_others_are_those_of_its_be
     config = configure(epochs=4, metric=("val/loss", "val/speed"), mode=("min", "max"))
     pairs = [(3.0, 10.0), (1.0, 20.0), (2.0, 90.0), (1.5, 80.0)]
     first = opened(
-        config, tmp_path, _task(toy, evaluate=_pairs(*pairs)), interrupted=lambda: next(asked) > 8
+        config, tmp_path, _task(toy, evaluate=_pairs(*pairs)), should_stop=lambda: next(asked) > 8
     )
     reports = list(first.events())
     first.close()

@@ -121,8 +121,8 @@ def _on_the_cpu_with_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def _trial(
     directory: Path,
     *,
-    until: int | None = None,
-    together: float = 0.0,
+    pause_at_epoch: int | None = None,
+    report_buffer_seconds: float = 0.0,
     task: str = "Small",
     precision: str = "fp32",
     **arguments: Any,
@@ -140,8 +140,8 @@ def _trial(
             "number": 0,
             "params": {},
             "config": config.model_dump(mode="json"),
-            "until": until,
-            "together": together,
+            "pause_at_epoch": pause_at_epoch,
+            "report_buffer_seconds": report_buffer_seconds,
             "directory": str(directory),
             "drain": str(directory / "drain"),
             "stop": str(directory / "stop"),
@@ -279,8 +279,8 @@ def test_a_trial_that_pauses_and_goes_on_is_the_one_that_did_not(
     expected = [once.step() for _ in range(EPOCHS)]
     once.cleanup()
     results = []
-    for until in (1, 2, None):
-        trial = _trial(paused, until=until, task=task)
+    for pause in (1, 2, None):
+        trial = _trial(paused, pause_at_epoch=pause, task=task)
         results.append(trial.step())
         files = LocalFiles.of(paused)
         assert not files.has_writer(), "whoever goes on with it need not fence this process"
@@ -299,7 +299,7 @@ def test_reports_of_a_moment_are_told_together_and_are_the_same(tmp_path: Path) 
     each = _trial(tmp_path / "each")
     expected = [each.step() for _ in range(EPOCHS)]
     each.cleanup()
-    together = _trial(tmp_path / "together", together=60.0)
+    together = _trial(tmp_path / "together", report_buffer_seconds=60.0)
     result = together.step()
     together.cleanup()
     reports = [*result["earlier"], result]
@@ -312,14 +312,14 @@ def test_reports_of_a_moment_are_told_together_and_are_the_same(tmp_path: Path) 
 
 
 def test_what_was_reported_before_an_end_is_told_with_it(tmp_path: Path) -> None:
-    fails = _trial(tmp_path / "fails", together=60.0, raises_after=25)
+    fails = _trial(tmp_path / "fails", report_buffer_seconds=60.0, raises_after=25)
     result = fails.step()
     fails.cleanup()
     assert result["ending"] == "failed"
     assert "objective" not in result
     assert [report["epoch"] for report in result["earlier"]] == [1, 2]
 
-    pauses = _trial(tmp_path / "pauses", together=60.0, until=2)
+    pauses = _trial(tmp_path / "pauses", report_buffer_seconds=60.0, pause_at_epoch=2)
     result = pauses.step()
     pauses.cleanup()
     assert (result["ending"], result["epoch"]) == ("paused", 2)
@@ -327,10 +327,10 @@ def test_what_was_reported_before_an_end_is_told_with_it(tmp_path: Path) -> None
 
 
 def test_a_pause_that_was_not_told_is_told_by_the_next_worker(tmp_path: Path) -> None:
-    lost = _trial(tmp_path, until=1)
+    lost = _trial(tmp_path, pause_at_epoch=1)
     first = lost.step()
     lost.cleanup()
-    again = _trial(tmp_path, until=1)
+    again = _trial(tmp_path, pause_at_epoch=1)
     second = again.step()
     again.cleanup()
     assert (second["ending"], second["epoch"], second["objective"]) == (
@@ -344,10 +344,10 @@ def test_a_pause_that_was_not_told_is_told_by_the_next_worker(tmp_path: Path) ->
 def test_a_trial_beyond_the_epoch_at_which_it_should_pause_has_not_finished(
     tmp_path: Path,
 ) -> None:
-    ahead = _trial(tmp_path, until=2)
+    ahead = _trial(tmp_path, pause_at_epoch=2)
     ahead.step(), ahead.step()
     ahead.cleanup()
-    behind = _trial(tmp_path, until=1)
+    behind = _trial(tmp_path, pause_at_epoch=1)
     assert behind.step()["ending"] == "paused"
     behind.cleanup()
 
@@ -424,8 +424,8 @@ import ray
 from trainable import ray_adapter
 ray.is_initialized = lambda: True
 ray.get_runtime_context = lambda: SimpleNamespace(get_actor_id=lambda: "an actor's")
-ray_adapter._LOOK_SECONDS, ray_adapter._RAY_SECONDS = 0.05, 0.1
-ray_adapter._end_with_raylet()
+ray_adapter._RAYLET_POLL_SECONDS, ray_adapter._RAY_GRACE_SECONDS = 0.05, 0.1
+ray_adapter._exit_with_raylet()
 print("ready", flush=True)
 time.sleep(60)
 """
