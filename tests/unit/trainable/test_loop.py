@@ -214,7 +214,7 @@ def test_metric_that_is_missing_after_an_epoch_keeps_the_curve_up_to_there(
     queue = iter([{"loss": 1.0, "f1": 0.5}, {"loss": 0.9}])
     task = _task(toy, evaluate=lambda self, model, batches: next(queue))
     trainer = opened(configure(metric="val/f1", mode="max"), tmp_path, task)
-    with pytest.raises(TaskError, match="gave val/f1 in report 1 and not in report 2"):
+    with pytest.raises(TaskError, match="returned val/f1 in report 1 and not in report 2"):
         list(trainer.events())
     assert [row.step for row in read_rows(tmp_path)] == list(range(1, 9))
 
@@ -590,7 +590,7 @@ def test_a_metric_that_vanishes_between_reports_fails_the_run(tmp_path, opened, 
         configure(), tmp_path, _task(toy, evaluate=lambda self, model, batches: next(queue))
     )
     reports = []
-    with pytest.raises(TaskError, match="gave val/accuracy in report 2 and not in report 3"):
+    with pytest.raises(TaskError, match="returned val/accuracy in report 2 and not in report 3"):
         reports.extend(trainer.events())
 
 
@@ -600,7 +600,7 @@ def test_a_metric_that_vanishes_after_a_resume_fails_the_run(tmp_path, opened, c
     first = opened(configure(), tmp_path, task)
     next(first.events())
     first.close()
-    with pytest.raises(TaskError, match="gave val/accuracy in report 1 and not in report 2"):
+    with pytest.raises(TaskError, match="returned val/accuracy in report 1 and not in report 2"):
         list(opened(configure(), tmp_path, task).events())
 
 

@@ -28,9 +28,7 @@ DONOR, HEIR = {"lr": 0.05, "weight_decay": 0.3}, {"lr": 0.001, "weight_decay": 0
 def train(opened: Any, configure: Callable[..., TrialConfig], toy: Any) -> Train:
     """Train a run up to an epoch, and return its newest state."""
 
-    def go_on(
-        directory: Path, pause_at_epoch: int, *, seed: int, **optimizer: float
-    ) -> dict[str, Any]:
+    def go_on(directory: Path, pause: int, *, seed: int, **optimizer: float) -> dict[str, Any]:
         config = configure(epochs=4, seed=seed, optimizer={"name": "adamw", **optimizer})
         trainer = opened(config, directory, toy(), pause_at_epoch=pause)
         list(trainer.events())
