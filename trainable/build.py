@@ -23,7 +23,7 @@ from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
 from trainable.model import prepare_model
 from trainable.opened_files import opened_files
-from trainable.optim import Clipper, build_optimizer, check_form, check_groups
+from trainable.optim import Clipper, build_optimizer, check_groups, normalize_groups
 from trainable.precision import Precision, resolve_precision
 from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, warmup_steps
@@ -231,7 +231,7 @@ def build_parts(
         data, train, seed=config.seed, val_seed=val_seed(config) or config.seed, device=device
     )
     with under_rules(config.training_rules):
-        groups = check_form(task.param_groups(model))
+        groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
     windows = train_source.plan.windows
     schedule = Schedule(

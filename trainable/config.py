@@ -87,7 +87,7 @@ class TaskConfig(BaseModel):
         return dict(self.model_extra or {})
 
 
-class _Own(NamedTuple):
+class _OptimizerDefaults(NamedTuple):
     """What one optimizer is run with unless something else is said."""
 
     lr: float
@@ -95,19 +95,19 @@ class _Own(NamedTuple):
     weight_decay: float = 0.0
 
 
-OWN_DEFAULTS = {
-    "sgd": _Own(lr=0.1, momentum=0.9),
-    "adam": _Own(lr=3e-4),
-    "adamw": _Own(lr=3e-4, weight_decay=0.01),
-    "adafactor": _Own(lr=1e-3),
-    "lamb": _Own(lr=1e-3),
-    "lion": _Own(lr=3e-4),
+OPTIMIZER_DEFAULTS = {
+    "sgd": _OptimizerDefaults(lr=0.1, momentum=0.9),
+    "adam": _OptimizerDefaults(lr=3e-4),
+    "adamw": _OptimizerDefaults(lr=3e-4, weight_decay=0.01),
+    "adafactor": _OptimizerDefaults(lr=1e-3),
+    "lamb": _OptimizerDefaults(lr=1e-3),
+    "lion": _OptimizerDefaults(lr=3e-4),
 }
 
 
 def _own(option: str) -> Callable[[dict[str, Any]], float]:
     """Return what finds the default of an option by the name of the chosen optimizer."""
-    return lambda given: float(getattr(OWN_DEFAULTS[given["name"]], option))
+    return lambda given: float(getattr(OPTIMIZER_DEFAULTS[given["name"]], option))
 
 
 class OptimizerConfig(Section):

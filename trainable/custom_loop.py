@@ -399,7 +399,7 @@ class CustomLoop(BaseRun):
         self._logged += logged
         self._history.append([row])
         self._unreported.append(row)
-        self._health.see(row)
+        self._health.observe(row)
         if broken:
             raise NonFiniteMetric(broken[0], progress.epoch, metrics[broken[0]])
         # The last report is made even without the metric; it repeats the metric's last value.

@@ -33,7 +33,7 @@ from trainable.batches import move as move
 from trainable.batches import pin
 from trainable.config import LoaderConfig
 from trainable.errors import ConfigError, TaskError
-from trainable.seeding import HostRandomness, derive_seed, seed_host
+from trainable.seeding import HostRngState, derive_seed, seed_host
 from trainable.task import Batch, Samples
 from trainable.task_code import task_code
 
@@ -310,10 +310,10 @@ class _SeededWindows(Dataset[Any]):
     def _fetch(self, epoch: int, window: int, indices: list[int]) -> list[Batch]:
         if get_worker_info() is not None:  # a data set may seed a generator of its own from this
             self._seed_host(epoch, "window", window)
-        before = HostRandomness()
+        before = HostRngState()
         if not self._draws:
             batches = self._collated([self._dataset[index] for index in indices])
-            if not before.moved():
+            if not before.has_changed():
                 return batches
             self._draws = True
             before.restore()
@@ -326,10 +326,10 @@ class _SeededWindows(Dataset[Any]):
             # been fetched.
             before.restore()
 
-    def _samples(self, epoch: int, indices: list[int], before: HostRandomness) -> list[Any]:
+    def _samples(self, epoch: int, indices: list[int], before: HostRngState) -> list[Any]:
         if not self._samples_draw:  # perhaps only the collate function does
             samples = [self._dataset[index] for index in indices]
-            self._samples_draw = before.moved()
+            self._samples_draw = before.has_changed()
             if not self._samples_draw:
                 return samples
         samples = []

@@ -226,14 +226,14 @@ class HealthMonitor:
     def load_history(self, rows: Iterable[Row]) -> None:
         """See rows that an interrupted run had written."""
         for row in rows:
-            self.see(row)
+            self.observe(row)
 
     def sample(self, memory: Mapping[str, float]) -> None:
         """Take note of what the run holds now, in MiB by metric name."""
         for name, size in memory.items():
             self._memory.setdefault(name, deque(maxlen=200)).append(size)
 
-    def see(self, row: Row, scheduled: float | None = None) -> None:
+    def observe(self, row: Row, scheduled: float | None = None) -> None:
         """Take note of a row.
 
         Args:

@@ -340,7 +340,7 @@ class Trainer(BaseRun):
         self._history.append_logged(self.state.progress.step, logged)
         self._logged += logged
         for row in self._unwritten:
-            self._health.see(row, self._scheduled.pop(row.step, None))
+            self._health.observe(row, self._scheduled.pop(row.step, None))
         self._unreported += self._unwritten
         self._unwritten = []
 

@@ -20,11 +20,11 @@ from trainable.data import sample_count
 from trainable.errors import CheckpointError, TaskError
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState
-from trainable.optim import Scalar, check_form
+from trainable.optim import Scalar, normalize_groups
 from trainable.seeding import (
-    HostRandomness,
+    HostRngState,
     derive_seed,
-    isolated_host_randomness,
+    preserved_host_rng,
     seed_host,
     set_seed,
 )
@@ -56,7 +56,7 @@ def check_task(task: Task, *, seed: int = 0) -> None:
     Raises:
         TaskError: It does not; the message lists every broken promise and what to do about each.
     """
-    with isolated_host_randomness():
+    with preserved_host_rng():
         problems = list(_problems(task, seed))
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
@@ -140,7 +140,7 @@ def _state_problems(task: Task, model: nn.Module, modules: ObjectState) -> Itera
 
 def _group_problems(task: Task, model: nn.Module) -> Iterator[str]:
     try:
-        groups = check_form(task.param_groups(model))
+        groups = normalize_groups(task.param_groups(model))
     except TaskError as problem:
         yield str(problem)
         return
@@ -182,9 +182,9 @@ def _loss_problems(
             "finite; check the scale of the inputs and the targets"
         )
         return
-    before = HostRandomness()
+    before = HostRngState()
     parts = [(part.detach(), share) for part, share in (task.loss(model, h) for h in halves)]
-    if not parts or before.moved():  # one that draws gives another loss each time
+    if not parts or before.has_changed():  # one that draws gives another loss each time
         return
     if is_mean((total, weight), parts):
         yield MEAN.format(whole=float(total), first=float(parts[0][0]), rest=float(parts[1][0]))

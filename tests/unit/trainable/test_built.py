@@ -21,7 +21,7 @@ from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
 from trainable.rules import BUILT
-from trainable.seeding import HostRandomness
+from trainable.seeding import HostRngState
 from trainable.task import Data, Task
 
 
@@ -126,11 +126,11 @@ def test_items_that_loader_processes_fetch_are_compared(tmp_path: Path) -> None:
 def test_a_summary_leaves_the_generators_as_they_are() -> None:
     task = Differing()
     model, data = task.build_model(), task.build_data()
-    before = HostRandomness()
+    before = HostRngState()
     assert summarise(Task(), model, data, arguments={}, apart=False) == summarise(
         Task(), model, data, arguments={}, apart=False
     )
-    assert not before.moved()
+    assert not before.has_changed()
 
 
 @pytest.mark.parametrize(

@@ -209,12 +209,12 @@ def test_fetching_leaves_the_generators_of_the_process_alone(made):
 def test_generators_are_looked_at_once_for_a_window_whatever_its_micro_batches(monkeypatch, micro):
     looks = []
 
-    class Counted(data.HostRandomness):
+    class Counted(data.HostRngState):
         def __init__(self):
             looks.append(None)
             super().__init__()
 
-    monkeypatch.setattr(data, "HostRandomness", Counted)
+    monkeypatch.setattr(data, "HostRngState", Counted)
     plan = WindowPlan(43, 12, micro)
     source = LoaderSource(list(range(43)), plan, split="train", device=CPU, loader=LoaderConfig())
     assert sum(len(batch) for window in source.windows(0) for batch in window) == 43

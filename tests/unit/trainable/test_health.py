@@ -151,32 +151,35 @@ def _row(step, **metrics):
 
 
 def test_watch_sees_what_rows_tell():
-    watch = HealthMonitor()
+    monitor = HealthMonitor()
     for step in range(1, 31):
-        watch.see(_row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1), 0.1 / step)
-    watch.see(_row(31, val__loss=math.nan))
-    assert [s.name for s in watch.signals()] == ["loss_not_finite", "norm_spikes", "lr_stuck"]
-    assert watch.sentences()[0].startswith("val/loss is nan")
+        row = _row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1)
+        monitor.observe(row, 0.1 / step)
+            _row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1), 0.1 / step
+        )
+    monitor.observe(_row(31, val__loss=math.nan))
+    assert [s.name for s in monitor.signals()] == ["loss_not_finite", "norm_spikes", "lr_stuck"]
+    assert monitor.sentences()[0].startswith("val/loss is nan")
 
 
 def test_watch_compares_epochs():
-    watch, step = HealthMonitor(), 0
+    monitor, step = HealthMonitor(), 0
     for epoch in range(5):
         for _ in range(3):
             step += 1
-            watch.see(_row(step, train__loss=1.0 - 0.1 * epoch))
-        watch.see(_row(step, val__loss=1.0 + 0.1 * epoch, train__samples_per_second=100.0))
-    assert [s.name for s in watch.signals()] == ["overfitting"]
+            monitor.observe(_row(step, train__loss=1.0 - 0.1 * epoch))
+        monitor.observe(_row(step, val__loss=1.0 + 0.1 * epoch, train__samples_per_second=100.0))
+    assert [s.name for s in monitor.signals()] == ["overfitting"]
 
 
 def test_watch_after_a_crash_says_what_it_would_have_said():
     rows = [_row(step, train__loss=2.0, train__grad_norm=200.0) for step in range(1, 250)]
     whole, resumed = HealthMonitor(), HealthMonitor()
     for row in rows:
-        whole.see(row)
+        whole.observe(row)
     resumed.load_history(rows[:100])
     for row in rows[100:]:
-        resumed.see(row)
+        resumed.observe(row)
     assert whole.signals() == resumed.signals()
     assert [s.name for s in whole.signals()] == ["loss_plateau", "norm_spikes"]
 

@@ -477,7 +477,7 @@ def test_metrics_are_numbers_of_any_kind_and_shape(tmp_path, opened, configure, 
 def test_metric_that_is_not_one_number_is_named(tmp_path, opened, configure, toy, value):
     found = {"loss": torch.tensor(0.5), "f1": value}
     task = _task(toy, evaluate=lambda self, model, batches: found)
-    with pytest.raises(TaskError, match="returned 'f1' as .*; a metric is one number"):
+    with pytest.raises(TaskError, match=r"returned 'f1' as .*; a metric is one number"):
         list(opened(configure(), tmp_path, task).events())
 
 
