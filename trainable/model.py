@@ -39,7 +39,7 @@ def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:
         # Compile the forward method, not the module: compiled code would keep the hooks that the
         # module has now, and evaluation adds one. Compile for each batch size: dynamic code is
         # made at the second size and rounds differently, and a resumed run meets that size at
-        # another step. Reset: code compiled for earlier runs of this process would count towards the limit.
+        # another step. Reset: code compiled for earlier runs of this process would count as well.
         torch.compiler.reset()
         model.forward = torch.compile(model.forward, dynamic=False)
     return model

@@ -60,7 +60,7 @@ class HostRngState:
         self._numpy: Any = numpy.random.get_state()
         self._torch = torch.get_rng_state()
 
-    def moved(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether a generator has been used or seeded since."""
         import torch
 

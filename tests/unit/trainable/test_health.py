@@ -155,8 +155,6 @@ def test_watch_sees_what_rows_tell():
     for step in range(1, 31):
         row = _row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1)
         monitor.observe(row, 0.1 / step)
-            _row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1), 0.1 / step
-        )
     monitor.observe(_row(31, val__loss=math.nan))
     assert [s.name for s in monitor.signals()] == ["loss_not_finite", "norm_spikes", "lr_stuck"]
     assert monitor.sentences()[0].startswith("val/loss is nan")
