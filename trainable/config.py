@@ -1,8 +1,8 @@
 """The configuration of one training run: frozen, validated sections.
 
-Each field has its docstring below it, and its checks are in its section. A key has the same name in
-YAML, on the command line, in Python and as a tracked parameter. What must not live here: anything
-about sweeps, or an import of torch (the command line validates specs without it).
+Each field has its docstring below it, and its checks are in its section. A key has the same name
+in YAML, on the command line, in Python and as a tracked parameter. What must not live here:
+anything about sweeps, or an import of torch (the command line validates specs without it).
 """
 
 from __future__ import annotations
