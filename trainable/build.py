@@ -81,13 +81,13 @@ def open_trainer(
         OutOfMemory: The model or the data do not fit into memory.
         CheckpointError: There are checkpoints, but none can be used.
     """
-    place = find_device(device)
+    target = find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    if place.type == "cuda":
-        total = torch.cuda.get_device_properties(place).total_memory
-        torch.cuda.set_per_process_memory_fraction(tensor_fraction(memory_share, total), place)
-        torch.cuda.reset_peak_memory_stats(place)  # an earlier trial of this process set it
+    if target.type == "cuda":
+        total = torch.cuda.get_device_properties(target).total_memory
+        torch.cuda.set_per_process_memory_fraction(tensor_fraction(memory_share, total), target)
+        torch.cuda.reset_peak_memory_stats(target)  # an earlier trial of this process set it
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         return CustomLoop(
@@ -96,13 +96,13 @@ def open_trainer(
             directory,
             checkpoints=checkpoints,
             searched=searched,
-            device=place,
+            device=target,
             restore=restore,
             pause_at_epoch=pause_at_epoch,
             should_stop=should_stop,
         )
-    with translate_torch_errors(place):
-        parts = build_parts(config, device=place, task=task, compare=restore is None)
+    with translate_torch_errors(target):
+        parts = build_parts(config, device=target, task=task, compare=restore is None)
     for caution in parts.cautions:
         warnings.warn(caution, stacklevel=2)
     train, schedule = config.train, parts.schedule

@@ -214,7 +214,7 @@ class TuneTrial(tune.Trainable):
         After an exit, Ray starts the other trial, which has not begun, in a new process.
         """
         try:
-            self.cleanup()  # first: the last task may have removed what Ray needs, as its cwd
+            self.cleanup()  # first: Ray needs, for one, the working directory
             if not self._leftovers:
                 return bool(super().reset(new_config, storage))  # type: ignore[no-untyped-call]
         except BaseException:  # a process that a task has broken must not train another trial
