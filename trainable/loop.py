@@ -69,7 +69,7 @@ _MAX_SKIPPED_IN_A_ROW = 40
 _MEMORY_SAMPLES_PER_EPOCH = 4
 # The optimizer's state is copied during the next forward and backward pass (Mohan et al.,
 # CheckFreq, FAST 2021); only the next optimizer step changes it, and that step waits. Parameters
-# are copied at once (7 ms for 67 MB): a task may write to them in its forward pass.
+# are copied before training continues (7 ms for 67 MB): a forward pass may write to them.
 _ASYNC_COPY_KEYS = ("optimizer",)
 
 

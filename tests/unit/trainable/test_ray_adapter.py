@@ -158,7 +158,7 @@ def _pointer(trial: TuneTrial, directory: Path) -> list[Any] | None:
     return pointer and [pointer["address"], pointer["step"], pointer["sha256"]]
 
 
-def test_ray_is_handed_the_newest_committed_generation(tmp_path: Path) -> None:
+def test_ray_receives_newest_committed_generation(tmp_path: Path) -> None:
     trial, before = _trial(tmp_path), None
     for _ in range(EPOCHS):
         result = trial.step()
@@ -177,9 +177,7 @@ def test_ray_is_handed_the_newest_committed_generation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "saved"), [("Small", True), ("own_loop", True), ("forgetful_loop", False)]
 )
-def test_the_last_result_tells_whether_all_that_was_trained_is_saved(
-    tmp_path: Path, task: str, saved: bool
-) -> None:
+def test_last_result_says_whether_all_is_saved(tmp_path: Path, task: str, saved: bool) -> None:
     trial = _trial(tmp_path, task=task)
     *_, last = (trial.step() for _ in range(EPOCHS))
     assert (last["ending"], last["saved"]) == ("finished", saved)
@@ -187,7 +185,7 @@ def test_the_last_result_tells_whether_all_that_was_trained_is_saved(
     trial.cleanup()
 
 
-def test_a_checkpoint_that_was_set_aside_is_told_once_and_logged(tmp_path: Path) -> None:
+def test_set_aside_checkpoint_is_reported_once(tmp_path: Path) -> None:
     first = _trial(tmp_path)
     first.step()
     (tmp_path / "drain").touch()
@@ -209,7 +207,7 @@ def test_a_checkpoint_that_was_set_aside_is_told_once_and_logged(tmp_path: Path)
     assert (tmp_path / "trial.log").read_text().count(told) == 1
 
 
-def test_the_first_result_of_an_attempt_says_what_auto_came_to_and_where(tmp_path: Path) -> None:
+def test_first_result_has_device_and_precision(tmp_path: Path) -> None:
     for task, told in (("Small", ON_THE_CPU), ("own_loop", {"device": "cpu"})):
         trial = _trial(tmp_path / task, task=task, precision="auto")
         results = [trial.step() for _ in range(EPOCHS)]
@@ -217,7 +215,7 @@ def test_the_first_result_of_an_attempt_says_what_auto_came_to_and_where(tmp_pat
         assert [result.get("resolved") for result in results] == [told, None, None]
 
 
-def test_a_trial_that_fails_before_its_first_report_says_where_it_ran(tmp_path: Path) -> None:
+def test_early_failure_reports_its_device(tmp_path: Path) -> None:
     trial = _trial(tmp_path, raises_after=1)
     result = trial.step()
     trial.cleanup()
@@ -248,7 +246,7 @@ def _fill(file: Any) -> None:
         os.dup2(full.fileno(), file.fileno())
 
 
-def test_a_full_disk_below_curve_and_log_ends_the_trial_as_one(tmp_path: Path) -> None:
+def test_full_disk_is_a_storage_failure(tmp_path: Path) -> None:
     trial = _trial(tmp_path, task="Talkative")
     trial.step()
     _fill(trial._trainer._history._file)
@@ -259,7 +257,7 @@ def test_a_full_disk_below_curve_and_log_ends_the_trial_as_one(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_a_log_without_room_ends_no_trial(tmp_path: Path, opened: bool) -> None:
+def test_full_disk_of_the_log_ends_no_trial(tmp_path: Path, opened: bool) -> None:
     if not opened:
         (tmp_path / "trial.log").mkdir()
     trial = _trial(tmp_path, task="Talkative")
@@ -272,9 +270,7 @@ def test_a_log_without_room_ends_no_trial(tmp_path: Path, opened: bool) -> None:
 
 
 @pytest.mark.parametrize("task", ["Small", "own_loop"])
-def test_a_trial_that_pauses_and_goes_on_is_the_one_that_did_not(
-    tmp_path: Path, task: str
-) -> None:
+def test_paused_and_resumed_trial_equals_uninterrupted(tmp_path: Path, task: str) -> None:
     once, paused = _trial(tmp_path / "once", task=task), tmp_path / "paused"
     expected = [once.step() for _ in range(EPOCHS)]
     once.cleanup()
@@ -289,13 +285,13 @@ def test_a_trial_that_pauses_and_goes_on_is_the_one_that_did_not(
         assert newest.epoch == results[-1]["epoch"], "it goes on from where it paused"
         trial.cleanup()
     assert [r["ending"] for r in results] == ["paused", "paused", "finished"]
-    assert [_told(r) for r in results] == [_told(r) for r in expected]
+    assert [_report_of(r) for r in results] == [_report_of(r) for r in expected]
     stores = CheckpointStore(tmp_path / "once"), CheckpointStore(paused)
     first, second = (store.load(store.generations()[-1]) for store in stores)
     assert differences(without_measured(first), without_measured(second)) == []
 
 
-def test_reports_of_a_moment_are_told_together_and_are_the_same(tmp_path: Path) -> None:
+def test_buffered_reports_equal_single_reports(tmp_path: Path) -> None:
     each = _trial(tmp_path / "each")
     expected = [each.step() for _ in range(EPOCHS)]
     each.cleanup()
@@ -303,7 +299,7 @@ def test_reports_of_a_moment_are_told_together_and_are_the_same(tmp_path: Path) 
     result = together.step()
     together.cleanup()
     reports = [*result["earlier"], result]
-    assert list(map(_told, reports)) == list(map(_told, expected))
+    assert list(map(_report_of, reports)) == list(map(_report_of, expected))
     for one, other in zip(reports, expected, strict=True):
         assert [row[0] for row in one["rows"]] == [row[0] for row in other["rows"]]
         assert one["signals"] == other["signals"]
@@ -311,7 +307,7 @@ def test_reports_of_a_moment_are_told_together_and_are_the_same(tmp_path: Path) 
     assert "earlier" not in expected[0]
 
 
-def test_what_was_reported_before_an_end_is_told_with_it(tmp_path: Path) -> None:
+def test_last_result_contains_buffered_reports(tmp_path: Path) -> None:
     fails = _trial(tmp_path / "fails", report_buffer_seconds=60.0, raises_after=25)
     result = fails.step()
     fails.cleanup()
@@ -326,7 +322,7 @@ def test_what_was_reported_before_an_end_is_told_with_it(tmp_path: Path) -> None
     assert [report["epoch"] for report in result["earlier"]] == [1]
 
 
-def test_a_pause_that_was_not_told_is_told_by_the_next_worker(tmp_path: Path) -> None:
+def test_lost_pause_is_reported_by_the_next_worker(tmp_path: Path) -> None:
     lost = _trial(tmp_path, pause_at_epoch=1)
     first = lost.step()
     lost.cleanup()
@@ -341,7 +337,7 @@ def test_a_pause_that_was_not_told_is_told_by_the_next_worker(tmp_path: Path) ->
     assert second["rows"] == []
 
 
-def test_a_trial_beyond_the_epoch_at_which_it_should_pause_has_not_finished(
+def test_trial_past_its_pause_epoch_is_paused(
     tmp_path: Path,
 ) -> None:
     ahead = _trial(tmp_path, pause_at_epoch=2)
@@ -352,12 +348,12 @@ def test_a_trial_beyond_the_epoch_at_which_it_should_pause_has_not_finished(
     behind.cleanup()
 
 
-def _told(result: dict[str, Any]) -> tuple[Any, ...]:
+def _report_of(result: dict[str, Any]) -> tuple[Any, ...]:
     return result["epoch"], result["step"], result["objective"]
 
 
 @pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
-def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str) -> None:
+def test_last_report_frees_loader_and_model(tmp_path: Path, ending: str) -> None:
     """Its process may then wait for another trial: with no loader, and no model in its memory."""
     trial = _trial(tmp_path, loaded=True, raises_after=25 if ending == "failed" else None)
     assert "ending" not in trial.step()
@@ -376,7 +372,7 @@ def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str)
     trial.cleanup()
 
 
-def test_a_node_that_does_not_see_the_sweep_trains_nothing(tmp_path: Path) -> None:
+def test_node_without_the_sweep_directory_fails(tmp_path: Path) -> None:
     trial = _trial(tmp_path / "sweep" / "trials" / "0000")
     failure = trial.step()["failure"]
     trial.cleanup()
@@ -386,9 +382,7 @@ def test_a_node_that_does_not_see_the_sweep_trains_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_mount_that_was_lost_is_the_storages_doing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_mount_is_a_storage_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat = os.stat
 
     def lost(path: Any, *args: Any, **more: Any) -> os.stat_result:
@@ -404,7 +398,7 @@ def test_a_mount_that_was_lost_is_the_storages_doing(
 
 
 @pytest.mark.parametrize("task", ["untidy_loop", "leaving_loop"])
-def test_a_clean_up_that_fails_is_told_by_its_own_log_alone(tmp_path: Path, task: str) -> None:
+def test_failing_clean_up_is_logged_only(tmp_path: Path, task: str) -> None:
     trial = _trial(tmp_path / "0000", task=task)
     assert trial.step()["epoch"] == 1
     for number in (1, 2):
@@ -431,7 +425,7 @@ time.sleep(60)
 """
 
 
-def test_a_worker_ends_when_its_raylet_has() -> None:
+def test_worker_exits_after_its_raylet() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as raylet,
         subprocess.Popen(  # not from its raylet: a worker may be the fork of another process

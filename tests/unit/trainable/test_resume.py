@@ -480,7 +480,7 @@ def test_interrupted_run_saves_where_it_stands_and_goes_on(tmp_path, opened, con
     assert _equal(whole.state.state_dict(), resumed.state.state_dict())
 
 
-def test_finished_run_reports_its_end_once_more(tmp_path, opened, configure, toy):
+def test_finished_run_repeats_its_last_report(tmp_path, opened, configure, toy):
     config = configure()
     last = _run(opened(config, tmp_path, toy()))[-1]
     (again,) = _run(opened(config, tmp_path, toy()))

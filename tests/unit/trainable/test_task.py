@@ -255,7 +255,7 @@ def module(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("module")
-def test_what_cannot_be_loaded_says_which_half_and_why(name, arguments, message):
+def test_task_that_cannot_be_loaded_says_why(name, arguments, message):
     with pytest.raises(ConfigError, match=message):
         load_task(name, arguments)
 
