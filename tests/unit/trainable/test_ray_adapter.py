@@ -1,4 +1,4 @@
-"""One trial as Ray sees it: the pointer that it is handed, and what a resumed one says first."""
+"""The Tune trainable: its pointer, its results, its endings, and pausing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Small(Task):
 
 
 class Talkative(Small):
-    """Says something in each window."""
+    """Prints a line in each window."""
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         print("what a task may say" * 100, flush=True)
@@ -71,7 +71,7 @@ class Talkative(Small):
 
 
 def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
-    """Sums up its epochs; knows the whole budget whenever it runs."""
+    """Sums up its epochs; receives the whole budget in each process."""
     del config
     total = context.restored["total"] if context.restored else 0
     for epoch in context.remaining_epochs():
@@ -80,7 +80,7 @@ def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
 
 
 def talkative_loop(config: Any, context: Any) -> Iterator[Any]:
-    """Says a secret of its own, and dies of it."""
+    """Prints a secret and raises an error with it."""
     del config, context
     secret = os.environ["STORE_PASSWORD"]
     print(f"logging in as ada with {secret}")
@@ -90,7 +90,7 @@ def talkative_loop(config: Any, context: Any) -> Iterator[Any]:
 
 
 def forgetful_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
-    """Has no state for what it trained last."""
+    """Yields no state with its last report."""
     for epoch, report in enumerate(own_loop(config, context), context.epoch + 1):
         yield report[0] if epoch == context.epochs else report
 
@@ -104,7 +104,7 @@ def untidy_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
 
 
 def leaving_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
-    """Means to end the process when it is closed."""
+    """Calls sys.exit when it is closed."""
     try:
         yield from own_loop(config, context)
     finally:
@@ -241,7 +241,7 @@ def test_secrets_are_in_no_reason_traceback_or_log(
 
 
 def _fill(file: Any) -> None:
-    """Let the disk below an open file be full from now on."""
+    """Make each write to an open file fail with ENOSPC."""
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), file.fileno())
 
@@ -354,7 +354,7 @@ def _report_of(result: dict[str, Any]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
 def test_last_report_frees_loader_and_model(tmp_path: Path, ending: str) -> None:
-    """Its process may then wait for another trial: with no loader, and no model in its memory."""
+    """Its process may wait for another trial, without loader processes and without a model."""
     trial = _trial(tmp_path, loaded=True, raises_after=25 if ending == "failed" else None)
     assert "ending" not in trial.step()
     assert len(multiprocessing.active_children()) == 1

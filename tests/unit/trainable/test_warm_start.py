@@ -28,14 +28,14 @@ DONOR, HEIR = {"lr": 0.05, "weight_decay": 0.3}, {"lr": 0.001, "weight_decay": 0
 def train(opened: Any, configure: Callable[..., TrialConfig], toy: Any) -> Train:
     """Train a run up to an epoch, and return its newest state."""
 
-    def go_on(directory: Path, pause: int, *, seed: int, **optimizer: float) -> dict[str, Any]:
+    def run(directory: Path, pause: int, *, seed: int, **optimizer: float) -> dict[str, Any]:
         config = configure(epochs=4, seed=seed, optimizer={"name": "adamw", **optimizer})
         trainer = opened(config, directory, toy(), pause_at_epoch=pause)
         list(trainer.events())
         trainer.close()
         return newest(directory)
 
-    return go_on
+    return run
 
 
 def newest(directory: Path) -> dict[str, Any]:
