@@ -294,7 +294,7 @@ class Trainer(BaseRun):
             self._health.sample(memory_in_use(self._step.device))
         logged = self._log.take()
         if not outcome.taken:
-            self._note_skipped(outcome, number)
+            self._count_skipped(outcome, number)
             return
         progress.step, progress.skipped_in_a_row = number, 0
         every = self._layer_norms_every
@@ -304,7 +304,7 @@ class Trainer(BaseRun):
         if len(self._pending) >= _FETCH_EVERY:
             self._fetch()
 
-    def _note_skipped(self, outcome: StepOutcome, number: int) -> None:
+    def _count_skipped(self, outcome: StepOutcome, number: int) -> None:
         progress = self.state.progress
         progress.skipped += 1
         progress.skipped_in_a_row += 1

@@ -163,7 +163,7 @@ class History:
             now = [earlier for earlier in before if earlier < step] + [step] * interrupted
             if now != before:
                 files.replace(directory / RESUMED, json.dumps(now).encode())
-            self._file = _appending(path)
+            self._file = _open_for_append(path)
             self._logged_path = logged = directory / LOGGED
             if logged.exists():
                 files.replace(logged, _up_to(logged, step))
@@ -195,7 +195,7 @@ class History:
             return
         with self._writing():
             if self._logged_file is None:
-                self._logged_file = _appending(self._logged_path)
+                self._logged_file = _open_for_append(self._logged_path)
             lines = (
                 json.dumps(
                     {
@@ -267,7 +267,7 @@ def _parse(line: bytes, path: Path) -> Row:
         ) from error
 
 
-def _appending(path: Path) -> BinaryIO:
+def _open_for_append(path: Path) -> BinaryIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.fdopen(open_regular(path, flags, limit=LARGEST_CURVE), "ab")
 
