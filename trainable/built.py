@@ -30,7 +30,7 @@ from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import ARGUMENTS, COLLATED, differences
 from trainable.regular_files import LARGEST_TEXT, read_regular, replace_regular
 from trainable.rules import BUILT
-from trainable.seeding import derive_seed, isolated_host_randomness, seed_host
+from trainable.seeding import derive_seed, preserved_host_rng, seed_host
 from trainable.task import Data, Samples, Task
 
 _ITEMS = 8
@@ -66,7 +66,7 @@ def summarise(
     """
     kinds = [[name, type(module).__name__] for name, module in model.named_modules()]
     weights = (*model.named_parameters(), *model.named_buffers())
-    with isolated_host_randomness():
+    with preserved_host_rng():
         found: Summary = {f"file {path}": digest for path, digest in task.files_read.items()}
         found[ARGUMENTS] = _digest(arguments)
         found["model: its modules"] = _digest(kinds)
@@ -81,7 +81,7 @@ def summarise_data(data: Data, *, arguments: Mapping[str, Any]) -> Summary:
     It fetches items in this process: call it only if no loader process is forked afterwards.
     """
     found: Summary = {ARGUMENTS: _digest(arguments)}
-    with isolated_host_randomness():
+    with preserved_host_rng():
         for split in ("train", "val"):
             found |= _split(split, data, _bounded)
     return _as_read_back(found)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trainable.base_run import MOST_METRICS, check_names, describe, one_number
+from trainable.base_run import MAX_METRICS, check_names, describe, one_number
 from trainable.errors import TaskError
 from trainable.files import replace_file
 from trainable.metrics_file import ARTIFACTS, Row, read_logged
@@ -96,7 +96,7 @@ class Log:
         if step == 0 and name in self.own_steps:
             step = self.step
         if name not in self.own_steps:
-            full = len(self.own_steps) >= MOST_METRICS  # below the limit, check the name alone
+            full = len(self.own_steps) >= MAX_METRICS  # below the limit, check the name alone
             check_names({name, *(self.own_steps if full else ())}, "the plain MLflow API is given")
             self.own_steps.add(name)
         self._rows.append(Row(step, timestamp_ms, {name: value}))

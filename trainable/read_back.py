@@ -14,7 +14,7 @@ from torch import nn
 from trainable.build import Parts
 from trainable.config import LoaderConfig
 from trainable.data import WindowPlan, open_source, sample_count
-from trainable.seeding import isolated_host_randomness
+from trainable.seeding import preserved_host_rng
 from trainable.task_state import TaskState, modules_state
 from trainable.train_state import check_read_back, check_state, model_state
 
@@ -38,7 +38,7 @@ def check_resumable(parts: Parts) -> None:
     trained = [p for group in parts.groups for p in group["params"]]
     modules = modules_state(parts.model, [*parts.model.parameters(), *trained], parts.task)
     held = TaskState(parts.task, parts.model, trained, parts.data)
-    with isolated_host_randomness():
+    with preserved_host_rng():
         _try_losses(parts)
         check_state(parts.task.state_dict(), "the state of the task")
         del held

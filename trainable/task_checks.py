@@ -24,7 +24,7 @@ from trainable.batches import move
 from trainable.data import sample_count
 from trainable.errors import OutOfMemory, TaskError
 from trainable.optim import Scalar
-from trainable.seeding import HostRandomness, isolated_host_randomness
+from trainable.seeding import HostRngState, preserved_host_rng
 from trainable.step import translate_torch_errors
 from trainable.task import Batch, Data, Task
 from trainable.task_code import task_code
@@ -72,7 +72,7 @@ def quick_check(parts: Parts) -> list[str]:
     task, data, device = parts.task, parts.data, parts.precision.device
     cautions = uncalled_methods(task)
     try:
-        with translate_torch_errors(device), task_code(), isolated_host_randomness():
+        with translate_torch_errors(device), task_code(), preserved_host_rng():
             if draws_in_validation(data):
                 cautions.append(
                     "collate draws random numbers, and validation samples pass through it too: "
@@ -171,9 +171,9 @@ def first_batch(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], 
         return whole, halves if middle else [], False
     found = [samples[index] for index in range(count)]
     collate: Callable[[list[Any]], Batch] = data.collate_of(split) or default_collate
-    before = HostRandomness()
+    before = HostRngState()
     whole = collate(found)
-    drawn = before.moved()
+    drawn = before.has_changed()
     halves = [collate(found[:middle]), collate(found[middle:])] if middle and not drawn else []
     return whole, halves, drawn
 
@@ -195,10 +195,10 @@ def _loss_cautions(
         yield no_targets(len(halves) * _SAMPLES // 2 or 1)
         return
     model.eval()
-    before = HostRandomness()
+    before = HostRngState()
     with torch.no_grad():
         whole, *parts = (task.loss(model, one) for one in (batch, *halves))
-    if len(parts) == 2 and not before.moved() and is_mean(whole, parts):
+    if len(parts) == 2 and not before.has_changed() and is_mean(whole, parts):
         first, rest = (float(part[0]) for part in parts)
         yield MEAN_LOSS.format(whole=float(whole[0]), first=first, rest=rest)
 

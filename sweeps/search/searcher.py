@@ -27,7 +27,7 @@ from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.suggest import Suggester
 from trainable.ray_adapter import OBJECTIVE
 
-_TOGETHER_SECONDS = 0.2
+_REPORT_BUFFER_SECONDS = 0.2
 """A worker batches reports that follow each other faster, because each one passes through Ray."""
 
 
@@ -129,7 +129,7 @@ class LedgerSearcher(Searcher):
                 "number": trial.number,
                 "params": trial.params,
                 "config": resolved,
-                "until": self._pauses
+                "pause_at_epoch": self._pauses
                 and self._pauses.pause_at_epoch(max(trial.reports, default=0)),
                 "directory": str(self._paths.trial(trial.number)),
                 "checkpoints": address_of(self._paths, self._spec, trial.number),
@@ -138,9 +138,9 @@ class LedgerSearcher(Searcher):
                 "heartbeat": str(self._paths.heartbeat(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
-                "together": 0.0
+                "report_buffer_seconds": 0.0
                 if self._spec.early_stopping.rule.decides_per_report
-                else _TOGETHER_SECONDS,
+                else _REPORT_BUFFER_SECONDS,
             }
         if self._live and not self.stopping:
             return None  # their results may promote a paused trial

@@ -143,7 +143,7 @@ class _Flooding(Task):
 def test_evaluate_returns_too_many_names(tmp_path: Path) -> None:
     config = _config("flooded:Flooding")
     with open_trainer(config, tmp_path, task=_Flooding(), device="cpu") as run:
-        with pytest.raises(TaskError, match=r"evaluate\(\) gives 100001 metrics .* at most 5000"):
+        with pytest.raises(TaskError, match=r"returned 100001 metrics .* at most 5000"):
             list(run.events())
         assert all(len(row.metrics) < 100 for row in read_rows(tmp_path))
 

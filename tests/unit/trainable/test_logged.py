@@ -149,7 +149,7 @@ def test_values_under_own_steps_are_kept_apart_and_cut_back_with_the_run(tmp_pat
         configure(),
         tmp_path,
         device=torch.device("cpu"),
-        interrupted=lambda: next(asked),
+        should_stop=lambda: next(asked),
     ) as run:
         reports = list(run.events())
     assert [row.step for row in reports[1].rows if "inner" in row.metrics] == [12, 13]

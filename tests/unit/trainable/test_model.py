@@ -83,13 +83,13 @@ def test_moments_follow_their_parameter_into_another_layout(
 ):
     """Fused kernels take each moment from where its parameter's value would lie in memory."""
 
-    def train(directory, channels_last, until=None):
+    def train(directory, channels_last, pause_at_epoch=None):
         config = configure(optimizer={"name": optimizer, "lr": 0.01}, channels_last=channels_last)
-        trainer = opened(config, directory, Pictures(), until=until)
+        trainer = opened(config, directory, Pictures(), pause_at_epoch=pause_at_epoch)
         list(trainer.events())
         return trainer.state.state_dict()
 
-    train(tmp_path / "changed", first, until=1)
+    train(tmp_path / "changed", first, pause_at_epoch=1)
     changed = train(tmp_path / "changed", not first)
     whole = train(tmp_path / "whole", first)
     torch.testing.assert_close(changed["model"], whole["model"])
@@ -223,7 +223,7 @@ def test_blocks_inside_blocks_are_left_to_the_outer_one():
     ("options", "message"),
     [
         ({"channels_last": True}, "no two-dimensional convolution; remove it"),
-        ({"activation_checkpointing": True}, "neither a ModuleList nor is it a Sequential"),
+        ({"activation_checkpointing": True}, "neither has a ModuleList nor is it a Sequential"),
     ],
 )
 def test_settings_without_effect_are_refused(options, message):

@@ -24,11 +24,11 @@ from trainable.read_back import check_resumable
 from trainable.task_state import move_modules
 
 
-def _whole_and_cut(tmp_path, opened, config, kind, *, until=1):
+def _whole_and_cut(tmp_path, opened, config, kind, *, pause_at_epoch=1):
     """Train once without and once with an interruption; return both trainers and their reports."""
     whole = opened(config, tmp_path / "whole", kind())
     told = [report.metrics for report in whole.events()]
-    first = opened(config, tmp_path / "cut", kind(), until=until)
+    first = opened(config, tmp_path / "cut", kind(), pause_at_epoch=pause_at_epoch)
     found = [report.metrics for report in first.events()]
     first.close()
     torch.manual_seed(99)
@@ -266,9 +266,7 @@ class Yielding(Iterating):
 )
 def test_what_could_not_be_restored_is_refused(tmp_path, opened, configure, toy, how, named):
     kind = type("Refused", (how, toy), {})
-    message = (
-        rf"Refused\.{named} \(an object of type .*\) .*; a resumed run .*; .*override"
-    )
+    message = rf"Refused\.{named} \(an object of type .*\) .*; a resumed run .*; .*override"
     with pytest.raises(TaskError, match=message):
         list(opened(configure(every="1 step"), tmp_path, kind()).events())
     with pytest.raises(TaskError, match=message):

@@ -81,7 +81,7 @@ class Driver:
         number = config["number"]
         trial: Any = SimpleNamespace(config=config, last_result={})
         self.book.on_trial_start(0, [], trial)
-        last = config["until"] or 4
+        last = config["pause_at_epoch"] or 4
         for epoch in range(len(self.ledger.trial(number).reports) + 1, last + 1):
             value = LOSSES[number] / epoch
             trial.last_result = {
@@ -90,7 +90,7 @@ class Driver:
             }  # fmt: skip
             self.book.on_trial_result(0, [], trial, trial.last_result)
         commit(self.paths.trial(number), last, step=last)
-        trial.last_result["ending"] = "paused" if config["until"] else "finished"
+        trial.last_result["ending"] = "paused" if config["pause_at_epoch"] else "finished"
         self.searcher.on_trial_complete(f"t{self.turn}")
         self.book.on_trial_complete(0, [], trial)
         self.book.flush()

@@ -187,23 +187,25 @@ def test_a_paused_trial_is_handed_out_once_it_is_promoted_and_nobody_before(
         driver.searcher.on_trial_complete(turn)
 
     first = driver.ask("a")
-    assert (first["number"], first["until"]) == (0, 1)
+    assert (first["number"], first["pause_at_epoch"]) == (0, 1)
     train("a", first, 0.5)
     second = driver.ask("b")
-    assert (second["number"], second["until"]) == (1, 1), "one of one has no place"
+    assert (second["number"], second["pause_at_epoch"]) == (1, 1), "one of one has no place"
     train("b", second, 0.4)
     driver = Driver(tmp_path / "l.db", sweep)  # which does not take up those that wait
     promoted = driver.ask("c")
-    assert (promoted["number"], promoted["until"]) == (1, 2)
+    assert (promoted["number"], promoted["pause_at_epoch"]) == (1, 2)
     assert promoted["config"]["budget"]["epochs"] == 3, "the horizon is that of the whole budget"
     assert driver.ask("d") is None
     train("c", promoted, 0.3)
     third = driver.ask("e")
-    assert (third["number"], third["until"]) == (2, 1)
+    assert (third["number"], third["pause_at_epoch"]) == (2, 1)
     assert driver.searcher.never_promoted() == frozenset()
     train("e", third, 0.6)
     last = driver.ask("f")
-    assert (last["number"], last["until"]) == (1, None), "nobody else would train to the end"
+    assert (last["number"], last["pause_at_epoch"]) == (1, None), (
+        "nobody else would train to the end"
+    )
     train("f", last, 0.2)
     driver.ledger.finish(1, "complete")
     assert driver.ask("g") == Searcher.FINISHED
@@ -303,4 +305,4 @@ def test_reports_come_together_where_nobody_decides_after_each(
 ) -> None:
     early = EarlyStoppingConfig(scheduler=scheduler)
     driver = Driver(tmp_path / "ledger.db", spec.model_copy(update={"early_stopping": early}))
-    assert (driver.ask("t0")["together"] == 0) == each_alone
+    assert (driver.ask("t0")["report_buffer_seconds"] == 0) == each_alone
