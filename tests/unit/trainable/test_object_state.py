@@ -266,9 +266,7 @@ class Yielding(Iterating):
 )
 def test_what_could_not_be_restored_is_refused(tmp_path, opened, configure, toy, how, named):
     kind = type("Refused", (how, toy), {})
-    message = (
-        rf"Refused\.{named} \(an object of type .*\) .*; a resumed run .*; .*override"
-    )
+    message = rf"Refused\.{named} \(an object of type .*\) .*; a resumed run .*; .*override"
     with pytest.raises(TaskError, match=message):
         list(opened(configure(every="1 step"), tmp_path, kind()).events())
     with pytest.raises(TaskError, match=message):
