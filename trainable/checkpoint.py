@@ -7,7 +7,7 @@ whose manifest and state verify; a counter in the manifest says which is newest,
 A background thread writes. Training waits only while its state is copied; what only the next
 optimizer step changes (`async_copy_keys`) is copied in the background as well.
 What must not live here: what a state consists of (`train_state.py`), how it is copied and
-serialized (`snapshot.py`), which calls make it durable and block a stale writer (`files.py`), Ray.
+serialized (`snapshot.py`), which calls make it durable and block a stale writer (`storage`), Ray.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from redaction.secrets import redact
 from trainable import heartbeat
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
-from trainable.files import STATE, Files, files_of, remedy
 from trainable.manifest import (
     Generation,
     Pointer,
@@ -35,6 +34,8 @@ from trainable.manifest import (
     read_manifest,
     read_state,
 )
+from trainable.storage.generations import STATE, Files, remedy
+from trainable.storage.locate import files_of
 
 if TYPE_CHECKING:
     from trainable.snapshot import Snapshots

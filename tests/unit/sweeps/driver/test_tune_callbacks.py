@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.spec import SpecError
 from sweeps.driver.tune_callbacks import TuneEventHandler
+from sweeps.errors import LockLost, SpecError
 from sweeps.policies.failure_policy import MOST_LOST_STARTS
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.results.observer import TrialProgress
-from sweeps.sweep_lock import LockLost, SweepLock
+from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
@@ -227,7 +227,7 @@ ACTS: dict[str, Act] = {
     "reports": lambda keeper, trial: keeper.on_trial_result(0, [trial], trial, _result()),
     "is lost": lambda keeper, trial: [keeper.on_trial_recover(0, [], trial) for _ in range(3)],
     "is lost for good": lambda keeper, trial: [
-        keeper._begun.add(trial.config["number"]),  # type: ignore[func-returns-value]
+        keeper._training.add(trial.config["number"]),  # type: ignore[func-returns-value]
         keeper.on_trial_error(0, [trial], trial),  # type: ignore[func-returns-value]
     ],
     "is to stop": lambda keeper, _: keeper.stop(0, "enough", live=True),
