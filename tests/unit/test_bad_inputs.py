@@ -33,7 +33,7 @@ from trainable.inspect_task import _answer
 ROOT = Path(__file__).parents[2]
 SMALL = "name: small\ntask: {name: spiral, samples: 8}\nmetric: val/loss\nmode: min\ntrials: 2\nbudget: {epochs: 5}\n"
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
-NO_PLACE = "files cannot be written there (Not a directory); a directory that can be made or written to is needed; choose another, or correct its permissions"
+NO_PLACE = "files cannot be written there (Not a directory); the directory must be writable, or its parent if it does not exist; choose another, or correct its permissions"
 NOT_ONE = "a trial runs on one node, the largest is"
 
 COMMANDS = [
@@ -94,7 +94,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["report", "made", "--output", "runs"],
-        "--output runs: is a directory; a file is written; name one in it, such as runs/report.html",
+        "--output runs: is a directory; the option names a file; write one in it, such as runs/report.html",
         id="43 a report over a directory",
     ),
     pytest.param(
@@ -114,7 +114,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["run", "s.yaml", "--name", "made"],
-        "sweep 'made' exists already; a name is given once; continue it with: sweep resume made, or choose another with --name",
+        "sweep 'made' exists already; a name must be unique below the root; resume it with: sweep resume made, or choose another name with --name",
         id="47 a name that exists",
     ),
     pytest.param(
@@ -174,7 +174,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["run", "s.yaml", "--address", "head"],
-        "--address head: is no address; a Ray cluster is named by its head, as `ray start --head` prints it: HOST:PORT, such as 10.0.0.5:6379; `auto` takes the one that this machine is a node of, and `local` a Ray of this machine's own",
+        "--address head: is no address; the address of a Ray cluster is HOST:PORT of its head, as `ray start --head` prints it, such as 10.0.0.5:6379; write it so, or `auto` for the cluster of which this machine is a node, or `local` for a local Ray",
         id="an address that is none",
     ),
     pytest.param(
@@ -184,17 +184,17 @@ COMMANDS = [
     ),
     pytest.param(
         ["list", "--root", "file"],
-        "--root {here}/file: is a file; sweeps live in directories below a root; name that directory",
+        "--root {here}/file: is a file; the root is the directory that holds all sweeps; name that directory",
         id="43 a root that is a file",
     ),
     pytest.param(
         ["status", "made", "--watch", "--json"],
-        "--watch and --json exclude each other; a table is drawn again and again, JSON is printed once; leave one of them out",
+        "--watch and --json exclude each other; --watch redraws a table, --json prints once; omit one of them",
         id="two ways of showing",
     ),
     pytest.param(
         ["stop", "made"],
-        "sweep 'made' is interrupted and nobody is running it; only a running sweep can be stopped; continue it with: sweep resume made",
+        "sweep 'made' is interrupted and no driver runs it; only a running sweep can be stopped; resume it with: sweep resume made",
         id="a sweep that nobody runs",
     ),
     pytest.param(
@@ -406,7 +406,7 @@ def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
-        f"s.yaml:2:7: task.name: '{path}' stands where every trial looks for the package 'trainable', which trains it; where a sweep is started nothing else may have that name; give the file another one, or start from another directory"
+        f"s.yaml:2:7: task.name: '{path}' hides the package 'trainable', which trains every trial; no file in the directory where a sweep starts may have that name; rename the file, or start from another directory"
     )
 
 

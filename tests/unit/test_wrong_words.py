@@ -109,8 +109,8 @@ WORDS = [
     pytest.param(
         ["train", "s.yaml", "--dir", ""],
         "train [OPTIONS] {FILE}",
-        "Invalid value for '--dir': '' names no file or directory; a path is not empty, as a "
-        "shell variable is that was never set; write one, such as . for the present directory",
+        "Invalid value for '--dir': '' names no file or directory; a path must not be empty (is a "
+        "shell variable unset?); write one, such as . for the working directory",
         id="54 an empty path",
     ),
 ]
