@@ -340,4 +340,4 @@ def test_a_driver_leaves_at_once_whatever_it_meets_on_the_way(tmp_path: Path) ->
         check=False,
     )
     assert done.returncode == 130, done.stderr
-    assert "left at once" in done.stderr
+    assert "exited immediately" in done.stderr

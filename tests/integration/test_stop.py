@@ -128,7 +128,7 @@ def test_stopping_at_once_waits_for_nothing(cli: CommandLine) -> None:
     printed, _ = driver.communicate(timeout=20)
     assert time.monotonic() - started < 2.0 + CHANCE
     assert driver.returncode == 130, printed
-    assert "left at once; what was saved is whole" in printed
+    assert "exited immediately; what was saved is complete" in printed
     assert printed.splitlines()[-1] == "sweep resume small"
     said, _ = stop.communicate(timeout=20)
     stopped = json.loads(said)

@@ -21,7 +21,7 @@ import trainable
 from sweeps.cli import app
 from sweeps.config.provenance_check import Origin, check_origin
 from sweeps.config.revisions import write_spec
-from sweeps.config.spec import parse_placed, parse_spec
+from sweeps.config.spec import parse_spec, parse_with_positions
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.task_check import TaskInspector, TaskRefused, longest_warmup
 from sweeps.errors import OriginChanged, SpecError
@@ -109,7 +109,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["status", "other"],
-        "there is no sweep 'other' below {here}/runs; the sweeps there are: made; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
+        "there is no sweep 'other' below {here}/runs; the sweeps there are: made; if it is elsewhere, name its directory with --root DIR or SWEEP_ROOT",
         id="46 a look at an unknown sweep",
     ),
     pytest.param(
@@ -139,7 +139,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["resume", "made", "-s", "seed=7"],
-        "trials of this sweep were run from something else: seed 0 -> 7; trials before and after could not be compared; restore it, or go on nevertheless with --accept-changes",
+        "trials of this sweep were run with other code, data or keys: seed 0 -> 7; trials before and after could not be compared; undo the change, or accept it with --accept-changes",
         id="48 a resume of something else",
     ),
     pytest.param(
@@ -149,7 +149,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["resume", "made", "--root", "none"],
-        "there is no sweep 'made' below {here}/none; there are no sweeps there yet; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
+        "there is no sweep 'made' below {here}/none; there are no sweeps there yet; if it is elsewhere, name its directory with --root DIR or SWEEP_ROOT",
         id="a root that is not there",
     ),
     pytest.param(
@@ -199,7 +199,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["best", "made", "--trial", "5"],
-        "trial 5 of sweep 'made' is not the best; a choice is one of: 0; see: sweep best made",
+        "trial 5 of sweep 'made' is not the best; choose one of: 0; see: sweep best made",
         id="a choice that there is not",
     ),
     pytest.param(
@@ -219,7 +219,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["best", "made", "--export", "runs"],
-        "runs is not empty; an export overwrites nothing; name a new directory",
+        "runs is not empty; an export never overwrites files; name a new directory",
         id="an export over something",
     ),
     pytest.param(
@@ -386,7 +386,7 @@ def test_40_a_module_that_is_not_there_is_known_without_a_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    spec, document = parse_placed(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
+    spec, document = parse_with_positions(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
@@ -402,7 +402,7 @@ def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
     path = tmp_path / stranger
     path.parent.mkdir(exist_ok=True)
     path.write_text("a = 1")
-    spec, document = parse_placed(SPEC, "s.yaml")
+    spec, document = parse_with_positions(SPEC, "s.yaml")
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
@@ -416,12 +416,12 @@ def test_40_another_copy_of_what_trains_is_no_stranger(
     (tmp_path / "trainable").mkdir()
     shutil.copy(trainable.__file__, tmp_path / "trainable")
     monkeypatch.chdir(tmp_path)
-    spec, _ = parse_placed(SPEC, "s.yaml")
+    spec, _ = parse_with_positions(SPEC, "s.yaml")
     TaskInspector(spec, ResourcePlan(1, 0, 1)).terminate()
 
 
 def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
-    spec, document = parse_placed(SPEC, "s.yaml", ["task=digit"])
+    spec, document = parse_with_positions(SPEC, "s.yaml", ["task=digit"])
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
@@ -450,7 +450,7 @@ def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
     ],
 )
 def test_what_a_child_refuses_has_the_place_of_its_key(lines: str, message: str) -> None:
-    spec, document = parse_placed(SPEC.replace("task: digits\n", lines), "s.yaml")
+    spec, document = parse_with_positions(SPEC.replace("task: digits\n", lines), "s.yaml")
     configs = spec.trial_config(0, spec.example_params()), longest_warmup(spec)
     answer = _answer(*(config.model_dump_json() for config in configs))
     with pytest.raises(SpecError) as refused, document.attach_locations():
@@ -464,7 +464,7 @@ def test_48_a_resume_of_something_else_shows_the_difference_and_names_the_flag()
     with pytest.raises(OriginChanged) as refused:
         check_origin(Origin(), Origin(), spec, other, accepted=False)
     assert str(refused.value) == (
-        "trials of this sweep were run from something else: task.name digits -> spiral; seed 0 -> 1; trials before and after could not be compared; restore it, or go on nevertheless with --accept-changes"
+        "trials of this sweep were run with other code, data or keys: task.name digits -> spiral; seed 0 -> 1; trials before and after could not be compared; undo the change, or accept it with --accept-changes"
     )
 
 

@@ -44,7 +44,7 @@ NAMES = [
     pytest.param(
         "other",
         "there is no sweep 'other' below {here}/runs; there are no sweeps there yet; if "
-        "it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
+        "it is elsewhere, name its directory with --root DIR or SWEEP_ROOT",
         id="46 an unknown sweep",
     ),
 ]

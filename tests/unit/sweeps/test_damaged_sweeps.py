@@ -184,7 +184,7 @@ def test_a_damaged_outbox_keeps_nobody_from_looking(tmp_path: Path) -> None:
     assert (done.exit_code, json.loads(done.stdout)["trials"]["complete"]) == (0, 1)
     assert done.stderr == (
         f"the outbox {outbox} is damaged (file is not a database); the trials' own files and the "
-        "server know what was in it; a resume sets it aside and delivers what the server lacks\n"
+        "server have its content; a resume moves it aside and delivers what the server lacks\n"
     )
 
 
@@ -196,7 +196,7 @@ def test_a_damaged_outbox_is_set_aside_and_filled_again(tmp_path: Path) -> None:
     queue_interruptions(paths, spec)
     known = read_outbox(paths.outbox)
     assert known.damage is None
-    assert known.told == {0: "FINISHED", 1: "KILLED"}
+    assert known.tracked_statuses == {0: "FINISHED", 1: "KILLED"}
     for number, steps in ((0, 15), (1, 5)):
         rows = read_rows(paths.trial(number))
         assert len(rows) == steps
