@@ -68,7 +68,7 @@ class Driver:
         )
         self.book = TuneEventHandler(
             spec, paths, self.ledger, recorder, view,
-            fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+            fence=lambda: None, on_step=lambda: None,
         )  # fmt: skip
         self.turn = 0
 
