@@ -47,7 +47,7 @@ def open_trainer(
     memory_share: float = 1.0,
     task: Task | None = None,
     restore: Path | None = None,
-    pause_at_epoch: int | None = None,
+    until: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Trainer | CustomLoop:
     """Build a run; resume it when its directory has a valid checkpoint.
@@ -70,7 +70,7 @@ def open_trainer(
         task: Trained instead of the one that the configuration names.
         restore: Start from this generation, possibly another run's, instead of the newest one of
             `directory`.
-        pause_at_epoch: The epoch after which the run saves and ends, to be resumed later; None:
+        until: The epoch after which the run saves and ends, to be resumed later; None:
             the last epoch of the budget. The schedule spans the whole budget in either case.
         should_stop: Called after every step; once it returns true, the run saves and `events()`
             ends.
@@ -98,7 +98,7 @@ def open_trainer(
             searched=searched,
             device=target,
             restore=restore,
-            pause_at_epoch=pause_at_epoch,
+            until=until,
             should_stop=should_stop,
         )
     with translate_torch_errors(target):
@@ -143,7 +143,7 @@ def open_trainer(
         val=parts.val,
         store=store,
         history=history,
-        epochs=pause_at_epoch or config.budget.epochs,
+        epochs=until or config.budget.epochs,
         metric=config.metrics[0],
         mode=config.modes[0],
         secondary_metrics=config.metrics[1:],

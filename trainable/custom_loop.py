@@ -153,7 +153,7 @@ class CustomLoop(BaseRun):
         device: Where the function is to train.
         restore: Start from this generation, possibly another run's, instead of the newest one of
             `directory`.
-        pause_at_epoch: The report after which the run saves and ends, to be resumed later; None:
+        until: The report after which the run saves and ends, to be resumed later; None:
             the last one of the budget.
         should_stop: Called after every report; once it returns true, the run saves and ends.
         wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
@@ -172,7 +172,7 @@ class CustomLoop(BaseRun):
         searched: Collection[str] = (),
         device: torch.device,
         restore: Path | None = None,
-        pause_at_epoch: int | None = None,
+        until: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -181,7 +181,7 @@ class CustomLoop(BaseRun):
         self._searched = searched
         self._name = config.task.name
         self._device = device
-        self._last = pause_at_epoch or config.budget.epochs
+        self._last = until or config.budget.epochs
         self._should_stop = should_stop
         self._wall_clock = wall_clock
         files = files_of(directory, checkpoints)

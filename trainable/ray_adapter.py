@@ -284,7 +284,7 @@ class TuneTrial(tune.Trainable):
             searched=self._searched,
             threads=self._threads,
             memory_share=self._gpu_share(),
-            pause_at_epoch=self._pause_at_epoch,
+            until=self._pause_at_epoch,
             should_stop=self._is_stop_requested,
         )
         self._resolved = self._trainer.resolved

@@ -80,9 +80,7 @@ class Driver:
                 return self
             number, pause = config["number"], config["pause_at_epoch"]
             made = TrialConfig.model_validate(config["config"])
-            with open_trainer(
-                made, Path(config["directory"]), device="cpu", pause_at_epoch=pause
-            ) as one:
+            with open_trainer(made, Path(config["directory"]), device="cpu", until=pause) as one:
                 for report in one.events():
                     told = report.metrics["val/loss"]
                     self.ledger.report(number, epoch=report.epoch, step=report.step, value=told)

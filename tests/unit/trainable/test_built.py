@@ -74,7 +74,7 @@ def _train(
             "train": {"batch_size": 8, "loader": {"num_workers": num_workers}},
         }
     )
-    with open_trainer(config, directory, device="cpu", task=task, pause_at_epoch=pause) as trainer:
+    with open_trainer(config, directory, device="cpu", task=task, until=pause) as trainer:
         return [report.metrics["val/loss"] for report in trainer.events()]
 
 

@@ -404,7 +404,7 @@ def test_metric_that_is_not_yielded_is_named(tmp_path):
 
 def test_56_pausing_loop_without_state_is_refused(tmp_path):
     config = _config("ownloops:stateless")
-    opened = open_trainer(config, tmp_path / "paused", device="cpu", pause_at_epoch=2)
+    opened = open_trainer(config, tmp_path / "paused", device="cpu", until=2)
     with pytest.raises(ConfigError) as refused, opened as trainer:
         list(trainer.events())
     assert str(refused.value) == (
@@ -590,7 +590,7 @@ def test_resume_between_reports_equals_uninterrupted(tmp_path):
 
 
 def test_pause_without_metric_repeats_its_last_value(tmp_path):
-    with _open(_sparse, tmp_path / "run", _config(epochs=8), pause_at_epoch=4) as loop:
+    with _open(_sparse, tmp_path / "run", _config(epochs=8), until=4) as loop:
         assert [(r.epoch, r.metrics["val/loss"]) for r in loop.events()] == [(3, 3.0), (4, 3.0)]
 
 

@@ -83,13 +83,13 @@ def test_moments_follow_their_parameter_into_another_layout(
 ):
     """Fused kernels take each moment from where its parameter's value would lie in memory."""
 
-    def train(directory, channels_last, pause_at_epoch=None):
+    def train(directory, channels_last, until=None):
         config = configure(optimizer={"name": optimizer, "lr": 0.01}, channels_last=channels_last)
-        trainer = opened(config, directory, Pictures(), pause_at_epoch=pause_at_epoch)
+        trainer = opened(config, directory, Pictures(), until=until)
         list(trainer.events())
         return trainer.state.state_dict()
 
-    train(tmp_path / "changed", first, pause_at_epoch=1)
+    train(tmp_path / "changed", first, until=1)
     changed = train(tmp_path / "changed", not first)
     whole = train(tmp_path / "whole", first)
     torch.testing.assert_close(changed["model"], whole["model"])

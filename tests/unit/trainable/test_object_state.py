@@ -24,11 +24,11 @@ from trainable.read_back import check_resumable
 from trainable.task_state import move_modules
 
 
-def _whole_and_cut(tmp_path, opened, config, kind, *, pause_at_epoch=1):
+def _whole_and_cut(tmp_path, opened, config, kind, *, until=1):
     """Train once without and once with an interruption; return both trainers and their reports."""
     whole = opened(config, tmp_path / "whole", kind())
     told = [report.metrics for report in whole.events()]
-    first = opened(config, tmp_path / "cut", kind(), pause_at_epoch=pause_at_epoch)
+    first = opened(config, tmp_path / "cut", kind(), until=until)
     found = [report.metrics for report in first.events()]
     first.close()
     torch.manual_seed(99)

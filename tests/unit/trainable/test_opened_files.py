@@ -54,7 +54,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop(name, None)
 
 
-def _train(directory: Path, module: str, pause_at_epoch: int | None = None) -> None:
+def _train(directory: Path, module: str, until: int | None = None) -> None:
     config = TrialConfig.model_validate(
         {
             "task": {"name": f"{module}:Weighted"},
@@ -64,14 +64,14 @@ def _train(directory: Path, module: str, pause_at_epoch: int | None = None) -> N
             "train": {"batch_size": 4},
         }
     )
-    with open_trainer(config, directory, device="cpu", pause_at_epoch=pause_at_epoch) as trainer:
+    with open_trainer(config, directory, device="cpu", until=until) as trainer:
         list(trainer.events())
 
 
 def test_a_file_that_nobody_named_is_compared_when_a_run_is_resumed(
     tmp_path: Path, module: str
 ) -> None:
-    _train(tmp_path / "run", module, pause_at_epoch=1)
+    _train(tmp_path / "run", module, until=1)
     (tmp_path / "files/factor.txt").write_text("20.")
     with pytest.raises(ConfigError, match=r"something else .*\(opened file files/factor.txt\)"):
         _train(tmp_path / "run", module)

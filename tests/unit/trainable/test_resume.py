@@ -196,14 +196,14 @@ def test_what_is_trained_outside_the_model_resumes_exactly(tmp_path, opened, con
 def test_state_without_what_is_trained_outside_the_model_is_refused(
     tmp_path, opened, configure, toy
 ):
-    _run(opened(configure(), tmp_path, toy(), pause_at_epoch=1))
+    _run(opened(configure(), tmp_path, toy(), until=1))
     with pytest.raises(CheckpointError, match="lacks the keys \\['outside'\\]"):
         opened(configure(), tmp_path, type("WeighingToy", (Weighing, toy), {})())
 
 
 def test_what_is_trained_outside_the_model_keeps_its_shape(tmp_path, opened, configure, toy):
     kind = type("WeighingToy", (Weighing, toy), {})
-    _run(opened(configure(optimizer={"name": "sgd"}), tmp_path, kind(), pause_at_epoch=1))
+    _run(opened(configure(optimizer={"name": "sgd"}), tmp_path, kind(), until=1))
     other = kind()
     other.balance = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(CheckpointError, match=r"does not fit[\s\S]*size mismatch"):
@@ -236,7 +236,7 @@ def test_state_whose_groups_hold_other_parameters_is_refused(
 ):
     before, now = type("Before", (Decaying, Sequences, toy), {}), type("Now", (Sequences, toy), {})
     config = configure(optimizer={"name": optimizer})
-    _run(opened(config, tmp_path, before(), pause_at_epoch=1))
+    _run(opened(config, tmp_path, before(), until=1))
     with pytest.raises(
         CheckpointError,
         match=r"does not fit .* \(its parameter groups hold \[5, 1\] parameters, those of the "
@@ -258,7 +258,7 @@ def test_moments_of_parameters_of_another_shape_are_refused(
         return type("Ordered", (toy,), {"param_groups": groups})()
 
     config = configure(optimizer={"name": optimizer})
-    _run(opened(config, tmp_path, task(0, 3), pause_at_epoch=1))
+    _run(opened(config, tmp_path, task(0, 3), until=1))
     with pytest.raises(
         CheckpointError,
         match=r"does not fit .* belongs to a parameter of shape \[8, 5\], but the task's "
@@ -356,7 +356,7 @@ def test_first_epoch_that_fp16_skips_whole_stays_in_the_curve(tmp_path, opened, 
     config = configure(precision="fp16")
     trainer = opened(config, tmp_path / "whole", Overflowing())
     assert [(report.epoch, report.step) for report in _run(trainer)] == [(1, 0), (2, 4), (3, 8)]
-    trainer = opened(config, tmp_path / "cut", Overflowing(), pause_at_epoch=1)
+    trainer = opened(config, tmp_path / "cut", Overflowing(), until=1)
     _run(trainer)
     trainer = opened(config, tmp_path / "cut", Overflowing())
     _run(trainer)
@@ -509,7 +509,7 @@ def test_run_that_starts_from_another_one_keeps_its_groups_multipliers(
         return type("Scaled", (toy,), {"param_groups": groups})()
 
     config = configure(schedule={"name": "constant"}, optimizer={"lr": 0.01})
-    donor = opened(config, tmp_path / "donor", task(10.0), pause_at_epoch=1)
+    donor = opened(config, tmp_path / "donor", task(10.0), until=1)
     _run(donor)
     heir = opened(config, tmp_path / "heir", task(1.0), restore=donor.store.newest().address)
     _run(heir)
@@ -587,9 +587,7 @@ def test_model_whose_state_could_not_be_read_back_is_refused_before_it_is_traine
 
 def test_momentum_made_in_advance_is_kept_where_a_state_has_none(tmp_path, opened, configure, toy):
     """Else a first step that fp16 skips would leave whatever the memory held."""
-    donor = opened(
-        configure(optimizer={"name": "sgd", "momentum": 0.0}), tmp_path, toy(), pause_at_epoch=1
-    )
+    donor = opened(configure(optimizer={"name": "sgd", "momentum": 0.0}), tmp_path, toy(), until=1)
     _run(donor)
     config = configure(optimizer={"name": "sgd", "momentum": 0.9})
     heir = opened(config, tmp_path / "heir", toy(), restore=donor.store.newest().address)

@@ -30,7 +30,7 @@ def train(opened: Any, configure: Callable[..., TrialConfig], toy: Any) -> Train
 
     def run(directory: Path, pause: int, *, seed: int, **optimizer: float) -> dict[str, Any]:
         config = configure(epochs=4, seed=seed, optimizer={"name": "adamw", **optimizer})
-        trainer = opened(config, directory, toy(), pause_at_epoch=pause)
+        trainer = opened(config, directory, toy(), until=pause)
         list(trainer.events())
         trainer.close()
         return newest(directory)
@@ -68,7 +68,7 @@ def test_it_takes_what_the_other_learned_and_keeps_its_place_and_its_options(
 ) -> None:
     donor, own = newest(heir.parent / "donor"), newest(heir)
     config = configure(epochs=4, seed=2, optimizer={"name": "adamw", **HEIR})
-    trainer = opened(config, heir, toy(), pause_at_epoch=3)
+    trainer = opened(config, heir, toy(), until=3)
     state = trainer.state.state_dict()
     assert differences(state["model"], donor["model"]) == []
     assert differences(state["optimizer"]["state"], donor["optimizer"]["state"]) == []
@@ -133,7 +133,7 @@ def test_damaged_it_is_said_and_not_used(
     (found.path / "state.pt").unlink()  # the other run's file stays as it is
     (found.path / "state.pt").write_bytes(content)
     config = configure(epochs=4, seed=2, optimizer={"name": "adamw", **HEIR})
-    trainer = opened(config, heir, toy(), pause_at_epoch=3)
+    trainer = opened(config, heir, toy(), until=3)
     assert differences(trainer.state.state_dict()["model"], own["model"]) == []
     (told,) = trainer.store.set_aside
     assert told.startswith("the inherited checkpoint is not used: the checkpoint cannot be used")
@@ -149,7 +149,7 @@ def test_with_all_newer_states_of_its_own_damaged_it_goes_on_where_it_inherited(
     state = saved(tmp_path / "heir").path / "state.pt"
     state.write_bytes(state.read_bytes()[:-1])
     config = configure(epochs=4, seed=2, optimizer={"name": "adamw", **HEIR})
-    trainer = opened(config, tmp_path / "heir", toy(), pause_at_epoch=3)
+    trainer = opened(config, tmp_path / "heir", toy(), until=3)
     progress = trainer.state.progress
     assert (progress.epoch, progress.step) == (2, donor["progress"]["step"])
     assert progress.best == best
