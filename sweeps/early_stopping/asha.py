@@ -105,6 +105,6 @@ def _percentile(ascending: Sequence[float], share: float) -> float:
     position = share * (len(ascending) - 1)
     below, fraction = int(position), position % 1
     low, high = ascending[below], ascending[min(below + 1, len(ascending) - 1)]
-    return (
-        high - (high - low) * (1 - fraction) if fraction >= 0.5 else low + (high - low) * fraction
-    )
+    if fraction < 0.5:
+        return low + (high - low) * fraction
+    return high - (high - low) * (1 - fraction)

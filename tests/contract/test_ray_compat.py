@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from sweeps.early_stopping.schedulers import make_stopper_scheduler
+from sweeps.early_stopping.schedulers import StopperScheduler
 from sweeps.engine import worker_launcher
 from sweeps.engine.ray_compat import environment, ray_internals, tune_internals
 from trainable.ray_adapter import TuneTrial
@@ -433,7 +433,7 @@ def test_schedulers_choose_trials_through_the_wrapper(controller: Any, trial: An
     with relied_on("ray.tune.schedulers.FIFOScheduler.choose_trial_to_run", TUNE):
         controller._trials.append(trial)
         controller._pending_trials.add(trial)
-        scheduler: Any = make_stopper_scheduler(None)
+        scheduler: Any = StopperScheduler(None, "none", "val/loss")
         with tune_internals.patch_tune():
             assert scheduler.choose_trial_to_run(controller._wrapped()) is trial
             assert type(scheduler).choose_trial_to_run.__module__ == tune_internals.__name__

@@ -132,6 +132,5 @@ def test_a_trial_that_builds_another_model_in_its_next_process_fails(tmp_path: P
     (trial,) = json.loads(_run(tmp_path, "-m", "sweeps.entry", "trials", "clocked", "--json"))
     assert trial["state"] == "failed"
     assert (
-        "builds something else than when this run was begun (model: its modules"
-        in (trial["reason"])
+        "builds something else than when this run started (model: its modules" in (trial["reason"])
     )

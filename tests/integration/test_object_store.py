@@ -234,7 +234,7 @@ def test_store_that_is_away_is_refused(store):
     store.wire.cut()
     assert re.match(
         rf"{PREFIX} cannot be listed: .*NETWORK_CONNECTION"
-        r".*; trials list, write, read and remove objects there; correct the address, "
+        r".*; trials must list, write, read and remove objects there; correct the address, "
         r"AWS_ENDPOINT_URL, or the credentials in the environment$",
         _probed(),
     )
@@ -273,7 +273,7 @@ def test_endpoint_that_is_none_is_refused(monkeypatch, address, shown):
     with pytest.raises(StoreUnusable) as refused:
         probe(PREFIX)
     assert str(refused.value) == (
-        f"AWS_ENDPOINT_URL_S3 is {shown}; it is the address of an object store, without "
+        f"AWS_ENDPOINT_URL_S3 is {shown}; it must be the address of an object store, without "
         "credentials or a path; write for example https://minio.example.org:9000"
     )
 
@@ -294,9 +294,9 @@ def test_sweep_is_refused_with_its_place_before_anything_is_created(tmp_path, mo
     told = (
         f"storage.checkpoints: {elsewhere} cannot be listed: When listing objects under key "
         "'team/sweeps/small/' in bucket 'no-bucket-of-ours': AWS Error NO_SUCH_BUCKET during "
-        "ListObjectsV2 operation: The specified bucket does not exist; trials list, write, read "
-        "and remove objects there; correct the address, AWS_ENDPOINT_URL, or the credentials in "
-        "the environment"
+        "ListObjectsV2 operation: The specified bucket does not exist; trials must list, write, "
+        "read and remove objects there; correct the address, AWS_ENDPOINT_URL, or the "
+        "credentials in the environment"
     )
     assert _refused("run", "s.yaml") == f"s.yaml:16:24: {told}"
     # Known here already, so that the nodes of a cluster are not asked.
@@ -305,9 +305,9 @@ def test_sweep_is_refused_with_its_place_before_anything_is_created(tmp_path, mo
     asked = f"storage.checkpoints={PREFIX}"
     connect().pipe_file(f"{PREFIX.removeprefix('s3://')}/small/trials/0000/x", b"a stranger's")
     assert _refused("run", "s.yaml", "-s", asked) == (
-        f"-s {asked}: storage.checkpoints: {PREFIX}/small holds objects already; a new sweep's "
-        "checkpoints lie where nothing is; remove what is there, or choose another --name or "
-        "prefix"
+        f"-s {asked}: storage.checkpoints: {PREFIX}/small holds objects already; a new sweep "
+        "needs an empty prefix for its checkpoints; remove the objects, or choose another --name "
+        "or prefix"
     )
 
 
@@ -390,7 +390,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     def ended():
         recorder = _Delivered()
         sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)
-        made.ledger.note_attempt({})
+        made.ledger.add_attempt({})
         return finalize_attempt(sweep, uninterrupted, None), recorder.runs[None]
 
     uninterrupted = SimpleNamespace(requested=False, exit_code=0)
@@ -406,7 +406,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     assert (outcome.exit_code, outcome.cause, outcome.best[0].number) == (0, None, number)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", f"waiting: {said}")
     assert run.artifacts == {}
-    assert not made.view.ledger.concluded, "the next resume has something to do"
+    assert not made.view.ledger.num_published, "the next resume has something to do"
     told = io.StringIO()
     monkeypatch.setattr("sys.argv", ["sweep", "run", "s.yaml"])
     messages.outcome(Console(file=io.StringIO()), Console(file=told), outcome, made.paths)
@@ -420,4 +420,4 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     assert (outcome.exit_code, outcome.pending_weights) == (0, None)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", "")
     assert "best/model.safetensors" in run.artifacts
-    assert made.view.ledger.concluded == 1
+    assert made.view.ledger.num_published == 1

@@ -15,7 +15,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.early_stopping.schedulers import make_verdict_fn, replay
+from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn, replay
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import SweepPaths
@@ -86,7 +86,7 @@ class Driver:
             reconcile(state),
             paths, spec, self.ledger, NullRecorder(),
         )  # fmt: skip
-        self.scheduler = self._scheduler()
+        self.scheduler = make_scheduler(spec)
         for trial in self.ledger.trials():
             if trial.finished:
                 replay(
@@ -118,17 +118,16 @@ class Driver:
             self._train(trial, config["number"], config["params"])
             self.searcher.on_trial_complete(trial.trial_id)
 
-        for number in sorted(self.searcher.never_promoted()):
-            self.ledger.finish(number, "pruned")
+        for number, reason in self.searcher.never_promoted().items():
+            self.ledger.finish(number, "pruned", reason=reason)
 
-    def rungs(self) -> list[tuple[int, list[float]]]:
-        """The milestones of the one bracket, each with what was recorded there."""
-        brackets = getattr(self.scheduler, "_brackets", [])  # trials that pause have none
-        return [(rung, sorted(seen.values())) for one in brackets for rung, seen in one._rungs]
+    def rungs(self) -> Any:
+        """What was recorded at each rung."""
+        return getattr(self.scheduler._stopper, "_losses", {})  # trials that pause have none
 
     def _train(self, trial: Any, number: int, params: dict[str, Any]) -> None:
         directory = self.paths.trial(number)
-        until = trial.config["until"]
+        until = trial.config["pause_at_epoch"]
         last = until or self.spec.budget.epochs
         for epoch in range(1 + CheckpointStore(directory).saved_epoch(), last + 1):
             value = _loss(params, epoch)
@@ -149,10 +148,6 @@ class Driver:
     def _save(self, directory: Path, epoch: int, value: float) -> None:
         append_rows(directory, [Row(epoch, 0, {"val/loss": value, "epoch": epoch})])
         commit(directory, epoch, step=epoch)
-
-    def _scheduler(self) -> TrialScheduler:
-        epochs = self.spec.budget.epochs
-        return self.spec.early_stopping.rule.scheduler(epochs=epochs, mode="min")
 
 
 class _Named:

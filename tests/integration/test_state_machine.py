@@ -38,13 +38,14 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
-from sweeps.early_stopping.schedulers import replay, stopped_trials
+from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn, replay
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state
-from sweeps.reconciliation.reconcile import STATUSES, reconcile
+from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply
+from sweeps.recording.tags import run_status
 from sweeps.search.searcher import LedgerSearcher
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
@@ -260,12 +261,7 @@ class Driver:
         paths = self.paths
         self.delivery = Delivery(self._queue, server, sweep_id="s", name="q")
 
-        def scheduler() -> TrialScheduler:
-            return spec.early_stopping.rule.scheduler(epochs=EPOCHS, mode="min")
-
-        def judge(reports: Any, unfinished: Any) -> frozenset[int]:
-            return stopped_trials(scheduler(), reports, unfinished)
-
+        judge = make_verdict_fn(spec)
         state = read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
         apply(
             reconcile(state),
@@ -275,7 +271,7 @@ class Driver:
             read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
         )
         assert left == [], "what was put right is right"
-        self._scheduler = scheduler()
+        self._scheduler = make_scheduler(spec)
         for trial in self.ledger.trials():
             if trial.finished:
                 replay(
@@ -289,7 +285,7 @@ class Driver:
             self._scheduler,
             fence=lambda: None,
             refuse=lambda *told: self._book.refuse(*told),
-            settle=lambda: self._book.flush(),
+            flush=lambda: self._book.flush(),
             concurrency=2,
             threads=1,
         )
@@ -562,7 +558,7 @@ class SweepMachine(RuleBasedStateMachine):
         for trial in trials:
             assert trial.finished
             [(status, _, tags)] = self.server.runs(trial.number)
-            assert status == STATUSES[trial.state]
+            assert status == run_status(trial)
             assert tags.get("stopped_by", "") == ("asha" if trial.state == "pruned" else "")
             rows = read_rows(self.paths.trial(trial.number))
             assert [row.step for row in rows] == list(range(1, len(rows) + 1))

@@ -316,7 +316,7 @@ TASKS = [
     ),
     pytest.param(
         {"task:": "digit"},
-        "s.yaml:2:7: task.name: 'digit' is no built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName",
+        "s.yaml:2:7: task.name: 'digit' is not a built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName",
         id="40 neither built in nor a path",
     ),
     pytest.param(
@@ -425,7 +425,7 @@ def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
-        "-s task=digit: task.name: 'digit' is no built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName"
+        "-s task=digit: task.name: 'digit' is not a built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName"
     )
 
 

@@ -86,7 +86,7 @@ def _store(directory, files, every="1 step", **options):
     return CheckpointStore(directory, config, metric="val/loss", files=files, **options)
 
 
-def _offer(store, step, state=dict, **options):
+def _maybe_save(store, step, state=dict, **options):
     return store.maybe_save(state, step=step, epoch=0, **options)
 
 
@@ -95,7 +95,7 @@ def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opene
     """Every step after the second changes the parameters while its state is not yet on disk."""
     states, pointers = {}, []
 
-    def interrupted():
+    def should_stop():
         step = trainer.state.progress.step
         if step <= 4:
             states[step] = snapshot(trainer.state.state_dict())
@@ -107,7 +107,7 @@ def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opene
         return step == 4
 
     config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, toy(samples=96), interrupted=interrupted)
+    trainer = opened(config, tmp_path, toy(samples=96), should_stop=should_stop)
     files = Gated.of(tmp_path)
     _put_under(trainer, files)
     list(trainer.events())
@@ -144,7 +144,7 @@ def test_next_step_waits_for_the_copy_of_the_moments(
 
     states = {}
 
-    def interrupted():
+    def should_stop():
         step = trainer.state.progress.step
         states[step] = snapshot(trainer.state.state_dict())
         if step == 3:
@@ -153,7 +153,7 @@ def test_next_step_waits_for_the_copy_of_the_moments(
 
     monkeypatch.setattr(Snapshots, "finish", finish_late)
     config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, Watched(samples=96), interrupted=interrupted)
+    trainer = opened(config, tmp_path, Watched(samples=96), should_stop=should_stop)
     list(trainer.events())
     assert seen == [False, True]
     store = CheckpointStore(tmp_path)
@@ -195,14 +195,14 @@ def test_parameters_are_copied_before_the_next_pass_can_write_to_them(
 
     states = {}
 
-    def interrupted():
+    def should_stop():
         step = trainer.state.progress.step
         states[step] = snapshot(trainer.state.state_dict())
         return step == 3
 
     monkeypatch.setattr(Snapshots, "finish", finish_late)
     config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, Adversarial(samples=96), interrupted=interrupted)
+    trainer = opened(config, tmp_path, Adversarial(samples=96), should_stop=should_stop)
     list(trainer.events())
     store = CheckpointStore(tmp_path)
     for generation in store.generations():
@@ -215,7 +215,7 @@ def test_parameters_are_copied_before_the_next_pass_can_write_to_them(
 def test_pointer_names_only_what_is_committed(tmp_path):
     files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
-    assert _offer(store, 1)
+    assert _maybe_save(store, 1)
     assert files.reached.wait(30)
     assert store.pointer is None
     assert store.newest() is None
@@ -228,8 +228,10 @@ def test_pointer_names_only_what_is_committed(tmp_path):
 def test_only_one_is_written_at_a_time_and_the_next_one_waits(tmp_path):
     files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
-    _offer(store, 1)
-    second = threading.Thread(target=_offer, args=(store, 2, lambda: order.append("copied") or {}))
+    _maybe_save(store, 1)
+    second = threading.Thread(
+        target=_maybe_save, args=(store, 2, lambda: order.append("copied") or {})
+    )
     order = []
     assert files.reached.wait(30)
     second.start()
@@ -247,18 +249,18 @@ def test_interval_in_seconds_never_holds_up_the_training(tmp_path):
     saves = []
     for step in range(1, 5):
         now[0] += 1.0
-        saves.append(_offer(store, step))
+        saves.append(_maybe_save(store, step))
     assert saves == [True, False, False, False]
     files.gate.set()
-    assert _offer(store, 5, new_best=True)  # a best is never left out; it waits
+    assert _maybe_save(store, 5, new_best=True)  # a best is never left out; it waits
     store.wait()
     assert [g.step for g in store.generations()] == [1, 5]
 
 
 def test_end_waits_for_its_commit(tmp_path):
     store = _store(tmp_path, None)
-    _offer(store, 1)
-    _offer(store, 2, final=True)
+    _maybe_save(store, 1)
+    _maybe_save(store, 2, final=True)
     assert store.pointer == store.newest().pointer
     assert store.pointer.step == 2
 
@@ -274,10 +276,10 @@ def test_last_report_names_the_last_generation(tmp_path, opened, configure, toy)
 @pytest.mark.parametrize("meet", ["wait", "maybe_save"])
 def test_error_comes_out_once_and_leaves_the_rest(tmp_path, meet):
     store = _store(tmp_path, Full.of(tmp_path))
-    _offer(store, 1)
-    _offer(store, 2)
+    _maybe_save(store, 1)
+    _maybe_save(store, 2)
     with pytest.raises(CheckpointError, match=r"step 2 .*No space left"):
-        store.wait() if meet == "wait" else _offer(store, 3)
+        store.wait() if meet == "wait" else _maybe_save(store, 3)
     store.wait()
     assert CheckpointStore(tmp_path).newest().step == store.pointer.step == 1
 
@@ -289,8 +291,8 @@ def test_storage_that_fills_up_in_the_middle_of_a_tensor_is_named_and_keeps_noth
     bucket = NarrowBucket(MemoryFileSystem(), tmp_path)
     files = NarrowDirectory.of(tmp_path) if layer == "directory" else bucket
     store = _store(tmp_path, files)
-    _offer(store, 1)
-    _offer(store, 2, lambda: {"weights": torch.ones(2**19)})
+    _maybe_save(store, 1)
+    _maybe_save(store, 2, lambda: {"weights": torch.ones(2**19)})
     with pytest.raises(StorageError, match=r"step 2 \(2097152 bytes\) .*No space left"):
         store.wait()
     assert store.pointer.step == store.newest().step == 1
@@ -325,7 +327,7 @@ def test_what_cannot_be_saved_is_an_error_too(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"step 1 failed .*earlier checkpoints are untouched"
     ):
-        _offer(store, 1, lambda: {"x": _Unpicklable()}, final=True)
+        _maybe_save(store, 1, lambda: {"x": _Unpicklable()}, final=True)
 
 
 class _Unpicklable:
@@ -345,7 +347,7 @@ def test_rows_are_durable_before_the_generation_is_in_place(tmp_path):
             super().commit(name, write)
 
     store = _store(tmp_path, Noting.of(tmp_path))
-    _offer(store, 1, before_commit=lambda: order.append("rows"), final=True)
+    _maybe_save(store, 1, before_commit=lambda: order.append("rows"), final=True)
     assert order == ["rows", "commit"]
 
 
@@ -400,7 +402,7 @@ def test_copy_that_fails_is_an_error_of_the_save(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Snapshots, "finish", finish)
     store = _store(tmp_path, LocalFiles.of(tmp_path))
-    assert _offer(store, 1, steady=["moments"])
+    assert _maybe_save(store, 1, async_copy_keys=["moments"])
     store.wait_for_copy()
     with pytest.raises(CheckpointError, match=r"step 1 failed \(MemoryError: no more\)"):
         store.wait()

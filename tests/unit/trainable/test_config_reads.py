@@ -10,7 +10,7 @@ import time
 import pytest
 
 from trainable.config import OptimizerConfig, TrainConfig, TrialConfig
-from trainable.config_reads import recorded
+from trainable.config_reads import record_reads
 
 PLAIN = TrialConfig.model_validate(
     {
@@ -23,7 +23,7 @@ PLAIN = TrialConfig.model_validate(
 
 
 def _keys(read):
-    config, reads = recorded(PLAIN)
+    config, reads = record_reads(PLAIN)
     read(config)
     return reads
 
@@ -101,7 +101,7 @@ def test_what_shows_or_only_passes_a_section_on_reads_nothing(read):
 
 
 def test_it_is_the_configuration_in_every_other_way():
-    config, _ = recorded(PLAIN)
+    config, _ = record_reads(PLAIN)
     assert isinstance(config, TrialConfig)
     assert isinstance(config.train, TrainConfig)
     assert isinstance(config.train.optimizer, OptimizerConfig)
@@ -125,7 +125,7 @@ def test_what_is_asked_for_and_is_not_there_is_noted():
 
 
 def test_a_read_costs_nothing_that_a_loop_would_notice():
-    config, _ = recorded(PLAIN)
+    config, _ = record_reads(PLAIN)
     start = time.perf_counter()
     for _ in range(10_000):
         _ = config.train.optimizer.lr

@@ -8,7 +8,7 @@ import torch
 from sweeps.engine.task_check import TaskFacts
 from trainable.build import open_trainer
 from trainable.config import OptimizerConfig, TrialConfig
-from trainable.inspect_task import examine
+from trainable.inspect_task import inspect_config
 from trainable.optim import state_bytes
 
 
@@ -28,7 +28,7 @@ def test_bytes_told_before_the_run_are_those_that_it_takes(tmp_path, optimizer):
             "train": {"optimizer": optimizer},
         }
     )
-    told = examine(config)["optimizer_bytes"]
+    told = inspect_config(config)["optimizer_bytes"]
     with open_trainer(config, tmp_path, device="cpu") as trainer:
         list(trainer.events())
         saved = trainer.state.state_dict()["optimizer"]["state"].values()

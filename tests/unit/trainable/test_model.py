@@ -223,7 +223,7 @@ def test_blocks_inside_blocks_are_left_to_the_outer_one():
     ("options", "message"),
     [
         ({"channels_last": True}, "no two-dimensional convolution; remove it"),
-        ({"activation_checkpointing": True}, "neither a ModuleList nor is it a Sequential"),
+        ({"activation_checkpointing": True}, "neither has a ModuleList nor is it a Sequential"),
     ],
 )
 def test_settings_without_effect_are_refused(options, message):

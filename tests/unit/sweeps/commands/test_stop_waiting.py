@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.ledger.ledger import Ledger
-from sweeps.reconciliation.reconcile import STATUSES
 from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox_status import read_outbox
@@ -33,7 +32,7 @@ def test_a_trial_of_a_stopped_sweep_has_its_end(tmp_path: Path, values: tuple[fl
     assert (record.state, record.reason) == ("pruned", "stopped by the user")
     assert record.value == (min(values) if values else None)
     assert not Ledger.open(sweep.paths.ledger).trial(other).finished
-    assert read_outbox(sweep.paths.outbox).tracked_statuses[number] == STATUSES["pruned"]
+    assert read_outbox(sweep.paths.outbox).tracked_statuses[number] == "KILLED"
     code, output = _stop(tmp_path, number)
     assert (code, "is pruned already" in output) == (2, True)
 

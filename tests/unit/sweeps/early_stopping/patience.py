@@ -28,8 +28,9 @@ class Patience(StoppingRule):
         """Return when the rule decides instead."""
         return f"patience has no rungs: it waits {self.patience} epochs for an improvement"
 
-    def make_stopper(self, *, minimize: bool) -> TrialStopper | None:
+    def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
         """Return a stopper for a sweep without reports."""
+        del epochs
         return PatienceStopper(self.patience, minimize=minimize)
 
 
@@ -41,10 +42,12 @@ class PatienceStopper:
         self._sign = 1 if minimize else -1
         self._best: dict[int, tuple[int, float]] = {}
 
-    def stops(self, number: int, epoch: int, value: float) -> bool:
-        """Record a report and return whether its trial stops."""
+    def stops(self, number: int, epoch: int, value: float) -> str | None:
+        """Record a report; return why its trial stops, or None if it continues."""
         best_epoch, best = self._best.get(number, (0, math.inf))
         if self._sign * value < best:  # false for NaN
             best_epoch = epoch
             self._best[number] = (epoch, self._sign * value)
-        return epoch - best_epoch >= self._patience
+        if epoch - best_epoch < self._patience:
+            return None
+        return f"no improvement since epoch {best_epoch}"

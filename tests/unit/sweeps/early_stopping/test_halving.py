@@ -19,7 +19,7 @@ from sweeps.early_stopping.halving import (
     rungs,
 )
 
-EPOCHS = 9
+EPOCHS = 10
 VALUES = st.sampled_from([0.1, 0.2, 0.3, 0.4, math.nan, math.inf])
 
 
@@ -34,14 +34,16 @@ def _choose(
 @pytest.mark.parametrize(
     ("grace", "reduction", "epochs", "expected"),
     [
-        (1, 3, 10, (1, 3, 9)),
+        (1, 3, 12, (1, 3, 9)),
+        (1, 3, 11, (1, 3)),  # 9 lies in the last fifth
         (1, 3, 9, (1, 3)),
         (2, 2, 16, (2, 4, 8)),
-        (5, 3, 6, (5,)),
+        (4, 3, 5, (4,)),
+        (5, 3, 6, ()),
         (9, 3, 9, ()),
     ],
 )
-def test_rungs_lie_below_the_budget(
+def test_rungs_lie_below_the_last_fifth_of_the_budget(
     grace: int, reduction: int, epochs: int, expected: tuple[int, ...]
 ) -> None:
     assert rungs(grace, reduction, epochs) == expected
@@ -90,7 +92,7 @@ def test_never_more_than_one_in_reduction_and_never_a_worse_one(
 LADDER = SuccessiveHalving(
     rungs=rungs(1, 2, EPOCHS), minimize=True, num_trials=0, reduction=2, epochs=EPOCHS
 )
-"""Rungs at 1, 2, 4 and 8 of nine epochs."""
+"""Rungs at 1, 2, 4 and 8 of ten epochs."""
 
 
 class Serial:
@@ -225,7 +227,7 @@ def test_nobody_is_left_behind_while_somebody_can_still_come() -> None:
 
 @pytest.mark.parametrize(
     ("epochs", "graces", "shares"),
-    [(9, (1, 3, 9), [9, 4.5, 3]), (10, (1, 3, 9, 10), [27, 12, 6, 4]), (2, (1, 2), [3, 2])],
+    [(9, (1, 3, 9), [9, 4.5, 3]), (12, (1, 3, 9, 12), [27, 12, 6, 4]), (2, (1, 2), [3, 2])],
 )
 def test_brackets_have_hyperbands_shares(
     epochs: int, graces: tuple[int, ...], shares: list[float]

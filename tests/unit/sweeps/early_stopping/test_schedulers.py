@@ -14,7 +14,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from sweeps.config.spec import EarlyStoppingConfig, parse_spec
 from sweeps.early_stopping import halving
-from sweeps.early_stopping.halving import bracket_graces, bracket_of, rungs
+from sweeps.early_stopping.halving import bracket_graces, bracket_of
 from sweeps.early_stopping.median import Medians
 from sweeps.early_stopping.schedulers import (
     StopperScheduler,
@@ -194,20 +194,6 @@ def test_a_rung_of_nothing_finite_stops_them_all_and_then_begins(
     of = [bracket_of(n, bracket_graces(1, 2, EPOCHS), 2) for n in range(9)]
     full = [config.scheduler == "hyperband" and bracket == last for bracket in of]
     assert [length == EPOCHS for length in lengths[:9]] == full
-
-
-@pytest.mark.parametrize(
-    ("epochs", "expected"), [(1, ()), (2, (1,)), (9, (1, 3)), (10, (1, 3)), (12, (1, 3, 9))]
-)
-def test_no_rung_lies_in_the_last_fifth_of_the_budget(
-    epochs: int, expected: tuple[int, ...]
-) -> None:
-    assert rungs(1, 3, epochs) == expected
-    for scheduler in ("asha", "asha_promote", "hyperband"):
-        config = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=3)
-        assert config.rule.rungs(epochs) == expected
-        pauses = config.rule.pausing(epochs=epochs, minimize=True, num_trials=4)
-        assert pauses is None or pauses.rungs == expected
 
 
 def test_a_trial_is_compared_with_its_own_bracket_alone() -> None:

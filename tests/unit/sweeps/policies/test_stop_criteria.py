@@ -211,7 +211,7 @@ def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Pa
     now = [100.0]
     spec = _spec("{hours: 0.01}")  # 36 s
     first = StopMonitor(
-        spec, ledger, ends=lambda: 0, settle=lambda: None, fence=lambda: None, clock=lambda: now[0]
+        spec, ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None, clock=lambda: now[0]
     )
     now[0] += 9.0
     assert first.look() is None
@@ -221,7 +221,7 @@ def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Pa
     assert LedgerReader(tmp_path / "l.db").seconds == ledger.seconds == 20.0
     now[0] += 5.0  # lost with a driver that is killed
     second = StopMonitor(
-        spec, ledger, ends=lambda: 0, settle=lambda: None, fence=lambda: None, clock=lambda: now[0]
+        spec, ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None, clock=lambda: now[0]
     )
     now[0] += 15.5
     assert second.look() is None
@@ -245,7 +245,7 @@ def test_a_stop_is_noticed_at_the_end_of_a_trial(tmp_path: Path) -> None:
         sweep.spec,
         sweep.ledger,
         ends=lambda: len(ends),
-        settle=lambda: [sweep.add("complete", 0.5) for _ in ends],
+        flush=lambda: [sweep.add("complete", 0.5) for _ in ends],
         fence=lambda: None,
     )
     assert stops.look() is None
@@ -265,7 +265,7 @@ def test_without_a_stop_no_trial_is_read_however_many_have_ended(
         sweep.spec,
         sweep.ledger,
         ends=lambda: 1,
-        settle=lambda: settled.append(None),
+        flush=lambda: settled.append(None),
         fence=lambda: None,
     )
     sweep.add("complete", 0.5)
@@ -296,7 +296,10 @@ def test_a_stopped_sweep_is_finished_until_its_spec_lets_it_go_on(tmp_path: Path
             [MissingRun(0), StaleWriter(0), UnrecordedEnd(0, "pruned", "why")],
         ),
         (TrialState(OPEN, trained=True), [MissingRun(0), UnrecordedEnd(0, "complete")]),
-        (TrialState(OPEN, stopped=True), [MissingRun(0), UnrecordedEnd(0, "pruned")]),
+        (
+            TrialState(OPEN, stop_reason="asha: x"),
+            [MissingRun(0), UnrecordedEnd(0, "pruned", "asha: x")],
+        ),
         (
             TrialState(replace(OPEN, params={}, reports={})),  # killed while they were stored
             [MissingParams(0), MissingRun(0), UnrecordedEnd(0, "pruned", "why")],
@@ -324,5 +327,5 @@ def test_looking_at_a_stopped_sweep_reads_the_same_time(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, more="stop: {hours: 1}")
     sweep.add("complete", 0.5)
     assert SweepStatus(sweep.paths).state == "interrupted"
-    sweep.ledger.note_seconds(3600.0)
+    sweep.ledger.store_seconds(3600.0)
     assert SweepStatus(sweep.paths).state == "finished"

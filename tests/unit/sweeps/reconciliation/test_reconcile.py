@@ -18,7 +18,7 @@ from optuna.samplers import RandomSampler
 
 from sweeps.commands.sync import queue_interruptions
 from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
-from sweeps.early_stopping.schedulers import stopped_trials
+from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.errors import LedgerError
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
@@ -134,8 +134,8 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
             id="trained to its end, and the outbox is lost",
         ),
         pytest.param(
-            TrialState(OPEN, CURVE[:1], stopped=True, tracked_status="RUNNING"),
-            [UnrecordedEnd(0, "pruned")],
+            TrialState(OPEN, CURVE[:1], stop_reason="asha: x", tracked_status="RUNNING"),
+            [UnrecordedEnd(0, "pruned", "asha: x")],
             id="killed between a report and the verdict on it",
         ),
         pytest.param(
@@ -145,7 +145,11 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
         ),
         pytest.param(
             TrialState(
-                OPEN, CURVE[:1], stopped=True, trained_past_report=True, tracked_status="RUNNING"
+                OPEN,
+                CURVE[:1],
+                stop_reason="asha: x",
+                trained_past_report=True,
+                tracked_status="RUNNING",
             ),
             [OrphanedRun(0)],
             id="killed after the verdict, which was to go on",
@@ -249,12 +253,7 @@ class Sweep:
         return commit(self.paths.trial(number), epoch, step=2 * epoch)
 
     def corrections(self, stop: str | None = None) -> list[Correction]:
-        def judge(reports: Any, unfinished: Any) -> frozenset[int]:
-            stopping, epochs = self.spec.early_stopping, self.spec.budget.epochs
-            scheduler = stopping.rule.scheduler(epochs=epochs, mode="min")
-            return stopped_trials(scheduler, reports, unfinished)
-
-        trials = self.ledger.trials()
+        judge, trials = make_verdict_fn(self.spec), self.ledger.trials()
         return reconcile(
             read_sweep_state(self.paths, self.spec, trials, live=False, judge=judge, stop=stop)
         )
