@@ -78,7 +78,7 @@ audit: sbom  ## Look for known holes in what sbom.json lists (asks a database on
 	echo "$$listed" | $(BIN)/uv tool run pip-audit --strict --no-deps --disable-pip --requirement /dev/stdin
 
 picture: $(READY)  ## Take the README's picture of the MLflow UI again, from the demo's sweep
-	$(BIN)/python -m tests.integration.picture
+	$(BIN)/python -m tests.integration.ui_screenshot
 
 clean:  ## Remove the environment and all caches, but no sweep
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

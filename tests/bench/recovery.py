@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from tests.bench.table import Goal, Result, alone, paired
-from tests.chaos.cases import SEED
-from tests.chaos.harness import References, Sandbox, Template, assert_all
+from tests.chaos.invariants import References, Sandbox, Template, assert_all
+from tests.chaos.kill_cases import SEED
 
 # The digits example's size: 24 trials of 10 epochs, a checkpoint after each.
 _SPEC = """

@@ -6,7 +6,7 @@ For each line `NAME DIRECTORY ACKNOWLEDGED` on standard input it imports what th
 once, runs it in a forked process and prints how that one ended. A program writes a line into
 the file `ACKNOWLEDGED` whenever a caller has been told that something is done; each begins with
 the number of persisting calls made by then.
-What must not live here: faults, or what must hold after one (`test_every_operation.py`).
+What must not live here: faults, or what must hold after one (`test_crash_points.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One sweep in a directory of its own, the drivers that are started on it, and what they print.
 
 Everything goes through the real command line. What must not live here: what must be true after a
-fault (see `harness.py`), or faults themselves.
+fault (see `invariants.py`), or faults themselves.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import Faults
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all
+from tests.chaos.invariants import SERIAL, References, Sandbox, assert_all
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows
 

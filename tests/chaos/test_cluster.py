@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tests.chaos import probe_task
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     PARALLEL,
     Driver,
     References,

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import SEED
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     SERIAL,
     Driver,
     Outcome,
@@ -28,6 +27,7 @@ from tests.chaos.harness import (
     assert_ended,
     assert_says_how_to_go_on,
 )
+from tests.chaos.kill_cases import SEED
 from tests.chaos.probe_task import KINDS
 from trainable.checkpoint import CheckpointStore
 from trainable.files import STATE

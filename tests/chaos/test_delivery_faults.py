@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from mlflow import MlflowClient
 
-from tests.chaos.cases import SEED
+from tests.chaos.kill_cases import SEED
 from tests.chaos.scripted_proxy import (
     Exchange,
     Fault,

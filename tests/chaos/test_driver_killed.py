@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import SEED
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     PARALLEL,
     SERIAL,
     Outcome,
@@ -26,6 +25,7 @@ from tests.chaos.harness import (
     assert_states,
     assert_trials,
 )
+from tests.chaos.kill_cases import SEED
 from tests.chaos.outcome import read_outcome
 from tests.chaos.probe_task import KINDS
 from tests.integration.commandline import wait_until

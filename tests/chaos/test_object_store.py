@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     SERIAL,
     References,
     Sandbox,

@@ -3,7 +3,7 @@
 Each case trains to the end; then again, in another process, up to the kill (`os._exit(1)`), and
 from there in a third one. Equal must be: parameters, buffers, optimizer, schedule, scaler,
 counters, every random generator, the samples each step saw (augmentation included), and every
-logged metric that was not measured. `tests/integration/test_resume_exit.py` is a slice of this.
+logged metric that was not measured. `tests/integration/test_resume_after_exit.py` is a slice of this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import AXES, SEED, Case, pairs, select
+from tests.chaos.kill_cases import AXES, SEED, Case, pairs, select
 from tests.chaos.processes import Processes
 
 pytestmark = pytest.mark.chaos

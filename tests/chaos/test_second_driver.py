@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.chaos.harness import SERIAL, References, Template, assert_all, assert_ended
+from tests.chaos.invariants import SERIAL, References, Template, assert_all, assert_ended
 
 _IMMEDIATELY = 5.0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.ledger.postgres import WAIT_SECONDS, LedgerDatabase
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     SERIAL,
     Driver,
     References,

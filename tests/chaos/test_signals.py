@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sweeps.engine.process_cleanup import scratch_directory
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     PARALLEL,
     SERIAL,
     Driver,

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_ended
+from tests.chaos.invariants import SERIAL, References, Sandbox, assert_all, assert_ended
 
 SHORT, LONG = 4.0, 120.0
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.ledger.ledger import Ledger
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_ended
+from tests.chaos.invariants import SERIAL, References, Sandbox, assert_all, assert_ended
 from tests.chaos.outcome import read_runs
 from tests.chaos.postgres import Cluster
 from tests.chaos.scripted_proxy import (

@@ -7,7 +7,15 @@ import signal
 
 import pytest
 
-from tests.chaos.harness import PARALLEL, SERIAL, Ended, Outcome, References, Sandbox, assert_all
+from tests.chaos.invariants import (
+    PARALLEL,
+    SERIAL,
+    Ended,
+    Outcome,
+    References,
+    Sandbox,
+    assert_all,
+)
 from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES
 
 # In the computation of a gradient; between two micro-batches of a step; between two batches of an

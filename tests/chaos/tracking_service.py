@@ -1,6 +1,6 @@
 """A real `mlflow server` that can be killed and started again, and what lies in its database.
 
-What must not live here: faults (`scripted_proxy.py`), and what must be true (`harness.py`).
+What must not live here: faults (`scripted_proxy.py`), and what must be true (`invariants.py`).
 """
 
 from __future__ import annotations

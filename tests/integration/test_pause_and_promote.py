@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from sweeps.ledger.reader import LedgerReader
-from tests.chaos.runs import differences, without_measured
+from tests.chaos.killed_runs import differences, without_measured
 from tests.integration.commandline import SMALL, CommandLine, wait_until
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows

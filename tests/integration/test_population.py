@@ -19,7 +19,7 @@ from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.population import pbt_exploit
 from sweeps.search.searcher import LedgerSearcher
-from tests.chaos.runs import differences, without_measured
+from tests.chaos.killed_runs import differences, without_measured
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig

@@ -14,7 +14,7 @@ from playwright.sync_api import Page
 
 from sweeps.publishing.export import NoReport, draw_report
 from tests.integration.browser import photograph, require_chromium
-from tests.integration.shown_report import axes, colours, named, open_report, traces
+from tests.integration.report_reader import axes, colours, named, open_report, traces
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.metrics_file import Row
 

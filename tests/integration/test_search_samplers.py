@@ -18,7 +18,7 @@ from sweeps.search.dry_run import rehearse
 from sweeps.search.gaussian_process import KERNEL
 from sweeps.search.samplers import SamplerRejected, Samplers, check_sampler
 from sweeps.search.suggest import Suggester
-from tests.integration.proposing import end, ledger_at, loss, search, spec_of
+from tests.integration.serial_search import end, ledger_at, loss, search, spec_of
 
 GRID = (
     "search.sampler=grid",
@@ -444,7 +444,7 @@ def test_a_sampler_whose_package_is_missing_says_what_to_install(
 
 def test_conditional_suggestions_do_not_depend_on_the_order_of_sets(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tests.integration.proposing import *; "
+        "import sys; from pathlib import Path; from tests.integration.serial_search import *; "
         "print(search(Path(sys.argv[1]), spec_of('trials=14', 'search.startup_trials=4', "
         "'space={task.a: {choice: [x, y]}, task.b: {uniform: [0, 1], when: {task.a: x}}, "
         "task.c: {uniform: [0, 1], when: {task.a: x}}, task.d: {uniform: [0, 1]}}')))"

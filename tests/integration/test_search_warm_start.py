@@ -19,7 +19,7 @@ from sweeps.paths import SweepPaths
 from sweeps.search.dry_run import rehearse
 from sweeps.search.samplers import SamplerRejected
 from sweeps.search.suggest import Suggester
-from tests.integration.proposing import end, loss, search, spec_of
+from tests.integration.serial_search import end, loss, search, spec_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPACE = (

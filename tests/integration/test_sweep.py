@@ -27,7 +27,7 @@ from sweeps.results.compare import clip_fraction
 from tests.integration.browser import open_page, photograph, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
 from tests.integration.mlflow_pages import compared, curves, runs_table
-from tests.integration.shown_report import axes, named, open_report, traces
+from tests.integration.report_reader import axes, named, open_report, traces
 from tracking.ui import DEFAULT_ADDRESS
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows

@@ -2,7 +2,7 @@
 """What no spec alone can get wrong, and the whole message it gets: commands, machines, tasks.
 
 Each kind of wrong input has a number (`KINDS`), with which the tests that hold it begin: those of
-a spec's text `sweeps/test_*_bad_inputs.py`, of words and flags `test_wrong_words.py`; those
+a spec's text `sweeps/test_*_bad_inputs.py`, of words and flags `test_usage_errors.py`; those
 that need a server are integration tests.
 """
 

@@ -2,7 +2,7 @@
 at once and says what is wrong, without a traceback.
 
 What must not live here: regular files with other content (`test_damaged_sweeps`), and files that
-are gone (`test_lost_files`).
+are gone (`test_missing_files`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import random
 import pytest
 import torch
 
-from tests.chaos.cases import SEED
+from tests.chaos.kill_cases import SEED
 from trainable.checkpoint import CheckpointStore, Pointer
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError, WriterReplaced

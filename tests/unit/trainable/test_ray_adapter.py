@@ -22,7 +22,7 @@ from ray.tune.result import SHOULD_CHECKPOINT
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
-from tests.chaos.runs import differences, without_measured
+from tests.chaos.killed_runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.custom_loop import Context

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.chaos.runs import differences
+from tests.chaos.killed_runs import differences
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.config import TrialConfig
 from trainable.metrics_file import read_rows

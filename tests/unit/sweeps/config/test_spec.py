@@ -13,7 +13,7 @@ from sweeps.config.errors import UserError
 from sweeps.config.space import LogUniform, Uniform
 from sweeps.config.spec import InvalidName, SpecError, SweepSpec, check_name, load_spec, parse_spec
 from tests.specs import with_overrides
-from tests.unit.sweeps.refused import HEAD
+from tests.unit.sweeps.spec_errors import HEAD
 from trainable.config import Interval, TaskConfig
 from trainable.seeding import derive_seed
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.config.spec import SpecError, load_spec
-from tests.unit.sweeps.refused import HEAD, refusal
+from tests.unit.sweeps.spec_errors import HEAD, refusal
 
 CASES = [
     pytest.param(

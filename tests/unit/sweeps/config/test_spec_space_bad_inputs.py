@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.sweeps.refused import HEAD, refusal
+from tests.unit.sweeps.spec_errors import HEAD, refusal
 
 CASES = [
     pytest.param(

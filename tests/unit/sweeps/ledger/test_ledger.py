@@ -23,8 +23,8 @@ from sweeps.ledger.reader import LedgerReader, PbtPerturbation, TrialSummary
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import LedgerBusy, LedgerError
-from tests.ledgers import held_place
 from tests.make_trials import ask, proposal
+from tests.postgres_ledger import held_place
 
 SPACE = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),

@@ -39,8 +39,8 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
 from sweeps.sweep_lock import LockLost, SweepLock, SweepLockedError
 from tests.chaos.postgres import Cluster, own_cluster
-from tests.ledgers import held_place, holder
 from tests.make_trials import proposal
+from tests.postgres_ledger import held_place, holder
 
 SPACE = {"train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True)}
 SPEC = """

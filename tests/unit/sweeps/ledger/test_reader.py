@@ -26,8 +26,8 @@ from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.reader import LedgerReader, best_report
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import LedgerError
-from tests.ledgers import held_place
 from tests.make_trials import proposal
+from tests.postgres_ledger import held_place
 
 SPACE: dict[str, BaseDistribution] = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import AXES, SLICE, Case
+from tests.chaos.kill_cases import AXES, SLICE, Case
 from tests.chaos.processes import ENDED, FAILED, Processes
 
 

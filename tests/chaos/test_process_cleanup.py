@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from sweeps.engine.process_cleanup import find_orphans, scratch_directory
-from tests.chaos.harness import Sandbox
+from tests.chaos.invariants import Sandbox
 
 _FOREIGN = """
 import ray

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.chaos.fault_table import MATRIX, ROWS, FaultTable, find_tests
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     Ended,
     assert_points,
     assert_says_how_to_go_on,

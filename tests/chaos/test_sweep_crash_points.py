@@ -1,8 +1,8 @@
 """Row 2 and row 33 through the command line: a worker is killed before each persisting call of a
 save, and a whole sweep is found as a power loss left it.
 
-`test_every_operation.py` does the same to each piece alone, at every call. What must not live
-here: how calls are recorded and stopped (`faults.py`), what a power loss leaves (`power.py`).
+`test_crash_points.py` does the same to each piece alone, at every call. What must not live
+here: how calls are recorded and stopped (`faults.py`), what a power loss leaves (`power_loss.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import Faults, Kind, Operation
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all
-from tests.chaos.power import FATES, Disk, Fate
+from tests.chaos.invariants import SERIAL, References, Sandbox, assert_all
+from tests.chaos.power_loss import FATES, Disk, Fate
 from tests.chaos.sandbox import INTERVAL
 from tests.integration.commandline import wait_until
 from trainable.checkpoint import CheckpointStore

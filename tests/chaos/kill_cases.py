@@ -3,7 +3,7 @@
 The axes have far more combinations than can be run. The selection takes the cheapest set in which
 every pair of values of two axes meets at least once, and fills up with random combinations drawn
 from a seed that is printed and can be given again (`CHAOS_SEED=7 make chaos`). What must not live
-here: how a case is run (see `runs.py` and `processes.py`).
+here: how a case is run (see `killed_runs.py` and `processes.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ AXES: dict[str, tuple[str | int, ...]] = {
     "every": ("1 epoch", "2 steps", "3 steps"),
 }
 
-# One of each kill, for every day (`tests/integration/test_resume_exit.py`).
+# One of each kill, for every day (`tests/integration/test_resume_after_exit.py`).
 SLICE = (
     Case("window", "fp16", 3, "loader", "norm", "cosine", "adamw", "2 steps"),
     Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps"),

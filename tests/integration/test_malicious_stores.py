@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from tests.integration.planted_store import FOREIGN, PlantedStore
+from tests.integration.malicious_store import FOREIGN, PlantedStore
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 PASSWORD = "canary-of-a-password"

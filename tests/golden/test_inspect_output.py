@@ -1,6 +1,6 @@
 """What the commands that only look print of a sweep, as files: with one metric and with two.
 
-To accept a change:  UPDATE_GOLDEN=1 python -m pytest tests/golden/test_looking.py
+To accept a change:  UPDATE_GOLDEN=1 python -m pytest tests/golden/test_inspect_output.py
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.warm_process import THREADS
+from tests.integration.reused_process import THREADS
 
 TRIALS, SETTLED = 50, 10
 _MOST_GROWTH = 4 * 2**20
@@ -20,7 +20,7 @@ _MOST_GROWTH = 4 * 2**20
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     directory = tmp_path_factory.mktemp("warm")
-    command = [sys.executable, "-m", "tests.integration.warm_process", directory, str(TRIALS)]
+    command = [sys.executable, "-m", "tests.integration.reused_process", directory, str(TRIALS)]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )

@@ -23,8 +23,8 @@ import psutil
 
 from sweeps.engine.process_cleanup import scratch_directory
 from sweeps.sweep_lock import is_held
+from tests.chaos.killed_runs import differences
 from tests.chaos.outcome import Outcome, digest, read_outcome
-from tests.chaos.runs import differences
 from tests.chaos.sandbox import PARALLEL, SERIAL, Driver, Ended, Sandbox, Template
 
 __all__ = [

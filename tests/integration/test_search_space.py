@@ -17,7 +17,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.publishing.report import write_report
 from sweeps.search.suggest import Suggester
-from tests.integration.proposing import Params, end, ledger_at, search, spec_of
+from tests.integration.serial_search import Params, end, ledger_at, search, spec_of
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

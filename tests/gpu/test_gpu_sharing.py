@@ -138,7 +138,7 @@ def test_row_25_neighbour_beyond_its_share_is_stopped_alone(tmp_path):
 
 def _start(role: str, directory: Path, share: float) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.gpu.neighbours", role, str(directory), str(share)],
+        [sys.executable, "-m", "tests.gpu.shared_gpu_process", role, str(directory), str(share)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

@@ -12,7 +12,7 @@ import pytest
 from optuna.trial import TrialState
 
 from sweeps.ledger.ledger import Ledger
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     PARALLEL,
     References,
     Sandbox,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.harness import PARALLEL, SERIAL, References, Sandbox, assert_all
+from tests.chaos.invariants import PARALLEL, SERIAL, References, Sandbox, assert_all
 
 # In the order of one report and of one trial's end; numbers that fall into the second trial.
 PLACES = {

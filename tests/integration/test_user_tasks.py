@@ -18,7 +18,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commandline import TINY, CommandLine, wait_until
-from tests.integration.watching import Watcher, ask_ray
+from tests.integration.process_inspection import Watcher, ask_ray
 
 CANARY = "canary-7f3a"
 SECRETS = {

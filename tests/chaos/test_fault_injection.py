@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import Faults, Kind
-from tests.chaos.power import Disk
+from tests.chaos.power_loss import Disk
 
 # Everything that Python and SQLite use, by every way that leads there.
 PROGRAM = """

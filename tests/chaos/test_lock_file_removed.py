@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_says_how_to_go_on
+from tests.chaos.invariants import (
+    SERIAL,
+    References,
+    Sandbox,
+    assert_all,
+    assert_says_how_to_go_on,
+)
 
 
 @pytest.mark.chaos

@@ -23,10 +23,10 @@ from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
 from tests.chaos import fsync_model
+from tests.chaos.crash_runs import Rehearsal, Remains, Stage
 from tests.chaos.faults import Faults, Kind
 from tests.chaos.fsync_model import SPEC, creation, open_store, save
-from tests.chaos.power import FATES, Fate
-from tests.chaos.rehearsal import Rehearsal, Remains, Stage
+from tests.chaos.power_loss import FATES, Fate
 from tests.chaos.spaces import SPACE
 from tests.make_trials import ask
 from tracking.metric_points import unpack

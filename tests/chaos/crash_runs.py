@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.faults import Faults, Kind, Operation
-from tests.chaos.power import Disk, Fate
+from tests.chaos.power_loss import Disk, Fate
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,7 @@ import pytest
 from sweeps.config.revisions import read_spec, write_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.sqlite import WAIT_SECONDS
-from tests.chaos.cases import SEED
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     SERIAL,
     References,
     Sandbox,
@@ -25,6 +24,7 @@ from tests.chaos.harness import (
     assert_ended,
     assert_says_how_to_go_on,
 )
+from tests.chaos.kill_cases import SEED
 from tests.specs import with_overrides
 from trainable.checkpoint import CheckpointStore
 

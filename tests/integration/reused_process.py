@@ -1,9 +1,9 @@
 """A process that runs one trial after the other, as a warm actor does; prints what it came to.
 
-`python -m tests.integration.warm_process DIRECTORY TRIALS`. Of each five trials one changes all
+`python -m tests.integration.reused_process DIRECTORY TRIALS`. Of each five trials one changes all
 that a task can change for its process and then fails, one reads its samples in a process of its
 own, and the others are alike. What must not live here: what must be true of it
-(`test_warm_actor.py`).
+(`test_actor_reuse.py`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     PARALLEL,
     SERIAL,
     References,

@@ -13,7 +13,7 @@ import pytest
 
 from sweeps.ledger.ledger import Ledger
 from tests.chaos.faults import Faults
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     SERIAL,
     Driver,
     References,

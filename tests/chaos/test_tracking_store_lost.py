@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_ended
+from tests.chaos.invariants import SERIAL, References, Sandbox, assert_all, assert_ended
 
 
 @pytest.mark.chaos

@@ -1,6 +1,6 @@
 """One run that is killed and one that is not: the task, the kill, and what must be equal.
 
-What must not live here: which cases there are (see `cases.py`), or processes (`processes.py`).
+What must not live here: which cases there are (see `kill_cases.py`), or processes (`processes.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from tests.chaos.cases import Case
+from tests.chaos.kill_cases import Case
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
