@@ -1,6 +1,6 @@
 """One run that is killed and one that is not: the task, the kill, and what must be equal.
 
-What must not live here: which cases there are (see `kill_cases.py`), or processes (`processes.py`).
+What must not live here: cases (`kill_cases.py`), or processes (`processes.py`).
 """
 
 from __future__ import annotations

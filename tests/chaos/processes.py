@@ -5,7 +5,7 @@
 
 Starting Python with torch takes seconds, a fork of a process that has imported it milliseconds.
 The process that forks trains nothing itself: its children start as a new one would, and share
-nothing with each other but the disk. What must not live here: what a run is (see `killed_runs.py`).
+nothing with each other but the disk. What must not live here: runs (`killed_runs.py`).
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_row_04_node_killed(
 
 
 @pytest.mark.fault(4, "the same where ledger, checkpoints and records are shared, and its driver")
-def test_row_04_node_and_driver_killed_where_everything_is_shared(
+def test_row_04_node_and_driver_killed_on_shared_storage(
     references: References, cluster: Cluster, service_on_postgres: Service, tmp_path: Path
 ) -> None:
     """The three lines of a spec that a team shares, with trials on a cluster."""
@@ -329,7 +329,7 @@ def store() -> Iterator[ObjectStore]:
         yield made
 
 
-def test_what_cannot_run_a_sweep_is_refused_and_nothing_created(
+def test_unusable_cluster_is_refused_before_anything_exists(
     sandbox: Sandbox, nodes: RayNodes, store: ObjectStore, tmp_path: Path
 ) -> None:
     """Each within 30 s, with exit 2, a sentence, and nothing made below the root."""
@@ -365,7 +365,7 @@ def test_what_cannot_run_a_sweep_is_refused_and_nothing_created(
     refused(r"^node .*: has gradsweep 0\.0\.9; this process has ")
 
 
-def test_nodes_that_do_not_share_the_root_are_named(sandbox: Sandbox, nodes: RayNodes) -> None:
+def test_nodes_without_the_shared_root_are_named(sandbox: Sandbox, nodes: RayNodes) -> None:
     """One has other files where the root is, one may only read them: mounts of their own."""
     if os.geteuid() != 0:
         pytest.skip("mounts of a process' own are for root alone; be root")
@@ -391,7 +391,7 @@ def test_nodes_that_do_not_share_the_root_are_named(sandbox: Sandbox, nodes: Ray
 
 
 @pytest.mark.parametrize("stranger", [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "mine"}])
-def test_who_lacks_the_token_runs_nothing_there(
+def test_client_without_token_runs_nothing_on_the_cluster(
     nodes: RayNodes, tmp_path: Path, stranger: dict[str, str]
 ) -> None:
     head, marker = nodes.start(cpus=1), tmp_path / "marker"
@@ -414,7 +414,7 @@ def test_who_lacks_the_token_runs_nothing_there(
     assert not marker.exists()
 
 
-def test_code_travels_and_is_what_trains(sandbox: Sandbox, nodes: RayNodes) -> None:
+def test_uploaded_code_is_what_trains(sandbox: Sandbox, nodes: RayNodes) -> None:
     """The module that the nodes import is a copy; the sweep's own files are not in it."""
     head = nodes.start(cpus=2)
     (sandbox.directory / "large.bin").write_bytes(bytes(51 * 2**20))

@@ -263,9 +263,7 @@ def test_row_33_power_loss_at_each_persisting_call(
     assert num_cuts >= (15 if every == 1 else 2)
 
 
-def test_order_of_a_save_is_the_one_that_survives_a_power_loss(
-    stage: Stage, tmp_path: Path
-) -> None:
+def test_save_order_survives_power_loss(stage: Stage, tmp_path: Path) -> None:
     operations = Rehearsal(stage, "saves", _prepared(_three_saved, tmp_path)).whole()
     new = next(i for i, o in enumerate(operations) if "new-step" in o.path)
     commit = next(i for i, o in enumerate(operations) if o.other.endswith("step-00000004"))

@@ -195,7 +195,7 @@ def test_row_18_answer_after_the_client_gave_up(
         pytest.param("Bearer right", {"MLFLOW_TRACKING_TOKEN": "right"}, id="token"),
     ],
 )
-def test_a_server_that_asks_for_credentials_gets_everything_with_them(
+def test_server_with_login_receives_everything(
     service: Service,
     proxy: Proxy,
     tmp_path: Path,

@@ -122,7 +122,7 @@ os.rename("unnamed", "renamed")
     }
 
 
-def test_process_dies_before_the_operation_of_each_index(faults: Faults, tmp_path: Path) -> None:
+def test_process_dies_before_each_indexed_call(faults: Faults, tmp_path: Path) -> None:
     program = "import sys; f = open(sys.argv[1], 'wb', 0); [f.write(b'x') for _ in range(3)]"
     path = tmp_path / "runs" / "file"
     path.parent.mkdir()
@@ -146,7 +146,7 @@ def test_process_dies_before_the_operation_of_each_index(faults: Faults, tmp_pat
         (errno.EIO, "write fsync"),
     ],
 )
-def test_calls_fail_as_the_kernel_would_let_them(
+def test_calls_fail_with_kernel_errors(
     faults: Faults, tmp_path: Path, error: int, refused: str
 ) -> None:
     program = """
@@ -183,9 +183,7 @@ for name, act in {
     assert set(process.communicate("go\n", timeout=60)[0].split()) == set(refused.split())
 
 
-def test_disk_fills_up_in_the_middle_of_a_write_and_can_be_freed(
-    faults: Faults, tmp_path: Path
-) -> None:
+def test_disk_fills_in_mid_write_and_can_be_freed(faults: Faults, tmp_path: Path) -> None:
     program = """
 import os, sys
 print(os.write(os.open(sys.argv[1], os.O_CREAT | os.O_RDWR), b"x" * 100))

@@ -62,7 +62,7 @@ _LONG = [pytest.param(place, marks=pytest.mark.chaos) for place in ("open", "app
     28, "a writer is stopped at five places and wakes up after another one ended the run"
 )
 @pytest.mark.parametrize("place", [*_LONG, "rename", "remove"])
-def test_row_28_process_that_was_replaced_changes_nothing(tmp_path: Path, place: str) -> None:
+def test_row_28_replaced_process_changes_nothing(tmp_path: Path, place: str) -> None:
     stale = _start(tmp_path, place)
     wait_until(lambda: psutil.Process(stale.pid).status() == psutil.STATUS_STOPPED)
     successor = _start(tmp_path, "nowhere")

@@ -73,7 +73,7 @@ def test_row_38_child_of_a_killed_worker(sandbox: Sandbox, references: Reference
 
 @pytest.mark.fault(39, "a trial that hangs in a step")
 @pytest.mark.parametrize("sandbox", [HANGING], indirect=True, ids=["hanging"])
-def test_row_39_hang_is_noticed(sandbox: Sandbox, references: References) -> None:
+def test_row_39_hang_is_detected(sandbox: Sandbox, references: References) -> None:
     driver, _ = sandbox.run_to("forward", 14)
     found = assert_all(sandbox, references.of(SERIAL), driver.wait())
     assert [trial["attempts"] for trial in found.trials] == [2, 1, 1, 1]

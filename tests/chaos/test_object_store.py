@@ -41,7 +41,7 @@ def sandbox(store: ObjectStore, tmp_path: Path) -> Iterator[Sandbox]:
 
 @pytest.mark.chaos
 @pytest.mark.fault(21, "the store goes away within an upload, and stays away for a while")
-def test_row_21_store_that_goes_away_within_an_upload_holds_what_was_committed(
+def test_row_21_store_lost_during_upload_keeps_commits(
     store: ObjectStore, sandbox: Sandbox, references: References, tmp_path: Path
 ) -> None:
     driver, _ = sandbox.run_to("backward", _BEFORE_A_SAVE)

@@ -46,7 +46,7 @@ def foreign_ray() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("cleaner", ["doctor", "run"])
-def test_the_next_command_clears_a_dead_drivers_ray_and_no_other(
+def test_next_command_cleans_up_only_the_dead_drivers_ray(
     sandbox: Sandbox, foreign_ray: subprocess.Popen[str], cleaner: str
 ) -> None:
     driver, _ = sandbox.run_to("forward", 20)

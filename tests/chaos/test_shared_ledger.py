@@ -39,7 +39,7 @@ def shared(tmp_path: Path, uri: str) -> Iterator[Sandbox]:
     made.close()
 
 
-def test_a_killed_driver_is_resumed_and_nobody_else_may_run_the_sweep(
+def test_killed_driver_resumes_and_second_is_refused(
     references: References, shared: Sandbox, uri: str
 ) -> None:
     driver, _ = shared.run_to("backward", 58)
@@ -60,7 +60,7 @@ def test_a_killed_driver_is_resumed_and_nobody_else_may_run_the_sweep(
     assert LedgerDatabase(uri, "chaos", shared.paths.directory).holder() is None
 
 
-def test_a_short_restart_of_the_database_is_waited_for(
+def test_short_database_restart_is_waited_for(
     references: References, shared: Sandbox, cluster: Cluster, uri: str
 ) -> None:
     driver, _ = shared.run_to("forward", 20)
@@ -73,7 +73,7 @@ def test_a_short_restart_of_the_database_is_waited_for(
     assert_all(shared, references.of(SERIAL), driver.wait())
 
 
-def test_a_database_that_stays_away_stops_the_sweep_and_loses_nothing(
+def test_unavailable_database_stops_sweep_without_loss(
     references: References, shared: Sandbox, cluster: Cluster
 ) -> None:
     driver, _ = shared.run_to("forward", 20)

@@ -57,7 +57,7 @@ def _run_to_before_a_save(sandbox: Sandbox) -> Driver:
 @pytest.mark.chaos
 @pytest.mark.fault(11, "the disk is full while a checkpoint, the ledger or the outbox is written")
 @pytest.mark.parametrize("place", [CHECKPOINTS, LEDGER, OUTBOX])
-def test_row_11_disk_full_leaves_old_data_and_names_path_and_bytes(
+def test_row_11_disk_full_keeps_data_and_names_path(
     storage: Faults, sandbox: Sandbox, references: References, place: str
 ) -> None:
     driver = _run_to_before_a_save(sandbox)
@@ -97,7 +97,7 @@ def test_row_11_disk_full_leaves_old_data_and_names_path_and_bytes(
 
 @pytest.mark.fault(12, "the storage refuses from the start")
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES])
-def test_row_12_sweep_refuses_before_any_trial_where_it_cannot_write(
+def test_row_12_unwritable_storage_is_refused_at_start(
     storage: Faults, sandbox: Sandbox, error: int
 ) -> None:
     storage.fail(error)
@@ -113,7 +113,7 @@ def test_row_12_sweep_refuses_before_any_trial_where_it_cannot_write(
 @pytest.mark.chaos
 @pytest.mark.fault(12, "the storage becomes read-only in the middle")
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES], ids=errno.errorcode.get)
-def test_row_12_storage_that_becomes_read_only_never_holds_what_is_reported_as_saved(
+def test_row_12_read_only_storage_holds_only_reported_saves(
     storage: Faults, sandbox: Sandbox, references: References, error: int
 ) -> None:
     driver = _run_to_before_a_save(sandbox)
@@ -135,7 +135,7 @@ def test_row_12_storage_that_becomes_read_only_never_holds_what_is_reported_as_s
 
 @pytest.mark.chaos
 @pytest.mark.fault(12, "all of the sweep's directory becomes read-only in the middle")
-def test_row_12_whole_sweep_that_becomes_read_only_stays_as_it_was(
+def test_row_12_read_only_sweep_stays_unchanged(
     storage: Faults, sandbox: Sandbox, references: References
 ) -> None:
     driver = _run_to_before_a_save(sandbox)
@@ -156,7 +156,7 @@ def test_row_12_whole_sweep_that_becomes_read_only_stays_as_it_was(
 @pytest.mark.chaos
 @pytest.mark.fault(13, "a flipped bit, a cut, a page of zeros in the newest checkpoint")
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "zeroed"])
-def test_row_13_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
+def test_row_13_damaged_checkpoint_falls_back_to_previous(
     interrupted: Template, references: References, damage: str
 ) -> None:
     sandbox = interrupted.fresh()
@@ -176,7 +176,7 @@ def test_row_13_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
 
 
 @pytest.mark.fault(14, "every checkpoint of a trial is damaged")
-def test_row_14_trial_whose_checkpoints_are_all_damaged_names_them_and_never_starts_anew(
+def test_row_14_trial_with_no_sound_checkpoint_fails(
     interrupted: Template, references: References
 ) -> None:
     sandbox = interrupted.fresh()

@@ -102,7 +102,7 @@ def test_row_17_down_in_the_middle(
 
 @pytest.mark.chaos
 @pytest.mark.fault(6, "the power goes off under thinned curves, beside somebody else's runs")
-def test_row_06_thinned_curves_are_the_same_after_a_resume(
+def test_row_06_downsampled_curves_survive_resume(
     references: References,
     service: Service,
     foreign: Callable[[], bool],
@@ -123,7 +123,7 @@ def test_row_06_thinned_curves_are_the_same_after_a_resume(
 
 @pytest.mark.chaos
 @pytest.mark.fault(6, "kill -9 of the driver, and a sync that tells what it could not")
-def test_row_06_sync_tells_that_a_killed_sweep_is_not_running(
+def test_row_06_sync_reports_killed_sweep_as_not_running(
     references: References, sandbox: Sandbox, service: Service
 ) -> None:
     driver, _ = sandbox.run_to("forward", 48, "--tracking-uri", service.url)
@@ -155,7 +155,7 @@ def test_row_17_server_killed_and_started_again(
 
 
 @pytest.mark.fault(17, "the server accepts and never answers")
-def test_row_17_no_verb_waits_for_the_server(
+def test_row_17_no_recorder_call_waits_for_the_server(
     service: Service, proxy: Proxy, tmp_path: Path
 ) -> None:
     hung = threading.Event()
@@ -199,9 +199,7 @@ def test_row_18_sweep_meets_every_fault(
 
 @on_both_stores
 @pytest.mark.fault(19, "down all run, then delivered")
-def test_row_19_sync_delivers_and_a_second_adds_nothing(
-    service: Service, proxy: Proxy, tmp_path: Path
-) -> None:
+def test_row_19_second_sync_adds_nothing(service: Service, proxy: Proxy, tmp_path: Path) -> None:
     proxy.down()
     sweep_id = uuid.uuid4().hex
     recorder = _recorder(proxy, sweep_id, tmp_path)

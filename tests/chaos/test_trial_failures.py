@@ -312,7 +312,7 @@ def test_row_24_out_of_memory_fails(troubled: Sandbox) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.fault(24, "out of memory: failed by policy, while a neighbour is in training")
-def test_row_24_neighbours_notice_nothing(troubled: Sandbox, references: References) -> None:
+def test_row_24_neighbours_are_unaffected(troubled: Sandbox, references: References) -> None:
     driver = troubled.run()
     places = []
     for number in (5, 10):  # the first process that comes there stays; then it is the other one

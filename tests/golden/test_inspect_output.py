@@ -55,7 +55,7 @@ def _two_metrics(root: Path) -> MadeSweep:
 @pytest.mark.parametrize(
     ("made", "golden"), [(_one_metric, "one-metric.txt"), (_two_metrics, "two-metrics.txt")]
 )
-def test_what_is_printed(tmp_path: Path, made: type[MadeSweep], golden: str) -> None:
+def test_printed_output(tmp_path: Path, made: type[MadeSweep], golden: str) -> None:
     made(tmp_path)
     lines = [[*line, *more] for line in COMMANDS for more in ([], ["--json"])]
     lines.append(["compare", "small"])  # its JSON holds the whole configuration

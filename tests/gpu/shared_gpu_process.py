@@ -1,4 +1,4 @@
-"""One of two processes that share a GPU: `python -m tests.gpu.shared_gpu_process ROLE DIRECTORY SHARE`.
+"""One of two processes on a GPU: `python -m tests.gpu.shared_gpu_process ROLE DIRECTORY SHARE`.
 
 `modest` trains, and prints a line when it has begun and a digest of its model in the end; `greedy`
 asks for more than its share, and prints how that ended. What must not live here: what must be true

@@ -74,7 +74,7 @@ def _no_cap_is_left() -> Iterator[None]:
     torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
 
 
-def test_what_a_step_takes_holds_the_weights_the_gradients_and_the_moments(tmp_path):
+def test_step_memory_covers_weights_gradients_and_moments(tmp_path):
     found = memory_probe.measure_step(_config(), DEVICE)
     assert isinstance(found["peak"], int)
     assert isinstance(found["outside"], int)
@@ -87,14 +87,14 @@ def test_what_a_step_takes_holds_the_weights_the_gradients_and_the_moments(tmp_p
         assert [report.step for report in trainer.events()] == [4]
 
 
-def test_memory_that_does_not_suffice_is_told_and_given_back():
+def test_insufficient_memory_is_reported_and_freed():
     assert memory_probe.measure_step(_config(excess=True), DEVICE) == {
         "failed": "ran out of memory"
     }
     assert "peak" in memory_probe.measure_step(_config(), DEVICE)
 
 
-def test_the_driver_tells_what_this_process_takes_or_nothing():
+def test_driver_reports_process_memory_or_nothing():
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py: pip install nvidia-ml-py")
     torch.ones(MIB, device=DEVICE)
     used = memory_probe._used_by_this_process(DEVICE)
@@ -103,7 +103,7 @@ def test_the_driver_tells_what_this_process_takes_or_nothing():
     assert torch.cuda.memory_reserved(DEVICE) < used < _total()
 
 
-def test_samples_stay_on_the_host_where_they_would_fill_a_small_share(tmp_path):
+def test_samples_stay_on_host_when_gpu_share_is_small(tmp_path):
     """A quarter of a GiB of samples is little for a GPU, and most of a share of half of one."""
     small = (CONTEXT_BYTES + 512 * MIB) / _total()
     assert tensor_fraction(small, _total()) * _total() == pytest.approx(512 * MIB, rel=0.01)

@@ -28,13 +28,13 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def test_every_trial_came_to_the_end_that_was_meant(trials: list[dict[str, Any]]) -> None:
+def test_every_trial_ends_as_expected(trials: list[dict[str, Any]]) -> None:
     assert len(trials) == TRIALS
     for trial in trials:
         assert trial["ending"] == ("failed" if trial["kind"] == "meddler" else "finished")
 
 
-def test_the_same_trial_is_the_same_bits_however_many_went_before(
+def test_equal_trials_give_equal_bits_in_a_reused_process(
     trials: list[dict[str, Any]],
 ) -> None:
     found = [trial["fingerprint"] for trial in trials if trial["kind"] == "plain"]
@@ -42,13 +42,13 @@ def test_the_same_trial_is_the_same_bits_however_many_went_before(
     assert set(found) == {found[0]}
 
 
-def test_what_a_task_changed_for_its_process_is_put_back(trials: list[dict[str, Any]]) -> None:
+def test_process_state_changed_by_a_task_is_restored(trials: list[dict[str, Any]]) -> None:
     assert all(trial["before"] == trials[0]["before"] for trial in trials)
     trained = [t["torch threads"] for t in trials if t["kind"] != "meddler"]
     assert set(trained) == {THREADS}
 
 
-def test_no_thread_process_or_open_file_is_left(trials: list[dict[str, Any]]) -> None:
+def test_no_thread_process_or_file_leaks(trials: list[dict[str, Any]]) -> None:
     settled = trials[SETTLED]
     for trial in trials[SETTLED:]:
         for kind in ("threads", "files", "children"):
@@ -56,6 +56,6 @@ def test_no_thread_process_or_open_file_is_left(trials: list[dict[str, Any]]) ->
     assert settled["children"] == 0
 
 
-def test_memory_does_not_grow_with_the_trials(trials: list[dict[str, Any]]) -> None:
+def test_memory_does_not_grow_with_trials(trials: list[dict[str, Any]]) -> None:
     growth = trials[-1]["rss"] - trials[SETTLED]["rss"]
     assert growth < _MOST_GROWTH, f"{growth / 2**20:.1f} MiB in {TRIALS - SETTLED} trials"

@@ -33,7 +33,7 @@ def _python(cli: CommandLine, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("case", ["05-stopiteration"], indirect=True)
-def test_an_epoch_that_ends_early_fails(case: CommandLine) -> None:
+def test_epoch_that_ends_early_fails(case: CommandLine) -> None:
     done = case("train", "sweep.yaml", "--dir", "d1")
     assert done.returncode == 3
     last = done.stderr.strip().splitlines()[-1]
@@ -52,7 +52,7 @@ def test_batches_of_every_type_are_moved(case: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("case", ["17-samplers"], indirect=True)
-def test_what_fails_in_the_first_step_is_refused_before(case: CommandLine) -> None:
+def test_failure_in_first_step_is_refused_at_check(case: CommandLine) -> None:
     for name, commands, said in (
         ("Outputs", ("check", "train", "run"), "the model returns a dict of 'logits'"),
         ("Regression", ("run",), "the targets are torch.float32 numbers"),
@@ -68,7 +68,7 @@ def test_what_fails_in_the_first_step_is_refused_before(case: CommandLine) -> No
 
 
 @pytest.mark.parametrize("case", ["01-weight-norm"], indirect=True)
-def test_a_model_that_cannot_be_deep_copied_passes(case: CommandLine) -> None:
+def test_model_that_cannot_be_deep_copied_passes(case: CommandLine) -> None:
     done = _python(
         case, "-c", "from trainable import check_task; import tcn; check_task(tcn.Waves())"
     )

@@ -26,7 +26,7 @@ def _run(directory: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_case_16_all_trials_are_validated_on_the_same_samples(tmp_path: Path) -> None:
+def test_case_16_all_trials_share_validation_samples(tmp_path: Path) -> None:
     shutil.copytree(CASES / "16-random-split", tmp_path, dirs_exist_ok=True)
     _run(tmp_path, "-m", "sweeps.entry", "run", "sweep.yaml")
     curves = sorted(tmp_path.glob("runs/split/trials/*/metrics.jsonl"))
@@ -65,7 +65,7 @@ def _trained(directory: Path, epochs: int, name: str) -> str:
     )
 
 
-def test_the_order_of_a_set_is_the_same_in_every_process_or_refused(tmp_path: Path) -> None:
+def test_set_order_is_fixed_or_refused(tmp_path: Path) -> None:
     (tmp_path / "hashed.py").write_text(HASHED)
     (tmp_path / "hashed.yaml").write_text(
         "name: hashed\ntask: hashed:Hashed\nmetric: val/loss\nmode: min\ntrials: 1\n"
@@ -118,7 +118,7 @@ class Clocked(Task):
 """
 
 
-def test_a_trial_that_builds_another_model_in_its_next_process_fails(tmp_path: Path) -> None:
+def test_trial_that_rebuilds_another_model_fails(tmp_path: Path) -> None:
     (tmp_path / "clocked.py").write_text(CLOCKED)
     (tmp_path / "clocked.yaml").write_text(
         "name: clocked\ntask: clocked:Clocked\nmetric: val/loss\nmode: min\ntrials: 1\n"

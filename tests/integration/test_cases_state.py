@@ -18,7 +18,7 @@ def _case(name: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(CASES / name, tmp_path / name))
 
 
-def test_flags_that_change_in_training_are_resumed(tmp_path):
+def test_flags_changed_in_training_are_resumed(tmp_path):
     case = _case("02-unfreeze", tmp_path)
     found = subprocess.run(
         [sys.executable, "probe.py"], cwd=case, capture_output=True, text=True, check=True
@@ -32,7 +32,7 @@ def test_flags_that_change_in_training_are_resumed(tmp_path):
     assert "resumed equals uninterrupted: True" in found[2]
 
 
-def test_an_average_on_the_task_is_resumed(tmp_path):
+def test_average_kept_on_the_task_is_resumed(tmp_path):
     case = _case("14-ema", tmp_path)
     command = [str(Path(sys.executable).parent / "sweep"), "train", "sweep.yaml", "--dir"]
     options = {"cwd": case, "env": {**os.environ, "PYTHONPATH": str(case)}}

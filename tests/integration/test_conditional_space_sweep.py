@@ -31,7 +31,7 @@ TEXT = re.sub(r"space:\n(  .*\n)+search: .*\n", SPACE.lstrip(), TINY)
 
 
 @pytest.mark.chaos  # three sweeps; each part of it is tested without any, too
-def test_a_conditional_space_from_the_first_point_to_an_edited_one(cli: CommandLine) -> None:
+def test_conditional_space_is_searched_edited_and_resumed(cli: CommandLine) -> None:
     cli.write("small.yaml", TEXT)
     cli.ok("run", "small.yaml", "-s", "trials=3")
     first = cli.json("trials", "small")

@@ -70,7 +70,7 @@ def uri(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
-def test_it_delivers_through_kills_and_signals_for_the_driver(
+def test_delivers_through_kills_and_signals(
     tmp_path: Path, uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = recorder_on(uri, tmp_path / "outbox")
@@ -95,7 +95,7 @@ def test_it_delivers_through_kills_and_signals_for_the_driver(
     assert not psutil.pid_exists(recorder._drain._process.pid)
 
 
-def test_it_is_started_again_when_it_is_killed_while_it_is_spoken_to(
+def test_restarts_when_killed_during_a_request(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hear, spoken = DeliveryProcess._hear, threading.Event()
@@ -118,7 +118,7 @@ def test_it_is_started_again_when_it_is_killed_while_it_is_spoken_to(
     assert steps(uri) == list(range(1, 51))
 
 
-def test_it_is_started_again_once_the_system_allows(
+def test_restarts_once_the_system_allows(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = recorder_on(uri, tmp_path / "outbox")
@@ -141,7 +141,7 @@ def test_it_is_started_again_once_the_system_allows(
     assert "no process that delivers can be started: no memory" in caplog.text
 
 
-def test_it_ends_with_a_driver_that_is_killed(tmp_path: Path, uri: str) -> None:
+def test_ends_with_a_killed_driver(tmp_path: Path, uri: str) -> None:
     command = [sys.executable, "-c", DRIVER, uri, str(tmp_path / "outbox")]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -155,7 +155,7 @@ def test_it_ends_with_a_driver_that_is_killed(tmp_path: Path, uri: str) -> None:
     assert steps(uri) == list(range(1, 51))
 
 
-def test_nobody_waits_for_a_server_that_does_not_answer(tmp_path: Path) -> None:
+def test_unresponsive_server_delays_nobody(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hung:  # the kernel accepts, nobody reads
         recorder = recorder_on(f"http://127.0.0.1:{hung.getsockname()[1]}", tmp_path / "outbox")
         recorder.log(0, lines(1, 50))
@@ -169,7 +169,7 @@ def test_nobody_waits_for_a_server_that_does_not_answer(tmp_path: Path) -> None:
     assert not psutil.pid_exists(number)
 
 
-def test_a_file_in_the_present_directory_is_not_taken_for_a_library(
+def test_file_in_working_directory_is_not_imported(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mlflow.py").write_text("raise SystemExit('a stranger')")

@@ -11,7 +11,7 @@ from trainable.metrics_file import read_rows
 EXAMPLE = "sweeps/examples/digits.yaml"
 
 
-def test_best_of_the_example_and_memory_of_its_driver(cli: CommandLine) -> None:
+def test_best_of_example_and_driver_memory(cli: CommandLine) -> None:
     spec = load_spec(cli.project / EXAMPLE)
     driver = cli.start("run", str(cli.project / EXAMPLE))
     process, peak = psutil.Process(driver.pid), 0
@@ -36,7 +36,7 @@ def test_best_of_the_example_and_memory_of_its_driver(cli: CommandLine) -> None:
     assert metrics_at_best["val/accuracy"] >= 0.97
 
 
-def test_the_starter_runs_as_it_is(cli: CommandLine) -> None:
+def test_starter_files_run_unchanged(cli: CommandLine) -> None:
     printed = cli.ok("init", "mine")
     assert printed.splitlines()[-1] == "run it with: cd mine && sweep run sweep.yaml"
     inside = CommandLine(cli.directory / "mine")
@@ -49,7 +49,7 @@ def test_the_starter_runs_as_it_is(cli: CommandLine) -> None:
     assert "nothing is overwritten" in again.stderr
 
 
-def test_train_without_ray_keeps_and_resumes(cli: CommandLine) -> None:
+def test_train_command_saves_and_resumes(cli: CommandLine) -> None:
     example = str(cli.project / EXAMPLE)
     short = ("train", example, "-s", "budget.epochs=2", "-s", "early_stopping.scheduler=none")
     printed = cli.ok(*short, "--dir", "kept")

@@ -78,7 +78,7 @@ def sweep(tmp_path: Path) -> Sweep:
     return Sweep(tmp_path)
 
 
-def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
+def test_each_ended_trial_gets_figures_once(sweep: Sweep) -> None:
     before, broken, running = sweep.add(), sweep.add(), sweep.add(ended=False)
     (sweep.paths.trial(broken) / "metrics.jsonl").write_text("no rows\n")
     started = time.monotonic()
@@ -114,7 +114,7 @@ def test_each_trial_that_has_ended_gets_its_pictures_once(sweep: Sweep) -> None:
     assert not sweep.recorder.runs
 
 
-def test_whose_lock_was_taken_away_tells_nothing_of_pictures(sweep: Sweep) -> None:
+def test_driver_without_lock_records_no_figures(sweep: Sweep) -> None:
     sweep.add()
     lock = SweepLock(sweep.paths.lock)
     lock.acquire()
@@ -127,7 +127,7 @@ def test_whose_lock_was_taken_away_tells_nothing_of_pictures(sweep: Sweep) -> No
     lock.release_local()
 
 
-def test_a_ledger_that_is_away_is_not_waited_for_by_each_trial(sweep: Sweep) -> None:
+def test_unavailable_ledger_is_not_retried_per_trial(sweep: Sweep) -> None:
     asked: list[None] = []
 
     def away() -> None:
@@ -142,7 +142,7 @@ def test_a_ledger_that_is_away_is_not_waited_for_by_each_trial(sweep: Sweep) -> 
     assert 1 <= len(asked) < 4
 
 
-def test_a_trial_is_drawn_as_it_was_trained(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_is_drawn_with_own_settings(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     number = sweep.add()
     record = sweep.ledger.trial(number)
     config = sweep.paths.trial(number) / TRIAL_CONFIG
@@ -162,7 +162,7 @@ def test_a_trial_is_drawn_as_it_was_trained(sweep: Sweep, monkeypatch: pytest.Mo
     assert used.train.optimizer.lr == record.best_params["train.optimizer.lr"]
 
 
-def test_at_the_end_the_better_ones_are_drawn_first(sweep: Sweep) -> None:
+def test_better_trials_are_drawn_first_at_the_end(sweep: Sweep) -> None:
     first, worst, middle, best = (sweep.add() for _ in range(4))
     with sweep.open() as gallery:
         assert gallery.finish(timeout=60, ranked=[best, middle]) == 0
@@ -171,7 +171,7 @@ def test_at_the_end_the_better_ones_are_drawn_first(sweep: Sweep) -> None:
 
 
 @pytest.mark.parametrize("cpus", [1, 2])
-def test_at_the_end_every_cpu_draws(
+def test_all_cpus_draw_at_the_end(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, cpus: int
 ) -> None:
     monkeypatch.setattr("sweeps.publishing.figure_worker.usable_cpus", lambda: cpus)
@@ -192,7 +192,7 @@ def test_at_the_end_every_cpu_draws(
         assert sweep.names(number) == NAMES
 
 
-def test_a_process_that_cannot_draw_tells_why(
+def test_failing_worker_reports_the_reason(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "trainable.py").write_text("raise SystemExit('no Matplotlib here')")
@@ -220,7 +220,7 @@ class _Killing(MemoryRecorder):
             self.killed[0].kill()
 
 
-def test_a_process_that_dies_costs_one_trial_its_pictures(sweep: Sweep) -> None:
+def test_killed_worker_costs_figures_of_one_trial(sweep: Sweep) -> None:
     first, second, third = [sweep.add() for _ in range(3)]
     sweep.recorder = _Killing()
     with sweep.open() as gallery:
@@ -235,7 +235,7 @@ class _Queue(MemoryRecorder):
 
 
 @pytest.mark.parametrize("concluded", [True, False])
-def test_late_pictures_of_the_best_trial_are_the_sweeps_own_too(
+def test_late_figures_of_best_trial_reach_the_sweep_run(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, concluded: bool
 ) -> None:
     best, other = sweep.add(), sweep.add()

@@ -95,9 +95,7 @@ def _wait_until_gone(pid: int) -> None:
 
 
 @pytest.mark.usefixtures("server")
-def test_a_fork_is_what_the_process_that_asks_for_it_would_be(
-    program: Path, tmp_path: Path
-) -> None:
+def test_fork_equals_the_requesting_process(program: Path, tmp_path: Path) -> None:
     context = json.dumps({"env_vars": {"ADDED": "yes"}, "py_executable": sys.executable})
 
     def prepare() -> None:
@@ -150,7 +148,7 @@ def test_a_fork_is_what_the_process_that_asks_for_it_would_be(
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("who", ["the fork", "who asked for it"])
-def test_a_fork_and_who_asked_for_it_end_together(program: Path, who: str) -> None:
+def test_fork_and_requester_end_together(program: Path, who: str) -> None:
     with subprocess.Popen(
         _command(program, "wait"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as asker:
@@ -177,7 +175,7 @@ with fork_server.serving(1):
     ("end", "blocked"),
     [(signal.SIGKILL, []), (signal.SIGINT, []), (signal.SIGKILL, [int(signal.SIGUSR1)])],
 )
-def test_forks_end_with_their_driver_whatever_ends_it(
+def test_forks_end_with_their_driver(
     program: Path, end: signal.Signals, blocked: list[int]
 ) -> None:
     with subprocess.Popen(
@@ -234,7 +232,7 @@ def _serving(user: int, patch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[
         server.kill()
 
 
-def test_where_no_process_can_be_made_the_others_go_on(
+def test_failed_fork_leaves_other_forks_running(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _serving(os.geteuid(), monkeypatch) as server:
@@ -254,7 +252,7 @@ def test_where_no_process_can_be_made_the_others_go_on(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else; run it as root")
-def test_nobody_elses_server_is_asked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_server_is_not_used(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _serving(65534, monkeypatch):
         done = subprocess.run(_command(program, "3"), capture_output=True, text=True, check=True)
     assert done.stdout == f"as Ray starts it {program} 3\n"
@@ -262,7 +260,7 @@ def test_nobody_elses_server_is_asked(program: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("said", [b"\xff" * 8, (200_000).to_bytes(8, "big") + b"[" * 200_000])
-def test_who_says_too_much_ends_nobody(program: Path, said: bytes) -> None:
+def test_oversized_request_ends_no_process(program: Path, said: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as much:
         much.connect(worker_launcher.place(os.environ[worker_launcher.VARIABLE]))
         much.sendall(said)
@@ -272,7 +270,7 @@ def test_who_says_too_much_ends_nobody(program: Path, said: bytes) -> None:
 
 
 @pytest.mark.usefixtures("server")
-def test_who_asks_and_says_nothing_holds_the_others_up_for_a_moment(program: Path) -> None:
+def test_silent_client_delays_others_briefly(program: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.connect(worker_launcher.place(os.environ[worker_launcher.VARIABLE]))
         done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
@@ -280,7 +278,7 @@ def test_who_asks_and_says_nothing_holds_the_others_up_for_a_moment(program: Pat
         assert silent.recv(1) == b""
 
 
-def test_where_there_can_be_no_server_workers_start_as_ray_starts_them(
+def test_workers_start_by_ray_where_no_server_can_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> None:
@@ -307,9 +305,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("where", ["in its group", "elsewhere"])
-def test_what_a_worker_had_started_ends_with_it_and_its_end_is_told(
-    server: None, program: Path, where: str
-) -> None:
+def test_children_of_a_worker_end_with_it(server: None, program: Path, where: str) -> None:
     del server
     program.write_text(LEAVING)
     with subprocess.Popen(_command(program, where), stdout=subprocess.PIPE, text=True) as asked:
@@ -324,7 +320,7 @@ def test_what_a_worker_had_started_ends_with_it_and_its_end_is_told(
 
 
 @pytest.mark.parametrize("why", ["nobody serves", "the server has ended"])
-def test_without_a_server_a_worker_starts_as_ray_starts_it(program: Path, why: str) -> None:
+def test_worker_starts_by_ray_without_a_server(program: Path, why: str) -> None:
     environment = {**os.environ, worker_launcher.VARIABLE: "gradsweep-that-has-ended"}
     if why == "nobody serves":
         del environment[worker_launcher.VARIABLE]
@@ -347,7 +343,7 @@ def test_without_a_server_a_worker_starts_as_ray_starts_it(program: Path, why: s
         "--worker-type=SPILL_WORKER",
     ],
 )
-def test_what_is_no_usual_worker_starts_as_ray_starts_it(program: Path, argument: str) -> None:
+def test_unusual_worker_starts_by_ray(program: Path, argument: str) -> None:
     done = subprocess.run(
         _command(program, "3", argument), capture_output=True, text=True, check=True
     )
@@ -359,7 +355,7 @@ def test_what_is_no_usual_worker_starts_as_ray_starts_it(program: Path, argument
     ("user", "secret", "made"),
     [(0, None, True), (0, "", False), (0, "ünknown", False), (65534, None, False)],
 )
-def test_nobody_else_gets_a_fork(
+def test_other_processes_get_no_fork(
     tmp_path: Path, user: int, secret: str | None, made: bool
 ) -> None:
     """Everybody may read where a server listens."""
@@ -386,7 +382,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
 
 
 @pytest.mark.usefixtures("server")
-def test_where_a_fork_cannot_take_over_there_is_no_worker(
+def test_fork_that_cannot_take_over_starts_no_worker(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getcwd", lambda: str(tmp_path / "removed"))
@@ -399,7 +395,7 @@ def test_where_a_fork_cannot_take_over_there_is_no_worker(
         )
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_without_end(
+def test_silent_server_is_waited_for_within_a_limit(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_launcher, "_SECONDS_TO_FORK", 0.2)
@@ -414,7 +410,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_without_end(
             worker_launcher._ask(connection, address, [str(program), "3"], {})
 
 
-def test_whose_raylet_has_ended_starts_nothing(program: Path) -> None:
+def test_nothing_starts_after_raylet_ended(program: Path) -> None:
     done = subprocess.run(
         _command(program, "3"),
         env={

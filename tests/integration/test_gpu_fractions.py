@@ -41,7 +41,7 @@ def spec(tmp_path: Path) -> SweepSpec:
 
 
 @pytest.mark.usefixtures("ray_on_two_cores")
-def test_four_trials_at_a_half_run_together_on_two_gpus(spec: SweepSpec, tmp_path: Path) -> None:
+def test_four_half_gpu_trials_run_on_two_gpus(spec: SweepSpec, tmp_path: Path) -> None:
     ways = plan(spec.resources, spec.trials, spec.concurrency, TWO_GPUS)
     assert (ways.gpu, ways.concurrency) == (0.5, 4)
     paths = SweepPaths(tmp_path, spec.name)
@@ -67,7 +67,7 @@ def test_four_trials_at_a_half_run_together_on_two_gpus(spec: SweepSpec, tmp_pat
     assert [threads for _, threads in told] == ["2"] * 4, "as many as its CPUs"
 
 
-def test_an_ask_that_no_machine_meets_is_refused_at_once(spec: SweepSpec) -> None:
+def test_impossible_request_is_refused_immediately(spec: SweepSpec) -> None:
     without = Machine("test", cpus=4, memory=2**33)
     with pytest.raises(ResourceError) as refused:
         plan(spec.resources, spec.trials, spec.concurrency, without)
@@ -101,7 +101,7 @@ next(source.windows(0))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")
-def test_a_loader_that_waits_for_its_sample_does_not_outlive_a_killed_trial() -> None:
+def test_waiting_loader_ends_with_its_killed_trial() -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE) as trial:
         assert trial.stdout is not None
         assert trial.stdout.readline() == trial.stdout.readline() == b"stuck\n"

@@ -108,7 +108,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_packages_with_their_hashes_are_installed(checkout: Checkout) -> None:
+def test_packages_with_matching_hashes_are_installed(checkout: Checkout) -> None:
     made = checkout.make()
     assert made.returncode == 0, made.stderr
     assert (checkout.modules / "needed.py").exists()
@@ -116,7 +116,7 @@ def test_packages_with_their_hashes_are_installed(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize("name", ["needed", "tool"])
-def test_a_package_that_was_replaced_is_refused(checkout: Checkout, name: str) -> None:
+def test_replaced_package_is_refused(checkout: Checkout, name: str) -> None:
     _wheel(checkout.packages, name, code="print('planted')")
     made = checkout.make()
     assert made.returncode != 0

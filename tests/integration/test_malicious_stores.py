@@ -80,18 +80,14 @@ def test_no_command_connects_to_a_planted_ledger(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_form_of_an_address_hides_its_host(
-    planted: PlantedStore, tmp_path: Path, form: str
-) -> None:
+def test_no_address_form_hides_its_host(planted: PlantedStore, tmp_path: Path, form: str) -> None:
     MadeSweep(tmp_path, more=ledger_of(planted, FORMS[form]))
     done, said = invoke(tmp_path, "status", "small")
     assert planted.heard == []
     assert (done, "have not named" in said) == (2, True), said
 
 
-def test_a_server_on_this_machine_cannot_ask_for_a_password_in_clear(
-    planted: PlantedStore, tmp_path: Path
-) -> None:
+def test_local_server_gets_no_password_in_clear(planted: PlantedStore, tmp_path: Path) -> None:
     MadeSweep(
         tmp_path, more=f"storage: {{ledger: 'postgresql://127.0.0.1:{planted.port}/sweeps'}}"
     )
@@ -102,7 +98,7 @@ def test_a_server_on_this_machine_cannot_ask_for_a_password_in_clear(
 
 @pytest.mark.parametrize("foreign", ["sweep.yaml", "directory"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
-def test_a_sweep_of_another_user_reaches_no_store_that_this_one_trusts(
+def test_other_users_sweep_reaches_no_trusted_store(
     planted: PlantedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: str
 ) -> None:
     for host in (FOREIGN, "127.0.0.1"):
@@ -117,7 +113,7 @@ def test_a_sweep_of_another_user_reaches_no_store_that_this_one_trusts(
 
 
 @pytest.mark.parametrize("command", ["sync", "resume", "register", "ui", "doctor"])
-def test_no_command_connects_to_a_planted_tracking_server(
+def test_no_command_connects_to_planted_tracking_server(
     planted: PlantedStore, tmp_path: Path, command: str
 ) -> None:
     uri = f"http://{FOREIGN}:{planted.port}"
@@ -130,9 +126,7 @@ def test_no_command_connects_to_a_planted_tracking_server(
 
 
 @pytest.mark.parametrize("scheme", ["http", "postgresql+psycopg2"])
-def test_no_process_of_ours_opens_a_planted_tracking_store(
-    planted: PlantedStore, scheme: str
-) -> None:
+def test_no_process_opens_a_planted_tracking_store(planted: PlantedStore, scheme: str) -> None:
     """Whatever came before: an address in a child's input is checked where it is opened."""
     from tracking.mlflow_server import connect
     from tracking.store_reader import other_sweeps
@@ -146,7 +140,7 @@ def test_no_process_of_ours_opens_a_planted_tracking_store(
     assert planted.heard == []
 
 
-def test_a_planted_database_does_not_send_artifacts_to_its_hosts(
+def test_planted_database_sends_no_artifacts_to_its_hosts(
     planted: PlantedStore, tmp_path: Path
 ) -> None:
     from tracking.mlflow_server import MlflowServer, connect
@@ -166,7 +160,7 @@ def test_a_planted_database_does_not_send_artifacts_to_its_hosts(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
-def test_a_file_that_is_run_names_its_stores_if_it_is_ones_own(
+def test_spec_file_names_stores_if_owned_by_the_user(
     planted: PlantedStore, tmp_path: Path
 ) -> None:
     file = tmp_path / "spec.yaml"
@@ -187,7 +181,7 @@ def test_a_file_that_is_run_names_its_stores_if_it_is_ones_own(
     assert len(planted.heard) > before, "what was named is remembered"
 
 
-def test_no_token_goes_over_http_to_a_server_that_was_named(
+def test_no_token_is_sent_over_http_to_a_named_server(
     planted: PlantedStore, tmp_path: Path
 ) -> None:
     spec = MadeSweep(tmp_path / "made").spec
@@ -203,7 +197,7 @@ def test_no_token_goes_over_http_to_a_server_that_was_named(
     assert any(PASSWORD.encode() in heard for heard in planted.heard)  # as was allowed
 
 
-def test_a_planted_object_store_is_not_asked(
+def test_planted_object_store_is_not_contacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sweeps.checkpoint_locations import probe_store, trial_files

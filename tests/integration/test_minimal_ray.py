@@ -34,7 +34,7 @@ finally:
 """
 
 
-def test_a_driver_neither_imports_mlflow_nor_has_tune_hold_and_write_more_than_it_asks(
+def test_driver_imports_no_mlflow_and_tune_stays_minimal(
     tmp_path: Path,
 ) -> None:
     cli = CommandLine(tmp_path)
@@ -69,7 +69,7 @@ print("the last line", file=sys.stderr)
 """
 
 
-def test_what_ray_says_stands_before_what_is_said_later(tmp_path: Path) -> None:
+def test_ray_output_precedes_later_output(tmp_path: Path) -> None:
     with open(tmp_path / "said", "w+", encoding="utf-8") as said:
         buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
         command = [sys.executable, "-c", SAYING]
@@ -98,7 +98,7 @@ def run(config, context):
 AT_ONCE, TRIALS_OF_ALL = 12, 150
 
 
-def test_a_worker_that_is_starting_is_let_start(cli: CommandLine) -> None:
+def test_starting_worker_is_not_interrupted(cli: CommandLine) -> None:
     cli.write("short.py", SHORT)
     spec = TINY.replace("{name: digits, model: mlp, width: 32}", '{name: "short:run"}')
     amounts = f"trials: {TRIALS_OF_ALL}\nconcurrency: {AT_ONCE}"

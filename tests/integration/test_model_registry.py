@@ -106,7 +106,7 @@ def module(
     return found
 
 
-def test_a_model_that_is_no_graph_is_registered_as_a_pickle_when_asked(
+def test_non_graph_model_is_registered_as_pickle_on_request(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = module(store, monkeypatch, "somebodys_own")()
@@ -133,7 +133,7 @@ def test_a_model_that_is_no_graph_is_registered_as_a_pickle_when_asked(
         torch.testing.assert_close(said, model(torch.tensor(rows)).detach())
 
 
-def test_a_later_version_at_a_server_leaves_an_earlier_one_as_it_was(tmp_path: Path) -> None:
+def test_later_version_leaves_earlier_version_unchanged(tmp_path: Path) -> None:
     with start_tracking_server(f"sqlite:///{tmp_path}/server.db", tmp_path / "kept") as server:
         store = Store(tmp_path, server.url)
         models = [nn.Linear(3, 2), nn.Linear(3, 2)]

@@ -113,7 +113,7 @@ def _imported(cli: CommandLine) -> list[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_no_command_imports_what_lies_where_it_is_typed(
+def test_no_command_imports_from_the_working_directory(
     planted: CommandLine, command: list[str]
 ) -> None:
     # A task beside a `trainable.py`, or what it imports itself, is refused; see `test_cases_env`.
@@ -124,7 +124,7 @@ def test_no_command_imports_what_lies_where_it_is_typed(
     assert done.returncode in ({0, 1} if command == ["doctor"] else {0}), done.stderr
 
 
-def test_the_pages_server_imports_nothing_of_it(planted: CommandLine) -> None:
+def test_ui_server_imports_nothing_from_it(planted: CommandLine) -> None:
     process = planted.start("ui", "--port", "0", "--no-open")
     assert process.stdout is not None
     try:
@@ -137,7 +137,7 @@ def test_the_pages_server_imports_nothing_of_it(planted: CommandLine) -> None:
     assert _imported(planted) == []
 
 
-def test_an_empty_entry_of_pythonpath_is_an_accident(planted: CommandLine) -> None:
+def test_empty_pythonpath_entry_is_ignored(planted: CommandLine) -> None:
     """It is what `PYTHONPATH=$PYTHONPATH:/code` leaves where there was none."""
     environment = {**planted.environment, "PYTHONPATH": f"{os.pathsep}/nonexistent"}
     with _without(planted, *PYTHONS_OWN):
@@ -146,7 +146,7 @@ def test_an_empty_entry_of_pythonpath_is_an_accident(planted: CommandLine) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_run_as_a_module_it_imports_nothing_but_what_python_looks_for(
+def test_run_as_a_module_it_imports_only_the_standard_path(
     planted: CommandLine,
 ) -> None:
     with _without(planted, *PYTHONS_OWN):

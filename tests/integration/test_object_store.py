@@ -95,7 +95,7 @@ def _names(store: ObjectStore) -> list[str]:
     return sorted(key.rpartition("/")[2] for key in store.objects())
 
 
-def test_generations_lie_in_the_bucket_and_the_curve_in_the_directory(store, tmp_path):
+def test_checkpoints_in_bucket_and_curve_in_directory(store, tmp_path):
     writer = _open(tmp_path)
     for step, value in ((1, 0.1), (2, 0.3), (3, 0.2)):
         _save(writer, step, value)
@@ -111,7 +111,7 @@ def test_generations_lie_in_the_bucket_and_the_curve_in_the_directory(store, tmp
 
 
 @pytest.mark.usefixtures("store")
-def test_writer_that_was_replaced_changes_neither_bucket_nor_curve(tmp_path):
+def test_replaced_writer_changes_neither_bucket_nor_curve(tmp_path):
     files = files_of(tmp_path, RUN)
     stale = CheckpointStore(tmp_path, CheckpointConfig(), metric="val/loss", files=files)
     _save(stale, 1, 0.1)
@@ -126,7 +126,7 @@ def test_writer_that_was_replaced_changes_neither_bucket_nor_curve(tmp_path):
     assert [g.step for g in _reader(tmp_path).generations()] == [1, 3]
 
 
-def test_upload_of_a_worker_that_was_killed_goes_with_its_store(store, tmp_path):
+def test_upload_of_killed_worker_is_removed(store, tmp_path):
     writer = _open(tmp_path)
     first = _save(writer, 1, 0.1)
     half = f"{first.address.removeprefix('s3://').replace('step-00000001', 'step-00000002')}"
@@ -151,7 +151,7 @@ def test_damaged_state_is_set_aside_in_the_bucket(store, tmp_path):
     assert sum("/quarantine/step-00000002-" in key for key in store.objects()) == 2
 
 
-def test_upload_that_is_cut_off_leaves_what_was_committed(store, tmp_path):
+def test_interrupted_upload_keeps_committed_state(store, tmp_path):
     writer = _open(tmp_path)
     first = _save(writer, 1, 0.1)
     store.wire.cut_within_upload(f"/{STATE}", after=5000)
@@ -181,7 +181,7 @@ def test_upload_that_is_cut_off_leaves_what_was_committed(store, tmp_path):
     assert torch.equal(load_file(target)["weight"], torch.arange(10_000.0) + 2)
 
 
-def test_state_in_several_parts_is_there_when_the_last_one_is(store, tmp_path):
+def test_multipart_state_appears_with_its_last_part(store, tmp_path):
     size = 3 * 2**20  # 12 MiB of floats; what goes in one request is at most 10
     writer = _open(tmp_path)
     first = _save(writer, 1, 0.1)
@@ -205,7 +205,7 @@ def test_state_in_several_parts_is_there_when_the_last_one_is(store, tmp_path):
     assert torch.equal(weight, torch.arange(float(size)) + 2)
 
 
-def test_store_that_takes_checkpoints_passes_and_holds_nothing_afterwards(store):
+def test_usable_store_passes_and_stays_empty(store):
     probe(PREFIX)
     probe(PREFIX, empty="digits")
     assert store.objects() == []
@@ -231,7 +231,7 @@ def _probed(prefix: str = PREFIX) -> str:
     return str(refused.value)
 
 
-def test_store_that_is_away_is_refused(store):
+def test_unavailable_store_is_refused(store):
     store.wire.cut()
     assert re.match(
         rf"{PREFIX} cannot be listed: .*NETWORK_CONNECTION"
@@ -242,19 +242,19 @@ def test_store_that_is_away_is_refused(store):
 
 
 @pytest.mark.usefixtures("store")
-def test_store_that_never_answers_is_refused(monkeypatch):
+def test_unresponsive_store_is_refused(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         assert "Timeout was reached" in _probed()
 
 
-def test_bucket_that_is_not_there_is_refused(store):
+def test_missing_bucket_is_refused(store):
     assert "NO_SUCH_BUCKET" in _probed("s3://no-bucket-of-ours/sweeps")
     assert store.objects() == []
 
 
-def test_credentials_that_are_not_known_are_refused(store):
+def test_unknown_credentials_are_refused(store):
     with store.letting_nobody_in():
         assert re.search("cannot be listed: .*(ACCESS_KEY|ACCESS_DENIED)", _probed())
 
@@ -269,7 +269,7 @@ def test_credentials_that_are_not_known_are_refused(store):
         ("http://host:90000", "'http://host:90000'"),
     ],
 )
-def test_endpoint_that_is_none_is_refused(monkeypatch, address, shown):
+def test_invalid_endpoint_is_refused(monkeypatch, address, shown):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
     with pytest.raises(StoreUnusable) as refused:
         probe(PREFIX)
@@ -288,7 +288,7 @@ def _refused(*words: str) -> str:
 
 
 @pytest.mark.usefixtures("store")
-def test_sweep_is_refused_with_its_place_before_anything_is_created(tmp_path, monkeypatch):
+def test_error_names_location_before_anything_is_created(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     elsewhere = "s3://no-bucket-of-ours/team/sweeps"
     Path("s.yaml").write_text(STORED.replace(PREFIX, elsewhere))
@@ -322,7 +322,7 @@ def _seen_from_a_node(place: Path) -> str | None:
     return fault_of(answer, ours, place)
 
 
-def test_node_says_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
+def test_node_reports_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
     assert _seen_from_a_node(tmp_path) is None
     assert store.objects() == []
     store.wire.cut()
@@ -341,7 +341,7 @@ def test_node_says_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
     )
 
 
-def test_doctor_looks_at_the_stores_of_the_sweeps(store, tmp_path):
+def test_doctor_checks_the_stores_of_sweeps(store, tmp_path):
     assert object_stores(tmp_path) == []
     for name in ("one", "two"):
         paths = SweepPaths(tmp_path, name)
@@ -368,9 +368,7 @@ class _Delivered(MemoryRecorder):
 
 
 @pytest.mark.parametrize("lost", ["before the weights are looked for", "before they are read"])
-def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publishes(
-    store, tmp_path, monkeypatch, lost
-):
+def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkeypatch, lost):
     made = MadeSweep(tmp_path, more=f'storage: {{checkpoints: "{PREFIX}"}}')
     made.spec = made.spec.model_copy(update={"trials": 1})
     number = made.add("complete", 0.5)

@@ -74,7 +74,7 @@ def _front(trials: list[dict[str, Any]]) -> set[int]:
     }
 
 
-def test_two_metrics_from_the_first_report_to_the_front(cli: CommandLine) -> None:
+def test_two_metrics_from_first_report_to_pareto_front(cli: CommandLine) -> None:
     before, printed = _kill_and_resume(cli)
     trials = cli.json("trials", "small")
     assert [trial["state"] for trial in trials] == ["complete"] * TRIALS

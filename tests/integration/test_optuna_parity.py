@@ -126,7 +126,7 @@ def both(module_cli: CommandLine) -> tuple[dict[str, Any], optuna.Study, list[fl
     return json.loads(printed.splitlines()[-1]), study, points
 
 
-def test_stock_calls_a_stopped_trial_complete_and_never_ends_one_with_nan(
+def test_ray_optuna_search_records_stopped_as_complete(
     both: tuple[dict[str, Any], optuna.Study, list[float]],
 ) -> None:
     stock, _, points = both
@@ -139,7 +139,7 @@ def test_stock_calls_a_stopped_trial_complete_and_never_ends_one_with_nan(
     assert stock["best"] == [2, pytest.approx(points[2])]
 
 
-def test_ours_says_how_each_trial_ended_and_what_it_reported(
+def test_ours_records_how_each_trial_ended(
     both: tuple[dict[str, Any], optuna.Study, list[float]],
 ) -> None:
     _, study, points = both

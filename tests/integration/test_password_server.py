@@ -109,7 +109,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Server]:
         process.wait()
 
 
-def test_no_route_but_the_public_ones_answers_without_the_password(server: _Server) -> None:
+def test_only_public_routes_answer_without_password(server: _Server) -> None:
     printed = subprocess.run(
         [sys.executable, "-c", _ROUTES],
         env=server.environment | {"_MLFLOW_SGI_NAME": "uvicorn"},  # else Flask's part alone
@@ -132,7 +132,7 @@ def test_no_route_but_the_public_ones_answers_without_the_password(server: _Serv
     assert server.ask(search, password=server.password) == 200
 
 
-def test_45_a_wrong_password_ends_the_run_and_the_right_one_does_not(
+def test_45_wrong_password_ends_run_and_right_one_does_not(
     server: _Server, cli: CommandLine
 ) -> None:
     cli.write("tiny.yaml", TINY)

@@ -106,7 +106,7 @@ def found(module_cli: CommandLine) -> Recorded:
     return Recorded(module_cli, client, trials, parent)
 
 
-def test_curves_are_the_policys_part_of_the_file_each_point_once(found: Recorded) -> None:
+def test_curves_are_downsampled_and_each_point_sent_once(found: Recorded) -> None:
     for trial in found.trials:
         ended = trial["state"] == "failed"
         wanted = {
@@ -121,7 +121,7 @@ def test_curves_are_the_policys_part_of_the_file_each_point_once(found: Recorded
         assert len(points) == len(wanted)
 
 
-def test_steps_of_a_thinned_curve(found: Recorded) -> None:
+def test_steps_of_a_downsampled_curve(found: Recorded) -> None:
     trial, run = found.of("healthy")
     assert len(found.rows(trial)) == STEPS
     steps = [m.step for m in found.client.get_metric_history(run.info.run_id, "train/loss")]
@@ -156,7 +156,7 @@ def test_metrics_of_a_trial(found: Recorded) -> None:
         assert rate == pytest.approx(peak * (1 + math.cos(math.pi * (step - 1) / STEPS)) / 2)
 
 
-def test_steps_that_fp16_skipped_are_counted_and_are_no_steps(found: Recorded) -> None:
+def test_fp16_skipped_steps_are_counted_apart(found: Recorded) -> None:
     """Gradients a thousand times as large overflow until the scale has come down."""
     for kind, skips in (("huge", True), ("healthy", False)):
         trial, run = found.of(kind)
@@ -168,7 +168,7 @@ def test_steps_that_fp16_skipped_are_counted_and_are_no_steps(found: Recorded) -
         assert len(counts) == EPOCHS
 
 
-def test_parameters_as_searched_and_as_resolved(found: Recorded) -> None:
+def test_parameters_are_recorded_searched_and_resolved(found: Recorded) -> None:
     trial, run = found.of("huge")
     params = run.data.params
     assert params["space.task.kind"] == params["task.kind"] == "huge"
@@ -184,7 +184,7 @@ def test_parameters_as_searched_and_as_resolved(found: Recorded) -> None:
     assert (parent["tracking.every"], parent["trials"]) == (str(EVERY), "4")
 
 
-def test_ends_and_where_each_trial_was_best(found: Recorded) -> None:
+def test_ends_and_best_step_of_each_trial(found: Recorded) -> None:
     for trial in found.trials:
         run = found.client.get_run(trial["mlflow_run_id"])
         failed = trial["params"]["task.kind"] == "diverging"
@@ -200,7 +200,7 @@ def test_ends_and_where_each_trial_was_best(found: Recorded) -> None:
     assert found.rows(trial)[-1].step == FAILING - 1
 
 
-def test_health_is_told_of_the_trial_and_summed_up_on_the_sweep(found: Recorded) -> None:
+def test_health_is_on_trials_and_summed_on_the_sweep(found: Recorded) -> None:
     trial, run = found.of("huge")
     assert "gradient norm" in run.data.tags["health"]
     assert "health" not in found.of("healthy")[1].data.tags
@@ -210,7 +210,7 @@ def test_health_is_told_of_the_trial_and_summed_up_on_the_sweep(found: Recorded)
     assert all(sentence in told for sentence in run.data.tags["health"].split("; "))
 
 
-def test_the_sweeps_run_says_what_was_run_from_what(found: Recorded, tmp_path: Path) -> None:
+def test_sweep_run_records_command_and_provenance(found: Recorded, tmp_path: Path) -> None:
     run = found.client.get_run(found.parent)
     tags = run.data.tags
     best = found.cli.json("best", "kinds")
@@ -226,14 +226,14 @@ def test_the_sweeps_run_says_what_was_run_from_what(found: Recorded, tmp_path: P
     assert Path(spec).read_bytes() == (found.cli.root / "kinds" / "sweep.yaml").read_bytes()
 
 
-def test_pictures_and_weights(found: Recorded) -> None:
+def test_figures_and_weights(found: Recorded) -> None:
     best, files = found.cli.json("best", "kinds"), found.files(found.parent)
     # Norms as a histogram, with max_norm marked and the share of clipped steps.
     assert "figures/grad_norm.png" in found.files(best["mlflow_run_id"])
     assert {"best/model.safetensors", "best/config.yaml", "figures/grad_norm.png"} <= set(files)
 
 
-def test_the_file_keeps_every_step(found: Recorded) -> None:
+def test_metrics_file_keeps_every_step(found: Recorded) -> None:
     trial, _ = found.of("healthy")
     path = found.cli.root / "kinds" / "trials" / f"{trial['number']:04d}" / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -52,7 +52,7 @@ def _no_other(*_: object) -> Path:
     raise AssertionError("another process was started")
 
 
-def test_process_starts_with_the_last_quarter_of_the_trials_and_writes_the_report(
+def test_worker_starts_in_last_quarter_and_writes_report(
     sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sweeps.publishing.export.draw_report", _no_other)
@@ -72,7 +72,7 @@ def test_process_starts_with_the_last_quarter_of_the_trials_and_writes_the_repor
     assert not _presses()
 
 
-def test_as_many_trials_as_train_at_a_time_are_near_enough_to_the_end() -> None:
+def test_concurrent_trials_count_as_near_the_end() -> None:
     with ReportWorker(left=4, at_once=3) as press:
         press.trial_ended()
         process = _the_press()
@@ -80,7 +80,7 @@ def test_as_many_trials_as_train_at_a_time_are_near_enough_to_the_end() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
-def test_only_what_prepares_it_is_behind_all_others() -> None:
+def test_only_preparation_runs_at_idle_priority() -> None:
     with ReportWorker(left=2, at_once=1) as press:
         press.trial_ended()
         process = _the_press()
@@ -97,7 +97,7 @@ def _priorities(process: psutil.Process) -> list[int]:
     return [os.getpriority(os.PRIO_PROCESS, one) for one in threads]
 
 
-def test_one_that_gets_no_processor_is_replaced(
+def test_starved_worker_is_replaced(
     sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(press_module, "_LOOK_SECONDS", 0.01)
@@ -114,7 +114,7 @@ def test_one_that_gets_no_processor_is_replaced(
     assert drawn == [tmp_path / "report.html"]
 
 
-def test_one_that_was_killed_while_it_waited_is_replaced(
+def test_worker_killed_while_waiting_is_replaced(
     sweep: MadeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as for want of memory."""
@@ -138,9 +138,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced(
     assert drawn == [tmp_path / "report.html"]
 
 
-def test_what_keeps_it_from_writing_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_failure_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sweeps.publishing.export.draw_report", _no_other)
     monkeypatch.setattr(press_module, "_STARVED", 0.0)
     with ReportWorker(left=1, at_once=1) as press:
@@ -149,7 +147,7 @@ def test_what_keeps_it_from_writing_is_told(
             press.write(SweepPaths(tmp_path, "gone"), tmp_path / "report.html")
 
 
-def test_it_does_not_outlive_a_driver_that_is_killed() -> None:
+def test_worker_ends_with_a_killed_driver() -> None:
     script = (
         "import sys, time\n"
         "from sweeps.publishing.report_worker import ReportWorker\n"

@@ -22,7 +22,7 @@ def processes() -> Iterator[Processes]:
 
 @pytest.mark.seeds("S15", "S17")
 @pytest.mark.parametrize("case", SLICE, ids=str)
-def test_process_that_died_ends_like_one_that_did_not(
+def test_killed_process_ends_like_uninterrupted_one(
     processes: Processes, tmp_path: Path, case: Case
 ) -> None:
     assert processes.ends_alike(case, tmp_path)["step"] > 0
@@ -32,7 +32,7 @@ def test_slice_has_every_kind_of_kill() -> None:
     assert {case.kill for case in SLICE} == set(AXES["kill"])
 
 
-def test_failure_is_told_from_a_death(processes: Processes, tmp_path: Path) -> None:
+def test_failure_is_distinguished_from_death(processes: Processes, tmp_path: Path) -> None:
     """A run that cannot be opened must not pass for one that was killed."""
     (tmp_path / "file").touch()
     assert processes.run(SLICE[0], tmp_path / "file", dies=True) == FAILED

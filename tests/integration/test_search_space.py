@@ -37,9 +37,7 @@ CONDITIONAL = (
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "qmc", "cmaes"])
-def test_points_are_tried_first_in_order_and_the_sampler_draws_the_rest(
-    tmp_path: Path, sampler: str
-) -> None:
+def test_initial_points_come_first_then_the_sampler(tmp_path: Path, sampler: str) -> None:
     points = "[{train.optimizer.lr: 0.01, train.clip.max_norm: 5}, {train.clip.max_norm: 0.5}]"
     spec = spec_of(
         f"search.try_first={points}", f"search.sampler={sampler}", "search.startup_trials=3"
@@ -66,9 +64,7 @@ def _check_existence(params: Params) -> None:
 
 
 @pytest.mark.parametrize("sampler", [*LEARNING, "qmc"])
-def test_trials_have_the_parameters_that_exist_beside_their_others(
-    tmp_path: Path, sampler: str
-) -> None:
+def test_trials_have_the_active_parameters(tmp_path: Path, sampler: str) -> None:
     trials = 12 if sampler != "gp" else 8
     spec = spec_of(CONDITIONAL, f"search.sampler={sampler}", "search.startup_trials=4",
                    f"trials={trials}")  # fmt: skip
@@ -81,9 +77,7 @@ def test_trials_have_the_parameters_that_exist_beside_their_others(
 
 
 @pytest.mark.parametrize("sampler", [*LEARNING, "qmc", "random"])
-def test_what_exists_under_a_choice_is_drawn_anew_for_each_trial(
-    tmp_path: Path, sampler: str
-) -> None:
+def test_conditional_parameters_are_sampled_per_trial(tmp_path: Path, sampler: str) -> None:
     spec = spec_of(
         "space={task.a: {choice: [x, y]}, task.b: {uniform: [0, 1], when: {task.a: x}}, "
         "task.c: {uniform: [0, 1], when: {task.a: y}}, task.n: {int: [1, 100]}}",
@@ -93,7 +87,7 @@ def test_what_exists_under_a_choice_is_drawn_anew_for_each_trial(
     assert len(set(drawn)) == 12
 
 
-def test_cmaes_models_what_every_trial_has_whatever_the_first_ones_had(tmp_path: Path) -> None:
+def test_cmaes_models_parameters_of_every_trial(tmp_path: Path) -> None:
     """It would give up for good if a parameter of its first generation were missing later."""
     first = ", ".join(["{train.optimizer.name: sgd}"] * 6)
     spec = spec_of(
@@ -131,9 +125,7 @@ def test_no_trial_violates_a_constraint(tmp_path: Path, sampler: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
-def test_a_sampler_that_only_wants_what_is_forbidden_is_helped_out(
-    tmp_path: Path, sampler: str
-) -> None:
+def test_sampler_stuck_on_forbidden_points_is_overruled(tmp_path: Path, sampler: str) -> None:
     """The best norm is 5; what is allowed is a hundredth of the space, far from it."""
     spec = spec_of(
         f"search.sampler={sampler}", "search.startup_trials=2", "trials=6",
@@ -144,7 +136,7 @@ def test_a_sampler_that_only_wants_what_is_forbidden_is_helped_out(
     assert len({params[NORM] for params in once}) == 6
 
 
-def test_a_constraint_may_name_a_value_that_nobody_searches(tmp_path: Path) -> None:
+def test_constraint_may_name_a_fixed_value(tmp_path: Path) -> None:
     spec = spec_of(
         "space={train.accumulation: {choice: [1, 2, 4]}}", "train.batch_size=64", "trials=8",
         "search.constraints=['train.batch_size / train.accumulation >= 32']",
@@ -154,7 +146,7 @@ def test_a_constraint_may_name_a_value_that_nobody_searches(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("sampler", [*LEARNING, "qmc"])
-def test_steps_are_the_numbers_that_people_write(tmp_path: Path, sampler: str) -> None:
+def test_steps_are_round_decimal_numbers(tmp_path: Path, sampler: str) -> None:
     """Three times 0.1 is not 0.3 in binary: such a value would violate `<= 0.3`."""
     spec = spec_of(
         "space={task.a: {quniform: [0.1, 0.5, 0.1]}, task.b: {quniform: [0.1, 0.5, 0.1]}}",
@@ -166,7 +158,7 @@ def test_steps_are_the_numbers_that_people_write(tmp_path: Path, sampler: str) -
     assert 0.3 in [params["task.a"] for params in found]
 
 
-def test_a_trial_on_the_last_step_of_an_edited_space_counts(tmp_path: Path) -> None:
+def test_trial_on_last_step_of_edited_space_counts(tmp_path: Path) -> None:
     ledger = ledger_at(tmp_path / "l.db")
     steps = FloatDistribution(0.1, 0.5, step=0.1)
     ledger.add(Suggestion({"task.a": 0.1 + 2 * 0.1}, {"task.a": steps}, {"notes": "of cmaes"}))
@@ -205,7 +197,7 @@ OTHER_KEYS = "space={train.clip.max_norm: {uniform: [0.1, 10]}, task.x: {uniform
         ("nsgaii", A_CHOICE),
     ],
 )
-def test_a_sweep_goes_on_in_an_edited_space(tmp_path: Path, sampler: str, change: str) -> None:
+def test_sweep_resumes_in_an_edited_space(tmp_path: Path, sampler: str, change: str) -> None:
     before = search(tmp_path / "l.db", spec_of(f"search.sampler={sampler}", "trials=6",
                                                "search.startup_trials=3"))  # fmt: skip
     after = _edited(change, sampler=sampler)
@@ -227,7 +219,7 @@ def _shown(ledger: Ledger, spec: SweepSpec) -> list[Params | None]:
     return [trial.params if trial.state.name != "FAIL" else None for trial in shown]
 
 
-def test_old_trials_count_where_they_lie_inside_the_new_space(tmp_path: Path) -> None:
+def test_old_trials_count_inside_the_new_space(tmp_path: Path) -> None:
     points = (
         "[{train.optimizer.lr: 0.0002}, {train.optimizer.lr: 0.02}, {train.optimizer.lr: 0.1}]"
     )
@@ -255,9 +247,7 @@ def test_old_trials_count_where_they_lie_inside_the_new_space(tmp_path: Path) ->
         "search.constraints=['train.optimizer.lr < 0.01']",
     ],
 )
-def test_a_point_that_was_tried_keeps_no_space_from_being_narrowed(
-    tmp_path: Path, narrower: str
-) -> None:
+def test_tried_point_does_not_prevent_narrowing(tmp_path: Path, narrower: str) -> None:
     before = spec_of("search.try_first=[{train.optimizer.lr: 0.05}]", "trials=2")
     old = search(tmp_path / "l.db", before)
     write_spec(tmp_path / "sweep.yaml", before)
@@ -277,7 +267,7 @@ def test_a_point_that_was_tried_keeps_no_space_from_being_narrowed(
     assert again.params.get(RATE, 0) <= 0.01
 
 
-def test_a_resume_knows_which_points_were_tried(tmp_path: Path) -> None:
+def test_resume_knows_which_points_were_tried(tmp_path: Path) -> None:
     points = "[{train.optimizer.lr: 0.05}, {train.optimizer.lr: 0.02}]"
     made = MadeSweep(tmp_path, more=f"search: {{try_first: {points}}}")
     made.add("complete", 0.5)
@@ -289,7 +279,7 @@ def test_a_resume_knows_which_points_were_tried(tmp_path: Path) -> None:
         assert "try_first[0]" not in done.output
 
 
-def test_a_sampler_s_own_notes_are_hidden_in_another_space(tmp_path: Path) -> None:
+def test_sampler_attributes_are_hidden_in_another_space(tmp_path: Path) -> None:
     """CMA-ES keeps its state in coordinates of the space."""
     spec = spec_of("search.sampler=cmaes", "search.startup_trials=2", "trials=4")
     search(tmp_path / "l.db", spec)
@@ -305,7 +295,7 @@ def test_a_sampler_s_own_notes_are_hidden_in_another_space(tmp_path: Path) -> No
     assert (all(noted), any(hidden)) == (True, False)
 
 
-def test_a_model_learns_from_old_trials_at_once(tmp_path: Path) -> None:
+def test_model_learns_from_old_trials_immediately(tmp_path: Path) -> None:
     search(tmp_path / "l.db", spec_of("search.startup_trials=3", "trials=6"))
     edited = spec_of(
         "space.train.optimizer.lr={loguniform: [1e-4, 2e-1]}", "search.startup_trials=3",
@@ -318,7 +308,7 @@ def test_a_model_learns_from_old_trials_at_once(tmp_path: Path) -> None:
     assert search(tmp_path / "l.db", edited)[6] != search(tmp_path / "chance.db", chance)[6]
 
 
-def test_a_trial_that_nobody_began_is_given_what_was_added(tmp_path: Path) -> None:
+def test_unstarted_trial_gets_added_parameters(tmp_path: Path) -> None:
     ledger = ledger_at(tmp_path / "l.db")
     before = ledger.add(Suggester(spec_of(), ledger).propose(0)).params
     more = spec_of("space.train.accumulation={choice: [1, 2]}")
@@ -335,7 +325,7 @@ def test_a_trial_that_nobody_began_is_given_what_was_added(tmp_path: Path) -> No
     assert completed["task.x"] in range(1, 10)
 
 
-def test_a_report_shows_trials_that_were_drawn_from_several_spaces(tmp_path: Path) -> None:
+def test_report_shows_trials_of_several_spaces(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path, space="{train.optimizer.lr: {loguniform: [1e-4, 1e-1]}}")
     changes = [
         "trials=3", "space.train.optimizer.lr={uniform: [1e-3, 1e-1]}",
@@ -357,7 +347,7 @@ def test_a_report_shows_trials_that_were_drawn_from_several_spaces(tmp_path: Pat
     assert "no parameter that all of these trials drew from one distribution" in text
 
 
-def test_trials_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
+def test_concurrent_trials_are_distinguished(tmp_path: Path) -> None:
     """Running trials are seen with the points that they have."""
     ledger = ledger_at(tmp_path / "l.db")
     spec = spec_of("search.startup_trials=4", "trials=20")

@@ -616,11 +616,11 @@ def _run(examples: int, steps: int) -> None:
     )
 
 
-def test_a_sweep_under_faults_stays_true() -> None:
+def test_sweep_under_faults_keeps_invariants() -> None:
     _run(examples=6, steps=20)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-def test_a_sweep_under_many_faults_stays_true() -> None:
+def test_sweep_under_many_faults_keeps_invariants() -> None:
     _run(examples=300, steps=50)

@@ -115,7 +115,7 @@ def _states(cli: CommandLine) -> list[str]:
     return [trial["state"] for trial in cli.json("trials", "small")]
 
 
-def test_stopping_at_once_waits_for_nothing(cli: CommandLine) -> None:
+def test_immediate_stop_waits_for_nothing(cli: CommandLine) -> None:
     cli.write("small.yaml", LONG)
     driver = cli.start("run", "small.yaml")
     for number in (0, 1):
@@ -139,7 +139,7 @@ def test_stopping_at_once_waits_for_nothing(cli: CommandLine) -> None:
     assert cli.json("status", "small")["state"] == "interrupted"
 
 
-def test_a_curve_that_is_damaged_when_its_trial_is_stopped_ends_in_a_sentence(
+def test_damaged_curve_of_a_stopped_trial_is_reported(
     cli: CommandLine,
 ) -> None:
     cli.write("small.yaml", LONG)

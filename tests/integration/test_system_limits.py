@@ -35,7 +35,7 @@ def _limited(cli: CommandLine, limits: str, command: str) -> str:
         ("-v 4194304", "ulimit -v is 4096 MiB;"),
     ],
 )
-def test_a_sweep_is_refused_before_anything_is_created(
+def test_sweep_is_refused_before_anything_is_created(
     cli: CommandLine, limits: str, told: str
 ) -> None:
     assert told in _limited(cli, limits, "run")
@@ -43,5 +43,5 @@ def test_a_sweep_is_refused_before_anything_is_created(
 
 
 @pytest.mark.parametrize("command", ["check", "train"])
-def test_where_torch_cannot_be_imported_the_limit_is_named(cli: CommandLine, command: str) -> None:
+def test_failed_torch_import_names_the_limit(cli: CommandLine, command: str) -> None:
     assert "ulimit -v is 732 MiB;" in _limited(cli, "-v 750000", command)

@@ -27,9 +27,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-def test_a_sweep_on_postgresql_and_after_an_upgrade_of_mlflow(
-    cli: CommandLine, cluster: Cluster
-) -> None:
+def test_sweep_on_postgresql_and_after_mlflow_upgrade(cli: CommandLine, cluster: Cluster) -> None:
     cli.write("tiny.yaml", TINY)
     assert "@" in cluster.uri, "a user without a password"
     cli.ok("run", "tiny.yaml", "--tracking-uri", cluster.uri)
@@ -51,7 +49,7 @@ def test_a_sweep_on_postgresql_and_after_an_upgrade_of_mlflow(
     assert len(cli.json("trials", "small")) == 2
 
 
-def test_a_database_that_refuses_the_password_ends_the_run_before_anything_exists(
+def test_wrong_database_password_ends_run_before_it_starts(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with own_cluster(password="right") as guarded:
@@ -66,7 +64,7 @@ def test_a_database_that_refuses_the_password_ends_the_run_before_anything_exist
         assert not guarded.query("SELECT 1 FROM pg_tables WHERE schemaname = 'public'")
 
 
-def test_a_database_that_does_not_listen_ends_the_run_before_anything_exists(
+def test_unreachable_database_ends_run_before_it_starts(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", "hunter2")

@@ -240,7 +240,7 @@ def test_each_trial_ends_as_its_task_behaved(trials: list[dict[str, Any]]) -> No
             assert trial["checkpoint"] is None
 
 
-def test_show_tells_where_it_was_raised(
+def test_show_names_where_an_error_was_raised(
     module_cli: CommandLine, trials: list[dict[str, Any]]
 ) -> None:
     number = next(t["number"] for t in trials if t["params"]["task.behaviour"] == "raises")
@@ -251,9 +251,7 @@ def test_show_tells_where_it_was_raised(
     assert "out of cheese" in log
 
 
-def test_failed_runs_are_failed_with_their_reason(
-    module_cli: CommandLine, trials: list[dict[str, Any]]
-) -> None:
+def test_failed_runs_have_a_reason(module_cli: CommandLine, trials: list[dict[str, Any]]) -> None:
     client = MlflowClient(f"sqlite:///{module_cli.root / 'mlflow.db'}")
     for trial in trials:
         run = client.get_run(trial["mlflow_run_id"])
@@ -267,14 +265,14 @@ def test_failed_runs_are_failed_with_their_reason(
             assert run.info.status == "FINISHED"
 
 
-def test_best_of_a_maximised_metric_is_the_largest(
+def test_best_of_maximised_metric_is_the_largest(
     module_cli: CommandLine, trials: list[dict[str, Any]]
 ) -> None:
     best = module_cli.json("best", "mine")
     assert best["value"] == max(t["value"] for t in trials if t["state"] == "complete")
 
 
-def test_when_nothing_succeeds_there_is_no_best(module_cli: CommandLine, trials: object) -> None:
+def test_sweep_without_success_has_no_best(module_cli: CommandLine, trials: object) -> None:
     del trials
     done = module_cli(
         "run",
@@ -304,7 +302,7 @@ def test_when_nothing_succeeds_there_is_no_best(module_cli: CommandLine, trials:
         ("somewhere.else_:Net", "'somewhere.else_:Net' is the class Net, which does not derive"),
     ],
 )
-def test_a_task_that_cannot_be_loaded_is_refused_before_anything_exists(
+def test_task_that_cannot_be_loaded_is_refused(
     module_cli: CommandLine, trials: object, task: str, said: str
 ) -> None:
     del trials
@@ -315,7 +313,7 @@ def test_a_task_that_cannot_be_loaded_is_refused_before_anything_exists(
     assert not (module_cli.root / "wrong").exists()
 
 
-def test_a_file_beside_a_task_is_not_taken_for_a_library(cli: CommandLine) -> None:
+def test_file_beside_a_task_does_not_shadow_a_library(cli: CommandLine) -> None:
     for stranger in ("tracking", "matplotlib", "plotly", "safetensors"):
         cli.write(f"{stranger}.py", f"raise SystemExit('a stranger: {stranger}')")
     cli.write("loops.py", LOOP)
@@ -355,7 +353,7 @@ def told(module_cli: CommandLine, trials: list[dict[str, Any]]) -> list[str]:
     return [each.stdout + each.stderr for each in done]
 
 
-def test_secrets_are_written_nowhere(module_cli: CommandLine, ran: Ran, told: list[str]) -> None:
+def test_secrets_are_not_written(module_cli: CommandLine, ran: Ran, told: list[str]) -> None:
     """Searched is every byte of sweep, tracking store, artifacts, outbox, exports and trials'
     logs, what each command prints, and while it ran Ray's own files and the processes' command
     lines.
@@ -378,7 +376,7 @@ def test_secrets_are_written_nowhere(module_cli: CommandLine, ran: Ran, told: li
 @pytest.mark.parametrize(
     "option", [f"task.api_key={CANARY}", f"tracking.uri=http://ada:{CANARY}@127.0.0.1:1"]
 )
-def test_a_secret_in_a_spec_is_refused_and_not_repeated(
+def test_secret_in_a_spec_is_refused_and_not_repeated(
     module_cli: CommandLine, ran: Ran, option: str
 ) -> None:
     del ran
@@ -389,9 +387,7 @@ def test_a_secret_in_a_spec_is_refused_and_not_repeated(
     assert not (module_cli.root / "told").exists()
 
 
-def test_trials_hold_no_credentials_of_the_tracking_store(
-    module_cli: CommandLine, trials: object
-) -> None:
+def test_trials_hold_no_tracking_credentials(module_cli: CommandLine, trials: object) -> None:
     del trials
     seen = [path.read_text() for path in module_cli.directory.glob("seen-*.json")]
     assert len(seen) >= 2  # the look at the task before the run, and the trials' processes
@@ -405,22 +401,20 @@ def test_trials_hold_no_credentials_of_the_tracking_store(
         assert one.get("began with", []) == []
 
 
-def test_nobody_else_can_talk_to_ray(ran: Ran) -> None:
+def test_other_users_cannot_reach_ray(ran: Ran) -> None:
     assert ran.answers == ["answered", "AuthenticationError", "AuthenticationError"]
     assert ran.watcher.listening == {"127.0.0.1"}
     assert ran.watcher.open_to == {0}
 
 
-def test_ray_starts_nothing_that_nobody_asks(ran: Ran) -> None:
+def test_ray_starts_no_unneeded_process(ran: Ran) -> None:
     unasked = ("dashboard/dashboard.py", "log_monitor.py", "_private/monitor.py")
     lines = ran.watcher.command_lines
     assert any("gcs_server" in line for line in lines)
     assert not [line for line in lines for name in unasked if name in line]
 
 
-def test_files_follow_the_umask_and_nobody_else_may_write_to_them(
-    module_cli: CommandLine, told: object
-) -> None:
+def test_files_follow_the_umask(module_cli: CommandLine, told: object) -> None:
     del told
     root, exported = module_cli.root, module_cli.directory / "exported"
     ours = (root / "mine", root / "mlartifacts/mine", exported)

@@ -53,7 +53,7 @@ def normed(cli: CommandLine) -> CommandLine:
 
 
 @pytest.mark.seeds("S5", "S27")
-def test_check_tells_the_memory_and_warns_of_batch_norm_under_accumulation(
+def test_check_prints_memory_and_batch_norm_warning(
     normed: CommandLine,
 ) -> None:
     lines = normed.ok("check", "normed.yaml").splitlines()
@@ -65,7 +65,7 @@ def test_check_tells_the_memory_and_warns_of_batch_norm_under_accumulation(
 
 
 @pytest.mark.seeds("S5", "S27")
-def test_train_tells_the_same_beside_what_it_prints(normed: CommandLine) -> None:
+def test_train_prints_memory_and_batch_norm_warning(normed: CommandLine) -> None:
     done = normed("train", "normed.yaml")
     assert done.returncode == 0, done.stderr
     assert MEMORY in done.stderr.splitlines()

@@ -487,8 +487,8 @@ of 0 · 28 accumulation of 0 · 29 batch smaller than accumulation · 30 precisi
 58 setting without a value · 59 setting of nothing · 60 spec of a newer version
 """
 HELD_ELSEWHERE = {
-    44: "test_a_refused_connection_ends_the_run_before_anything_exists",
-    45: "test_a_server_that_refuses_ends_the_run_before_anything_exists",
+    44: "test_refused_connection_ends_run_before_it_starts",
+    45: "test_refusing_server_ends_run_before_it_starts",
 }
 
 
