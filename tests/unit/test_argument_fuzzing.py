@@ -113,7 +113,7 @@ FEW = settings(
 
 @FEW
 @given(lines())
-def test_any_line_is_taken_or_refused_in_a_sentence(here: Path, words: list[str]) -> None:
+def test_any_line_is_accepted_or_refused_in_a_sentence(here: Path, words: list[str]) -> None:
     _check(here, words)
 
 
@@ -121,7 +121,5 @@ def test_any_line_is_taken_or_refused_in_a_sentence(here: Path, words: list[str]
 @pytest.mark.timeout(3600)
 @settings(FEW, max_examples=5000)
 @given(lines())
-def test_five_thousand_lines_are_taken_or_refused_in_a_sentence(
-    here: Path, words: list[str]
-) -> None:
+def test_five_thousand_lines_are_accepted_or_refused(here: Path, words: list[str]) -> None:
     _check(here, words)

@@ -235,7 +235,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), COMMANDS)
-def test_the_whole_message_of_a_wrong_command(
+def test_message_of_a_wrong_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -251,9 +251,7 @@ def test_the_whole_message_of_a_wrong_command(
     assert _everything(tmp_path) == before
 
 
-def test_a_run_of_a_name_that_another_driver_holds_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_a_held_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(SPEC)
     made = MadeSweep(tmp_path / "runs", "made")
@@ -269,7 +267,7 @@ def test_a_run_of_a_name_that_another_driver_holds_is_told_so(
     )
 
 
-def test_37_a_resume_is_told_the_line_of_the_sweeps_own_spec(
+def test_37_resume_error_names_the_line_of_the_sweeps_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -381,7 +379,7 @@ def test_the_whole_message_of_a_wrong_task(
     assert [each.name for each in here.iterdir()] == ["s.yaml"]
 
 
-def test_40_a_module_that_is_not_there_is_known_without_a_child(
+def test_40_missing_module_is_found_without_a_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -394,7 +392,7 @@ def test_40_a_module_that_is_not_there_is_known_without_a_child(
 
 
 @pytest.mark.parametrize("stranger", ["trainable.py", "trainable/__init__.py"])
-def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
+def test_40_shadowing_file_is_found_without_a_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -409,7 +407,7 @@ def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
     )
 
 
-def test_40_another_copy_of_what_trains_is_no_stranger(
+def test_40_second_copy_of_the_packages_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trainable").mkdir()
@@ -419,7 +417,7 @@ def test_40_another_copy_of_what_trains_is_no_stranger(
     TaskInspector(spec, ResourcePlan(1, 0, 1)).terminate()
 
 
-def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
+def test_40_unknown_built_in_task_is_found_without_a_child() -> None:
     spec, document = parse_placed(SPEC, "s.yaml", ["task=digit"])
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
@@ -448,7 +446,7 @@ def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
         ),
     ],
 )
-def test_what_a_child_refuses_has_the_place_of_its_key(lines: str, message: str) -> None:
+def test_error_of_the_child_names_the_place_of_its_key(lines: str, message: str) -> None:
     spec, document = parse_placed(SPEC.replace("task: digits\n", lines), "s.yaml")
     configs = spec.trial_config(0, spec.example_params()), longest_warmup(spec)
     answer = _answer(*(config.model_dump_json() for config in configs))
@@ -457,7 +455,7 @@ def test_what_a_child_refuses_has_the_place_of_its_key(lines: str, message: str)
     assert str(refused.value) == message
 
 
-def test_48_a_resume_of_something_else_shows_the_difference_and_names_the_flag() -> None:
+def test_48_changed_resume_shows_the_diff_and_the_flag() -> None:
     spec = parse_spec(SPEC, "s.yaml")
     other = with_overrides(spec, ["seed=1", "task=spiral"])
     with pytest.raises(OriginChanged) as refused:
@@ -467,7 +465,7 @@ def test_48_a_resume_of_something_else_shows_the_difference_and_names_the_flag()
     )
 
 
-def test_07_and_09_are_no_mistakes() -> None:
+def test_07_and_09_are_accepted() -> None:
     text = SPEC.replace("name: small", "name: on") + "train: {optimizer: {lr: 1e-4}}\n"
     spec = parse_spec(text, "s.yaml")
     assert (spec.name, spec.train.optimizer.lr) == ("on", 1e-4)

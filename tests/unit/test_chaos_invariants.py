@@ -113,7 +113,7 @@ def _other_parameters(found: Outcome) -> None:
         (_elsewhere, r"U3: trial 0 gradsweep.device: its run says 'cuda', must be 'cpu'"),
     ],
 )
-def test_what_is_broken_is_found_and_named(break_it: Callable[[Outcome], None], said: str) -> None:
+def test_each_violation_is_found_and_named(break_it: Callable[[Outcome], None], said: str) -> None:
     reference = _outcome()
     found = copy.deepcopy(reference)
     _assert_u1_to_u3(found, reference)
@@ -122,7 +122,7 @@ def test_what_is_broken_is_found_and_named(break_it: Callable[[Outcome], None], 
         _assert_u1_to_u3(found, reference)
 
 
-def test_an_end_without_the_command_that_continues_is_found() -> None:
+def test_missing_resume_command_is_found() -> None:
     assert_says_how_to_go_on(Ended(130, "saved\nsweep resume chaos\n", 1.0), 130, "saved")
     for text, code in [("saved\n", 130), ("sweep resume chaos\n", 1)]:
         with pytest.raises(AssertionError, match="U5"):
@@ -141,7 +141,7 @@ def _report(row: int | None, outcome: str, nodeid: str = "tests/test_x.py::test_
     )
 
 
-def test_table_tells_the_worst_end_of_a_row() -> None:
+def test_table_shows_the_worst_result_of_a_row() -> None:
     table = FaultTable()
     ends = [
         *((6, "passed"), (6, "failed"), (7, "passed"), (None, "failed")),
@@ -155,7 +155,7 @@ def test_table_tells_the_worst_end_of_a_row() -> None:
     assert line.split()[:4] == ["6", "failed", "2", "3.0"]
 
 
-def test_table_of_a_few_rows_has_these_only_and_that_of_most_has_all() -> None:
+def test_table_of_few_rows_is_partial_and_of_most_is_whole() -> None:
     table = FaultTable()
     table.ended |= {6: ["passed"], 7: ["failed"]}
     assert [line.split()[0] for line in table.lines()[1:-1]] == ["6", "7"]
@@ -195,7 +195,7 @@ def test_promises_of_the_page_are_found() -> None:
     ]
 
 
-def test_every_row_of_the_matrix_is_known_and_tests_are_found() -> None:
+def test_every_row_of_the_matrix_has_tests() -> None:
     assert list(ROWS) == list(range(1, 40))
     found = find_tests(Path(__file__).parents[1] / "chaos")
     assert all(

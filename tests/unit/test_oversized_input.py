@@ -163,7 +163,7 @@ def test_the_plain_mlflow_api_is_given_too_many_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["params", "tags"])
-def test_it_is_given_too_many_parameters_or_tags(tmp_path: Path, kind: Any) -> None:
+def test_mlflow_api_gets_too_many_parameters_or_tags(tmp_path: Path, kind: Any) -> None:
     log = Log()
     log.directory = tmp_path
     with _at_most(64 * MIB), pytest.raises(TaskError, match=r"100000 .* at most 1000, .*log_file"):
@@ -176,7 +176,7 @@ def test_it_is_given_too_many_parameters_or_tags(tmp_path: Path, kind: Any) -> N
 # --- one value ---------------------------------------------------------------------------------
 
 
-def test_a_parameter_of_ten_megabytes_is_kept_by_its_beginning(tmp_path: Path) -> None:
+def test_parameter_of_ten_megabytes_is_truncated(tmp_path: Path) -> None:
     log = Log()
     log.directory = tmp_path
     log.note("params", {"vocabulary": "word " * 2 * MIB})
@@ -214,7 +214,7 @@ def test_aliases_of_one_long_text() -> None:
 WIDE = "{task.a: {int: [1, 1000]}, task.b: {int: [1, 1000]}, task.c: {quniform: [1, 1000, 1]}}"
 
 
-def test_a_grid_of_a_billion_points_is_counted_without_them() -> None:
+def test_grid_of_a_billion_points_is_counted_lazily() -> None:
     with _at_most(16 * MIB):
         _spec(trials=24, space=WIDE, more="search: {sampler: grid}")
         said = _refusal(lambda: _spec(trials=10**9, space=WIDE, more="search: {sampler: grid}"))
@@ -233,7 +233,7 @@ def test_more_trials_than_a_small_grid_has_points() -> None:
 # --- reasons -----------------------------------------------------------------------------------
 
 
-def test_a_reason_of_ten_megabytes_is_kept_by_its_beginning(tmp_path: Path) -> None:
+def test_reason_of_ten_megabytes_is_truncated(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     number = sweep.add(None)
     sweep.ledger.finish(
@@ -301,7 +301,7 @@ def test_many_trials_with_reasons_of_ten_kilobytes(
         assert len(done.output) < (64 if "--json" in words else 16) * MIB, command
 
 
-def test_a_few_reasons_of_a_megabyte_are_read_one_by_one(tmp_path: Path) -> None:
+def test_reasons_of_a_megabyte_are_read_one_by_one(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     _fill(sweep, 100, "r" * MIB, "t" * MIB)
     with _at_most(32 * MIB):

@@ -55,7 +55,7 @@ def test_each_installed_package_is_pinned() -> None:
     assert installed - {"gradsweep"} <= {_name(pin) for pin in PINS}
 
 
-def test_each_installation_of_the_environment_asks_for_hashes() -> None:
+def test_each_installation_in_the_environment_uses_hashes() -> None:
     shown = subprocess.run(
         ["make", "--dry-run", "--always-make", "env"],
         cwd=ROOT,

@@ -83,7 +83,7 @@ def is_safe(command: ast.List | ast.Tuple) -> bool:
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_each_python_that_is_started_leaves_the_working_directory_alone(file: Path) -> None:
+def test_each_started_python_has_the_safe_path_option(file: Path) -> None:
     source, name = file.read_text(encoding="utf-8"), str(file.relative_to(ROOT))
     unsafe = [ast.unparse(one) for one in pythons(source) if not is_safe(one)]
     assert unsafe == []
@@ -101,7 +101,7 @@ def test_each_python_that_is_started_leaves_the_working_directory_alone(file: Pa
         "import sys\ncommand = ['nice', sys.executable, '-m', '-P']",
     ],
 )
-def test_a_python_without_the_option_is_found(source: str) -> None:
+def test_python_without_the_option_is_found(source: str) -> None:
     assert not all(map(is_safe, pythons(source)))
 
 
@@ -120,7 +120,7 @@ def test_each_start_of_a_process_is_found(source: str) -> None:
     assert len(list(starts(source))) == 1
 
 
-def test_no_exception_is_left_over() -> None:
+def test_no_exception_is_unused() -> None:
     there = {
         (str(file.relative_to(ROOT)), ast.unparse(command))
         for file in SOURCES

@@ -131,7 +131,7 @@ def _refusal(*words: str) -> str:
 
 
 @pytest.mark.parametrize(("words", "usage", "message"), WORDS)
-def test_the_whole_message_of_wrong_words(
+def test_message_of_each_usage_error(
     nowhere: Path, words: list[str], usage: str, message: str
 ) -> None:
     command = f" {words[0]}" if words[0] in COMMANDS else ""
@@ -185,7 +185,7 @@ def test_no_path_is_empty(nowhere: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("sweep", "message"), NAMES)
-def test_each_command_says_what_is_wrong_with_a_name(
+def test_each_command_names_what_is_wrong_with_a_name(
     nowhere: Path, sweep: str, message: str
 ) -> None:
     for name, command in COMMANDS.items():
@@ -214,9 +214,7 @@ def lines_with_a_flag_that_there_is_not(draw: st.DrawFn) -> tuple[list[str], str
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(lines_with_a_flag_that_there_is_not())
-def test_a_line_with_a_flag_that_there_is_not_is_refused(
-    nowhere: Path, line: tuple[list[str], str]
-) -> None:
+def test_unknown_flag_is_refused(nowhere: Path, line: tuple[list[str], str]) -> None:
     words, wrong = line
     said = _refusal(*words)
     assert f"No such option: {wrong}" in said or "does not take a value" in said

@@ -68,7 +68,7 @@ def _shown(*arguments: str) -> object:
     return json.loads(done.stdout)
 
 
-def test_looking_at_an_older_sweep_shows_it_and_changes_nothing(paths: SweepPaths) -> None:
+def test_inspecting_an_older_sweep_changes_nothing(paths: SweepPaths) -> None:
     before = _files(paths.root)
     status = _shown("status", "chaos")
     assert isinstance(status, dict)
@@ -90,7 +90,7 @@ def test_looking_at_an_older_sweep_shows_it_and_changes_nothing(paths: SweepPath
     assert _files(paths.root) == before
 
 
-def test_an_older_sweep_is_put_right_and_given_its_format(paths: SweepPaths) -> None:
+def test_older_sweep_is_repaired_and_given_its_format(paths: SweepPaths) -> None:
     assert read_spec(paths.spec).format is None
     spec, ledger, recorder = (
         read_spec(paths.spec).spec,
@@ -115,7 +115,7 @@ def test_an_older_sweep_is_put_right_and_given_its_format(paths: SweepPaths) -> 
     )
 
 
-def test_an_older_sweep_is_given_its_format_beside_a_change(paths: SweepPaths) -> None:
+def test_older_sweep_gets_its_format_with_a_change(paths: SweepPaths) -> None:
     write_spec(paths.spec, with_overrides(read_spec(paths.spec).spec, ["trials=6"]))
     head = paths.spec.read_text().split("---\n")[1].splitlines()[0]
     assert head.startswith(f"# format {FORMAT}, revision 2, ")
@@ -143,7 +143,7 @@ def test_a_newer_sweep_teaches_a_new_one_nothing(newer: SweepPaths) -> None:
     assert _files(newer.root) == before
 
 
-def test_a_list_names_a_newer_sweep_and_shows_the_others(newer: SweepPaths) -> None:
+def test_list_names_a_newer_sweep_and_shows_others(newer: SweepPaths) -> None:
     MadeSweep(newer.root, "small")
     done = CliRunner().invoke(app, ["list", "--json"])
     assert done.exit_code == 0
@@ -183,7 +183,7 @@ def test_a_sweep_of_format_1_keeps_its_training_rules(paths: SweepPaths) -> None
     assert read_config(paths.trial(0) / "config.yaml").training_rules == 1
 
 
-def test_a_sweep_of_format_2_shares_its_data_seed_among_its_trials(tmp_path: Path) -> None:
+def test_format_2_sweep_shares_its_data_seed(tmp_path: Path) -> None:
     shutil.copytree(ASSET.parents[1] / "format-2/split", tmp_path / "split")
     paths = SweepPaths(tmp_path, "split")
     found = read_spec(paths.spec)
@@ -195,7 +195,7 @@ def test_a_sweep_of_format_2_shares_its_data_seed_among_its_trials(tmp_path: Pat
     assert len({config.seed for config in configs}) == 4
 
 
-def test_a_single_run_is_continued_under_the_rules_it_was_begun_with(tmp_path: Path) -> None:
+def test_single_run_keeps_its_training_rules(tmp_path: Path) -> None:
     spec = read_spec(ASSET.parents[1] / "format-2/split/sweep.yaml").spec
     new = spec.trial_config(0, {})
     older = new.model_copy(update={"training_rules": 1, "data_seed": None})

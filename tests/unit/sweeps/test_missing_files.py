@@ -31,7 +31,7 @@ COMMANDS = ["status", "trials", "best", "resume", "stop"]
         ("ledger.db", ["there is no ledger at", "1 trial directories", "restore it"]),
     ],
 )
-def test_what_is_gone_and_what_is_left_is_said(
+def test_missing_and_remaining_files_are_named(
     tmp_path: Path, command: str, lost: str, said: list[str]
 ) -> None:
     sweep = MadeSweep(tmp_path)
@@ -56,7 +56,7 @@ def test_what_is_gone_and_what_is_left_is_said(
         (None, None, None),
     ],
 )
-def test_what_a_trial_lost_is_said_when_the_sweep_is_opened(
+def test_files_missing_from_a_trial_are_named_at_opening(
     tmp_path: Path, ending: Any, lost: str | None, said: str | None
 ) -> None:
     sweep = MadeSweep(tmp_path)
@@ -107,7 +107,7 @@ def _with_checkpoints(root: Path, *values: float) -> tuple[MadeSweep, list[Path]
     ],
 )
 @pytest.mark.parametrize("damaged", [False, True])
-def test_weights_that_are_gone_are_not_offered(
+def test_missing_weights_are_not_offered(
     tmp_path: Path, lost: list[int], said: str | None, damaged: bool
 ) -> None:
     sweep, generations = _with_checkpoints(tmp_path, 0.5, 0.25)

@@ -15,7 +15,7 @@ from tracking import mlflow_server
 from tracking.outbox import Outbox, OutboxError
 
 
-def test_a_locked_root_is_named_and_not_waited_for_without_end(
+def test_locked_root_is_named_after_a_bounded_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlflow_server, "_CREATE_SECONDS", 0.2)
@@ -30,7 +30,7 @@ def test_a_locked_root_is_named_and_not_waited_for_without_end(
 
 
 @pytest.mark.parametrize("earlier", [None, 0o644, 0o666])
-def test_only_its_owner_can_lock_what_is_delivered(tmp_path: Path, earlier: int | None) -> None:
+def test_only_its_owner_can_lock_the_outbox(tmp_path: Path, earlier: int | None) -> None:
     lock = tmp_path / "drain.lock"
     if earlier is not None:
         lock.touch()
@@ -39,7 +39,7 @@ def test_only_its_owner_can_lock_what_is_delivered(tmp_path: Path, earlier: int 
     assert lock.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_lock_of_a_delivery_leads_nowhere_else(tmp_path: Path) -> None:
+def test_delivery_lock_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "drain.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OutboxError, match="cannot write the outbox"):
         Outbox(tmp_path)

@@ -30,18 +30,18 @@ def _make(file: Path, runs: Sequence[str] | None) -> str:
         pytest.param(None, True, id="without tables"),
     ],
 )
-def test_a_file_is_known_by_our_runs(
+def test_store_file_is_recognised_by_our_runs(
     tmp_path: Path, runs: Sequence[str] | None, gone: bool
 ) -> None:
     assert is_gone(_make(tmp_path / "mlflow.db", runs), ["a", "b"]) is gone
 
 
-def test_what_is_not_there_is_gone(tmp_path: Path) -> None:
+def test_missing_file_is_missing(tmp_path: Path) -> None:
     assert is_gone(f"sqlite:///{tmp_path}/mlflow.db", ["a"])
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_read_may_be_there(tmp_path: Path) -> None:
+def test_unreadable_file_counts_as_present(tmp_path: Path) -> None:
     file = tmp_path / "mlflow.db"
     file.write_bytes(b"no database" * 100)
     assert not is_gone(f"sqlite:///{file}", ["a"])
@@ -51,5 +51,5 @@ def test_what_cannot_be_read_may_be_there(tmp_path: Path) -> None:
         assert not is_gone(uri, ["a"], seconds=0.1)
 
 
-def test_of_a_server_nothing_is_known() -> None:
+def test_server_store_is_unknown() -> None:
     assert not is_gone("http://127.0.0.1:1", ["a"])

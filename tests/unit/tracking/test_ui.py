@@ -53,7 +53,7 @@ def test_a_server_is_not_started_on_a_server(tmp_path: Path) -> None:
         start_server("http://u:p@h:1", tmp_path)
 
 
-def test_a_port_on_which_somebody_else_listens_is_refused_at_once(tmp_path: Path) -> None:
+def test_used_port_is_refused_immediately(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -61,7 +61,7 @@ def test_auto_follows_the_gpu(monkeypatch, native, name, expected):
 
 
 @pytest.mark.seeds("S2")
-def test_precision_the_device_cannot_do_names_the_device(monkeypatch):
+def test_unsupported_precision_names_the_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old T4")
     with pytest.raises(ConfigError, match=r"bf16; cuda:0 \(Old T4\) does not compute in it"):
@@ -145,7 +145,7 @@ def test_kernels_are_fused_where_the_device_has_them(name, device, fused):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_parameter_that_is_a_view_with_gaps_learns_what_a_whole_one_does(name):
+def test_strided_parameter_learns_like_a_contiguous_one(name):
     """As the first channel of a convolution that was trained on coloured pictures."""
     view = nn.Parameter(torch.arange(12.0).reshape(4, 3)[:, :1])
     whole = nn.Parameter(view.detach().contiguous())
@@ -159,7 +159,7 @@ def test_parameter_that_is_a_view_with_gaps_learns_what_a_whole_one_does(name):
 
 
 @pytest.mark.parametrize("stride", [(27, 1, 9, 3), (27, 9, 3, 1)])
-def test_kernels_are_fused_in_every_layout_without_gaps(stride):
+def test_fused_kernels_for_every_dense_layout(stride):
     weight = nn.Parameter(torch.empty_strided((8, 3, 3, 3), stride).normal_())
     optimizer = build_optimizer(OptimizerConfig(), [{"params": [weight]}])
     assert optimizer.param_groups[0]["fused"]
@@ -169,7 +169,7 @@ def test_kernels_are_fused_in_every_layout_without_gaps(stride):
 
 
 @pytest.mark.parametrize("name", ["lamb", "lion"])
-def test_optimizer_of_a_missing_package_says_what_to_install(monkeypatch, name):
+def test_missing_optimizer_package_names_what_to_install(monkeypatch, name):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(ConfigError, match=r"pip install 'gradsweep\[optimizers\]'"):
         build_optimizer(OptimizerConfig(name=name), decay_groups(nn.Linear(1, 1)))
@@ -185,9 +185,7 @@ def test_group_multiplier_scales_the_learning_rate():
     assert [g["initial_lr"] for g in optimizer.param_groups] == pytest.approx([0.05, 0.5])
 
 
-def test_group_with_a_learning_rate_of_its_own_leaves_the_one_that_is_logged_alone(
-    tmp_path, opened, configure, toy
-):
+def test_group_learning_rate_keeps_the_logged_one(tmp_path, opened, configure, toy):
     class Backbone(toy):
         def param_groups(self, model):
             slow = {"params": model[0].parameters(), "lr": 1e-4}
@@ -210,9 +208,7 @@ def test_group_with_a_learning_rate_of_its_own_leaves_the_one_that_is_logged_alo
         lambda model: tuple(model.parameters()),
     ],
 )
-def test_groups_hold_their_parameters_in_all_forms_that_torch_takes(
-    tmp_path, opened, configure, toy, given
-):
+def test_groups_accept_every_form_that_torch_takes(tmp_path, opened, configure, toy, given):
     class Headed(toy):
         def param_groups(self, model):
             return [{"params": given(model[0])}, {"params": model[3].weight, "lr_multiplier": 0.1}]
@@ -254,7 +250,7 @@ def test_groups_of_another_form_are_refused(tmp_path, opened, configure, toy, gr
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_whose_first_step_is_stopped_goes_on_as_if_it_had_not_been(nesterov):
+def test_sgd_continues_after_a_stopped_first_step(nesterov):
     ours, theirs = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     config = OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, nesterov=nesterov, weight_decay=0)
     optimizer = build_optimizer(config, [{"params": [ours]}])
@@ -274,7 +270,7 @@ def test_sgd_whose_first_step_is_stopped_goes_on_as_if_it_had_not_been(nesterov)
 @pytest.mark.parametrize(
     ("momentum", "own"), [(0.9, {"dampening": 0.9}), (0.0, {"momentum": 0.5}), (0.5, {})]
 )
-def test_sgd_whose_groups_have_options_takes_torchs_steps_once_fp16_fits(momentum, own):
+def test_sgd_with_group_options_matches_torch_after_overflow(momentum, own):
     ours, theirs = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     config = OptimizerConfig(name="sgd", lr=0.1, momentum=momentum, weight_decay=0)
     optimizer = build_optimizer(config, [{"params": [ours], **own}])
@@ -291,7 +287,7 @@ def test_sgd_whose_groups_have_options_takes_torchs_steps_once_fp16_fits(momentu
     torch.testing.assert_close(ours, theirs)
 
 
-def test_groups_without_or_with_repeated_parameters_are_refused():
+def test_empty_or_overlapping_groups_are_refused():
     weight = nn.Parameter(torch.ones(1))
     with pytest.raises(TaskError, match="hold no parameter"):
         build_optimizer(OptimizerConfig(), [{"params": []}])
@@ -359,7 +355,7 @@ def test_set_seed_starts_every_generator():
     assert draws[0] == draws[1]
 
 
-def test_isolated_randomness_is_put_back_after_an_error():
+def test_isolated_randomness_is_restored_after_an_error():
     set_seed(1)
     expected = torch.rand(()).item(), numpy.random.rand(), random.random()
     set_seed(1)
@@ -386,7 +382,7 @@ def test_determinism_is_switched_both_ways(deterministic):
 
 
 @pytest.mark.seeds("S7")
-def test_layer_norms_join_the_parameters_of_a_module_and_skip_missing_gradients():
+def test_layer_norms_group_parameters_by_module():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].weight.grad = torch.full((2, 2), 3.0)
     model[0].bias.grad = torch.full((2,), 4.0)
@@ -398,7 +394,7 @@ def test_layer_norms_join_the_parameters_of_a_module_and_skip_missing_gradients(
     }
 
 
-def test_parameter_of_the_model_itself_and_of_no_module():
+def test_parameter_of_the_model_outside_any_module():
     class Bare(nn.Module):
         def __init__(self):
             super().__init__()

@@ -233,7 +233,7 @@ def _pairs(*pairs):
     return loop
 
 
-def test_of_several_metrics_the_first_decides_and_the_others_are_those_of_its_best_report(
+def test_first_metric_decides_and_others_come_from_its_best(
     tmp_path,
 ):
     several = {"metric": ("val/loss", "val/speed"), "mode": ("min", "max")}
@@ -250,7 +250,7 @@ def test_of_several_metrics_the_first_decides_and_the_others_are_those_of_its_be
         list(missing.events())
 
 
-def test_finished_run_reports_its_end_once_more(tmp_path):
+def test_finished_run_repeats_its_last_report(tmp_path):
     with open_trainer(_config(), tmp_path, device="cpu") as loop:
         last = list(loop.events())[-1]
     with open_trainer(_config(), tmp_path, device="cpu") as loop:
@@ -274,7 +274,7 @@ def test_loop_that_ends_early_finishes_the_run(tmp_path):
     assert again.metrics == reports[-1].metrics
 
 
-def test_loop_that_would_go_on_is_closed_at_the_budget(tmp_path):
+def test_loop_beyond_the_budget_is_closed(tmp_path):
     closed = []
 
     def endless(config, context):  # noqa: ARG001
@@ -299,7 +299,7 @@ def test_run_starts_from_another_runs_generation(tmp_path):
         assert [r.epoch for r in heir.events()] == [2]
 
 
-def test_context_tells_what_a_loop_needs(tmp_path):
+def test_context_provides_what_a_loop_needs(tmp_path):
     seen = []
 
     def loop(config, context):
@@ -365,7 +365,7 @@ def _yields(value):
         ),
     ],
 )
-def test_what_breaks_the_contract_is_named(tmp_path, loop, error, message):
+def test_contract_violations_are_named(tmp_path, loop, error, message):
     with (
         pytest.raises(error, match=message),
         _open(loop, tmp_path) as trainer,
@@ -374,7 +374,7 @@ def test_what_breaks_the_contract_is_named(tmp_path, loop, error, message):
 
 
 @pytest.mark.parametrize("yielded", [7, {}, ({}, {}), ({"val/loss": 1.0}, {}, {}), {1: 2.0}])
-def test_what_is_no_report_is_refused(tmp_path, yielded):
+def test_invalid_report_is_refused(tmp_path, yielded):
     def loop(config, context):  # noqa: ARG001
         yield yielded
 
@@ -402,7 +402,7 @@ def test_metric_that_is_not_yielded_is_named(tmp_path):
         list(trainer.events())
 
 
-def test_56_a_loop_that_pauses_and_saves_nothing_is_told_so(tmp_path):
+def test_56_pausing_loop_without_a_checkpoint_is_refused(tmp_path):
     config = _config("ownloops:stateless")
     opened = open_trainer(config, tmp_path / "paused", device="cpu", until=2)
     with pytest.raises(ConfigError) as refused, opened as trainer:
@@ -416,7 +416,7 @@ def test_56_a_loop_that_pauses_and_saves_nothing_is_told_so(tmp_path):
         assert [report.epoch for report in trainer.events()][-1] == 6
 
 
-def test_rows_before_a_non_finite_metric_are_kept_and_the_best_stays(tmp_path):
+def test_non_finite_metric_keeps_rows_and_best(tmp_path):
     loop = _values(2.0, 1.0, float("inf"), state={"x": 1})
     with pytest.raises(NonFiniteMetric), _open(loop, tmp_path) as trainer:
         list(trainer.events())
@@ -472,7 +472,7 @@ def test_weights_are_exported_from_the_key_model(tmp_path):
     assert (tmp_path / "w.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_export_without_a_model_says_what_to_yield(tmp_path):
+def test_export_without_a_model_names_what_to_yield(tmp_path):
     with _open(_values(1.0, state={"w": torch.ones(1)}), tmp_path, _config(epochs=1)) as t:
         list(t.events())
     with pytest.raises(CheckpointError, match=r"has the keys \['w'\].*'model'"):
@@ -493,7 +493,7 @@ def test_preflight_does_not_start_the_loop():
         ("ownloopz:plain", "could not be imported"),
     ],
 )
-def test_names_that_lead_nowhere_are_explained(tmp_path, name, message):
+def test_unresolvable_names_are_explained(tmp_path, name, message):
     with pytest.raises(ConfigError, match=message):
         open_trainer(_config(name), tmp_path / "run", device="cpu")
 
@@ -513,7 +513,7 @@ def _first(directory, *searched, **arguments):
         return next(loop.events())
 
 
-def test_a_searched_key_that_the_loop_does_not_read_fails_its_first_report(tmp_path):
+def test_unread_searched_key_fails_the_first_report(tmp_path):
     with pytest.raises(ConfigError, match=r"train\.schedule\.warmup was searched.*`when`"):
         _first(tmp_path / "a", "train.optimizer.lr", "train.schedule.warmup")
     assert read_rows(tmp_path / "a") == []
@@ -521,13 +521,13 @@ def test_a_searched_key_that_the_loop_does_not_read_fails_its_first_report(tmp_p
         _first(tmp_path / "b", "task.late", late=3)
 
 
-def test_a_searched_key_that_is_read_or_put_into_effect_for_any_loop_is_fine(tmp_path):
+def test_searched_key_that_is_read_is_accepted(tmp_path):
     first = _first(tmp_path / "run", "train.optimizer.lr", "train.deterministic")
     assert first.metrics["val/loss"] == 0.05
     assert first.signals == []
 
 
-def test_an_argument_that_is_not_read_is_a_signal_until_it_is(tmp_path):
+def test_unread_argument_is_a_health_warning(tmp_path):
     config = _config(epochs=4, late=3, widht=5)
     with _open(_lazy, tmp_path / "run", config) as loop:
         events = loop.events()
@@ -541,7 +541,7 @@ def test_an_argument_that_is_not_read_is_a_signal_until_it_is(tmp_path):
     assert any("task.widht is given" in sentence for sentence in third.signals)
 
 
-def test_a_run_that_goes_on_need_not_read_again_what_it_read_before(tmp_path):
+def test_resumed_run_remembers_which_keys_were_read(tmp_path):
     def loop(config, context):
         start = 0.0 if context.restored else config.task.start
         for epoch in context.remaining_epochs():
@@ -562,7 +562,7 @@ def _sparse(config, context):  # noqa: ARG001  a loop's signature
         yield found, {"epoch": epoch}
 
 
-def test_a_report_without_the_metric_decides_nothing_and_its_row_comes_with_the_next(tmp_path):
+def test_report_without_the_metric_decides_nothing(tmp_path):
     with _open(_sparse, tmp_path / "run", _config(epochs=8)) as loop:
         reports = list(loop.events())
     assert [(r.epoch, r.finished, r.metrics["val/loss"]) for r in reports] == [
@@ -577,7 +577,7 @@ def test_a_report_without_the_metric_decides_nothing_and_its_row_comes_with_the_
     assert loop.store.best().epoch == 6
 
 
-def test_a_run_cut_between_reports_with_the_metric_goes_on_as_if_it_had_not_been(tmp_path):
+def test_run_killed_between_metric_reports_resumes_exactly(tmp_path):
     asked = iter([False] * 4 + [True])
     with _open(
         _sparse, tmp_path / "run", _config(epochs=8), interrupted=lambda: next(asked)
@@ -589,7 +589,7 @@ def test_a_run_cut_between_reports_with_the_metric_goes_on_as_if_it_had_not_been
     assert [[row.step for row in r.rows] for r in reports] == [[4, 5, 6], [7, 8]]
 
 
-def test_a_run_that_pauses_at_a_report_without_the_metric_says_what_it_was_last(tmp_path):
+def test_pause_at_a_report_without_the_metric_repeats_the_last(tmp_path):
     with _open(_sparse, tmp_path / "run", _config(epochs=8), until=4) as loop:
         assert [(r.epoch, r.metrics["val/loss"]) for r in loop.events()] == [(3, 3.0), (4, 3.0)]
 

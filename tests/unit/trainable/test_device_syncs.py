@@ -85,7 +85,7 @@ def _steps(opened, configure, toy, directory, *, on_device, **train):
 @pytest.mark.seeds("S14")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("clip", [{"max_norm": 1.0}, {"max_norm": None, "value": 0.01}])
-def test_no_step_waits_for_an_accelerator(tmp_path, opened, configure, toy, precision, clip):
+def test_step_needs_no_device_sync(tmp_path, opened, configure, toy, precision, clip):
     steps = _steps(
         opened, configure, toy, tmp_path, on_device=True, precision=precision, clip=clip
     )
@@ -93,14 +93,14 @@ def test_no_step_waits_for_an_accelerator(tmp_path, opened, configure, toy, prec
 
 
 @pytest.mark.seeds("S14")
-def test_step_in_fp16_waits_for_what_the_scaler_must_know(tmp_path, opened, configure, toy):
+def test_fp16_step_syncs_only_for_the_scaler(tmp_path, opened, configure, toy):
     """Each micro-batch's loss and weight, the norm, and the scale before and after its update."""
     steps = _steps(opened, configure, toy, tmp_path, on_device=False, precision="fp16")
     # 43 samples in windows of 12: the last one has two micro-batches.
     assert [len(waits) for waits in steps] == [2 * count + 1 + 2 for count in (3, 3, 2)]
 
 
-def test_metrics_that_are_on_the_host_are_not_sent_to_the_device():
+def test_host_metrics_are_not_sent_to_the_device():
     found = {"loss": torch.ones(()), "f1": torch.ones(1), "auc": 0.5}
     assert _fetched(found, torch.device("meta")) == found
 

@@ -62,7 +62,7 @@ def test_sums_of_half_precision_are_made_as_before():
         (BACKENDS.cudnn, "allow_tf32", False),
     ],
 )
-def test_precision_is_put_back_in_whichever_way_it_was_set(owner, name, value):
+def test_precision_is_restored_however_it_was_set(owner, name, value):
     before, switches = _precisions(), GlobalTorchState()
     setattr(owner, name, value)
     switches.restore()

@@ -18,7 +18,7 @@ from trainable.optim import state_bytes
     [{"name": "adamw"}, {"name": "sgd", "momentum": 0.0}, {"name": "sgd"}, {"name": "adafactor"}],
     ids=str,
 )
-def test_bytes_told_before_the_run_are_those_that_it_takes(tmp_path, optimizer):
+def test_estimated_bytes_equal_used_bytes(tmp_path, optimizer):
     config = TrialConfig.model_validate(
         {
             "task": {"name": "spiral", "samples": 8},
@@ -37,7 +37,7 @@ def test_bytes_told_before_the_run_are_those_that_it_takes(tmp_path, optimizer):
 
 
 @pytest.mark.seeds("S27")
-def test_they_stand_in_the_first_line_of_what_is_told():
+def test_estimate_is_on_the_first_line():
     facts = TaskFacts(num_parameters=2**20, weight_bytes=4 * 2**20, optimizer_bytes=8 * 2**20)
     assert facts.lines()[0] == (
         "1,048,576 parameters, 16 bytes per parameter (weight 4, gradient 4, optimizer 8); "
@@ -55,7 +55,7 @@ def test_they_stand_in_the_first_line_of_what_is_told():
         ("adamw", (100, 30), 2 * 100 * 30),
     ],
 )
-def test_adafactor_keeps_a_row_and_a_column_of_each_matrix(name, shape, values):
+def test_adafactor_keeps_one_row_and_column_per_matrix(name, shape, values):
     config = OptimizerConfig(name=name)
     assert state_bytes(config, [torch.zeros(shape)]) == 4 * values
     assert state_bytes(config, [torch.zeros(shape, dtype=torch.float64)] * 2) == 16 * values

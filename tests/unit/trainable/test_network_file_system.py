@@ -62,9 +62,7 @@ def _unlink_over_nfs(monkeypatch, name):
     monkeypatch.setattr(os, "unlink", over_nfs)
 
 
-def test_a_file_that_is_still_read_does_not_keep_a_room_from_being_taken_over(
-    tmp_path, monkeypatch
-):
+def test_open_file_does_not_prevent_taking_over_a_run(tmp_path, monkeypatch):
     first = LocalFiles.of(tmp_path)
     first.open()
     unfinished = first.writer_dir / "new-step-00000001"
@@ -84,7 +82,7 @@ def test_a_file_that_is_still_read_does_not_keep_a_room_from_being_taken_over(
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_a_generation_that_is_still_read_can_be_removed(tmp_path, monkeypatch):
+def test_open_checkpoint_can_be_removed(tmp_path, monkeypatch):
     store = _store(tmp_path)
     _save(store)
     with monkeypatch.context() as network:
@@ -97,9 +95,7 @@ def test_a_generation_that_is_still_read_can_be_removed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EMFILE])
 @pytest.mark.parametrize("name", ["state.pt", "manifest.json"])
-def test_a_generation_that_cannot_be_read_for_a_while_is_not_damaged(
-    tmp_path, monkeypatch, name, code
-):
+def test_temporarily_unreadable_checkpoint_is_not_damaged(tmp_path, monkeypatch, name, code):
     store = _store(tmp_path)
     for step in (1, 2):
         _save(store, step)
@@ -117,7 +113,7 @@ def test_a_generation_that_cannot_be_read_for_a_while_is_not_damaged(
     again.close()
 
 
-def test_a_stale_handle_says_fenced_to_a_writer_that_was_replaced_and_only_to_it(tmp_path):
+def test_stale_handle_means_replaced_writer(tmp_path):
     files = Stale.of(tmp_path)
     with pytest.raises(StorageError, match="Stale file handle"):
         _save(_store(tmp_path, files))
@@ -127,7 +123,7 @@ def test_a_stale_handle_says_fenced_to_a_writer_that_was_replaced_and_only_to_it
         _save(_store(tmp_path, files))
 
 
-def test_so_it_does_to_one_that_writes_its_curve(tmp_path, monkeypatch):
+def test_stale_handle_on_the_curve_means_replaced_writer(tmp_path, monkeypatch):
     files = LocalFiles.of(tmp_path)
     files.open()
     history = History(tmp_path, files, step=0)

@@ -96,7 +96,7 @@ def test_fsspec_is_the_interface():
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_kill_at_every_request_leaves_the_newest_whole_generation(tmp_path, damaged):
+def test_kill_at_every_request_leaves_the_newest_checkpoint(tmp_path, damaged):
     die_at = 0
     while True:
         bucket = Bucket()
@@ -132,7 +132,7 @@ def test_kill_at_every_request_leaves_the_newest_whole_generation(tmp_path, dama
     assert not bucket.exists(str(tmp_path / "writer"))
 
 
-def test_kill_at_every_request_of_a_first_writer_loses_and_damages_nothing(tmp_path):
+def test_kill_at_every_request_of_a_first_writer_loses_nothing(tmp_path):
     die_at, last = 0, False
     while not last:
         bucket, committed = Bucket(), [None]
@@ -161,7 +161,7 @@ def test_kill_at_every_request_of_a_first_writer_loses_and_damages_nothing(tmp_p
     assert die_at > 8
 
 
-def test_state_without_manifest_is_no_generation_and_goes_with_the_next_writer(tmp_path):
+def test_state_without_manifest_is_removed_by_the_next_writer(tmp_path):
     bucket = Bucket()
     store = _store(bucket, tmp_path)
     _save(store, 1)
@@ -171,7 +171,7 @@ def test_state_without_manifest_is_no_generation_and_goes_with_the_next_writer(t
     assert not bucket.exists(str(tmp_path / "step-00000009"))
 
 
-def test_writer_that_was_replaced_is_told_and_commits_nothing(tmp_path):
+def test_replaced_writer_gets_an_error_and_commits_nothing(tmp_path):
     bucket = Bucket()
     stale = _store(bucket, tmp_path)
     _save(stale, 1)
@@ -194,7 +194,7 @@ def _stale_writer(bucket, tmp_path, wait_at: int, meanwhile: Callable[[], None])
     return stale
 
 
-def test_upload_of_a_writer_that_was_replaced_changes_no_committed_generation(tmp_path):
+def test_upload_of_replaced_writer_changes_no_checkpoint(tmp_path):
     bucket, told = Bucket(), []
 
     def replace() -> None:
@@ -210,7 +210,7 @@ def test_upload_of_a_writer_that_was_replaced_changes_no_committed_generation(tm
 
 
 @pytest.mark.parametrize("successors", [[0], [1], [2], [0, 0], [0, 1]])
-def test_late_manifest_of_a_writer_that_was_replaced_is_no_generation(tmp_path, successors):
+def test_late_manifest_of_replaced_writer_is_ignored(tmp_path, successors):
     bucket, steps = Bucket(), [1]
 
     def replace() -> None:  # by writers that die after so many generations
@@ -230,7 +230,7 @@ def test_late_manifest_of_a_writer_that_was_replaced_is_no_generation(tmp_path, 
     assert not bucket.exists(_key(late))
 
 
-def test_late_manifest_after_its_successor_has_closed_is_set_aside(tmp_path):
+def test_late_manifest_after_successor_closed_is_set_aside(tmp_path):
     bucket = Bucket()
     _save(_stale_writer(bucket, tmp_path, 1, lambda: _store(bucket, tmp_path).close()), 2)
     again = _store(bucket, tmp_path)
@@ -238,7 +238,7 @@ def test_late_manifest_after_its_successor_has_closed_is_set_aside(tmp_path):
     assert len(again.set_aside) == 1
 
 
-def test_commit_just_before_the_signature_that_shuts_out_counts(tmp_path):
+def test_commit_just_before_the_fence_counts(tmp_path):
     bucket = Bucket()
     stale = _store(bucket, tmp_path)
     _save(stale, 1)
@@ -248,7 +248,7 @@ def test_commit_just_before_the_signature_that_shuts_out_counts(tmp_path):
     assert _steps(bucket, tmp_path) == [1, 2]
 
 
-def test_signature_of_an_earlier_version_leaves_every_generation(tmp_path):
+def test_fence_of_an_earlier_version_keeps_checkpoints(tmp_path):
     bucket = Bucket()
     store = _store(bucket, tmp_path)
     for step in (1, 2):
@@ -259,7 +259,7 @@ def test_signature_of_an_earlier_version_leaves_every_generation(tmp_path):
     assert _steps(bucket, tmp_path) == [1, 2]
 
 
-def test_generation_that_a_replaced_writer_removed_may_be_removed_again(tmp_path):
+def test_checkpoint_can_be_removed_twice(tmp_path):
     bucket = Bucket()
     store = _store(bucket, tmp_path)
     first = _save(store, 1)
@@ -269,7 +269,7 @@ def test_generation_that_a_replaced_writer_removed_may_be_removed_again(tmp_path
     assert _steps(bucket, tmp_path) == [3, 4]
 
 
-def test_generation_may_go_while_it_is_being_removed(tmp_path):
+def test_checkpoint_may_vanish_while_being_removed(tmp_path):
     bucket = Bucket()
     store = _store(bucket, tmp_path)
     first = _save(store, 1)
@@ -286,7 +286,7 @@ def test_generation_may_go_while_it_is_being_removed(tmp_path):
 
 @pytest.mark.parametrize("closes", [False, True])
 @pytest.mark.parametrize("at", [0, 2])
-def test_generations_of_a_writer_that_came_while_another_opened_stay(tmp_path, at, closes):
+def test_checkpoints_of_a_concurrent_writer_stay(tmp_path, at, closes):
     bucket = Bucket()
     _save(_store(bucket, tmp_path), 1)
 
@@ -306,7 +306,7 @@ def test_generations_of_a_writer_that_came_while_another_opened_stay(tmp_path, a
 
 
 @pytest.mark.parametrize("signature", [b"", b"\n", b"0f3a91c2d4e5\nste"])
-def test_signature_that_was_cut_off_leaves_every_generation(tmp_path, signature):
+def test_interrupted_fence_keeps_checkpoints(tmp_path, signature):
     bucket = Bucket()
     _save(_store(bucket, tmp_path), 1)
     bucket.pipe_file(str(tmp_path / "writer"), signature)

@@ -158,7 +158,7 @@ def _pointer(trial: TuneTrial, directory: Path) -> list[Any] | None:
     return pointer and [pointer["address"], pointer["step"], pointer["sha256"]]
 
 
-def test_ray_is_handed_the_newest_committed_generation(tmp_path: Path) -> None:
+def test_ray_gets_the_newest_committed_checkpoint(tmp_path: Path) -> None:
     trial, before = _trial(tmp_path), None
     for _ in range(EPOCHS):
         result = trial.step()
@@ -177,7 +177,7 @@ def test_ray_is_handed_the_newest_committed_generation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "saved"), [("Small", True), ("own_loop", True), ("forgetful_loop", False)]
 )
-def test_the_last_result_tells_whether_all_that_was_trained_is_saved(
+def test_last_result_says_whether_everything_is_saved(
     tmp_path: Path, task: str, saved: bool
 ) -> None:
     trial = _trial(tmp_path, task=task)
@@ -187,7 +187,7 @@ def test_the_last_result_tells_whether_all_that_was_trained_is_saved(
     trial.cleanup()
 
 
-def test_a_checkpoint_that_was_set_aside_is_told_once_and_logged(tmp_path: Path) -> None:
+def test_quarantined_checkpoint_is_reported_once(tmp_path: Path) -> None:
     first = _trial(tmp_path)
     first.step()
     (tmp_path / "drain").touch()
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_was_set_aside_is_told_once_and_logged(tmp_path: Path)
     assert (tmp_path / "trial.log").read_text().count(told) == 1
 
 
-def test_the_first_result_of_an_attempt_says_what_auto_came_to_and_where(tmp_path: Path) -> None:
+def test_first_result_reports_resolved_settings_and_host(tmp_path: Path) -> None:
     for task, told in (("Small", ON_THE_CPU), ("own_loop", {"device": "cpu"})):
         trial = _trial(tmp_path / task, task=task, precision="auto")
         results = [trial.step() for _ in range(EPOCHS)]
@@ -217,14 +217,14 @@ def test_the_first_result_of_an_attempt_says_what_auto_came_to_and_where(tmp_pat
         assert [result.get("resolved") for result in results] == [told, None, None]
 
 
-def test_a_trial_that_fails_before_its_first_report_says_where_it_ran(tmp_path: Path) -> None:
+def test_early_failure_reports_the_host(tmp_path: Path) -> None:
     trial = _trial(tmp_path, raises_after=1)
     result = trial.step()
     trial.cleanup()
     assert (result["ending"], result["resolved"]) == ("failed", ON_THE_CPU)
 
 
-def test_secrets_are_in_no_reason_traceback_or_log(
+def test_reasons_tracebacks_and_logs_hold_no_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORE_PASSWORD", "canary-1234")
@@ -248,7 +248,7 @@ def _fill(file: Any) -> None:
         os.dup2(full.fileno(), file.fileno())
 
 
-def test_a_full_disk_below_curve_and_log_ends_the_trial_as_one(tmp_path: Path) -> None:
+def test_full_disk_ends_the_trial_with_that_reason(tmp_path: Path) -> None:
     trial = _trial(tmp_path, task="Talkative")
     trial.step()
     _fill(trial._trainer._history._file)
@@ -259,7 +259,7 @@ def test_a_full_disk_below_curve_and_log_ends_the_trial_as_one(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_a_log_without_room_ends_no_trial(tmp_path: Path, opened: bool) -> None:
+def test_log_without_space_ends_no_trial(tmp_path: Path, opened: bool) -> None:
     if not opened:
         (tmp_path / "trial.log").mkdir()
     trial = _trial(tmp_path, task="Talkative")
@@ -272,9 +272,7 @@ def test_a_log_without_room_ends_no_trial(tmp_path: Path, opened: bool) -> None:
 
 
 @pytest.mark.parametrize("task", ["Small", "own_loop"])
-def test_a_trial_that_pauses_and_goes_on_is_the_one_that_did_not(
-    tmp_path: Path, task: str
-) -> None:
+def test_paused_and_resumed_trial_equals_an_uninterrupted_one(tmp_path: Path, task: str) -> None:
     once, paused = _trial(tmp_path / "once", task=task), tmp_path / "paused"
     expected = [once.step() for _ in range(EPOCHS)]
     once.cleanup()
@@ -295,7 +293,7 @@ def test_a_trial_that_pauses_and_goes_on_is_the_one_that_did_not(
     assert differences(without_measured(first), without_measured(second)) == []
 
 
-def test_reports_of_a_moment_are_told_together_and_are_the_same(tmp_path: Path) -> None:
+def test_buffered_reports_are_sent_together_unchanged(tmp_path: Path) -> None:
     each = _trial(tmp_path / "each")
     expected = [each.step() for _ in range(EPOCHS)]
     each.cleanup()
@@ -311,7 +309,7 @@ def test_reports_of_a_moment_are_told_together_and_are_the_same(tmp_path: Path) 
     assert "earlier" not in expected[0]
 
 
-def test_what_was_reported_before_an_end_is_told_with_it(tmp_path: Path) -> None:
+def test_buffered_reports_are_sent_before_an_end(tmp_path: Path) -> None:
     fails = _trial(tmp_path / "fails", together=60.0, raises_after=25)
     result = fails.step()
     fails.cleanup()
@@ -326,7 +324,7 @@ def test_what_was_reported_before_an_end_is_told_with_it(tmp_path: Path) -> None
     assert [report["epoch"] for report in result["earlier"]] == [1]
 
 
-def test_a_pause_that_was_not_told_is_told_by_the_next_worker(tmp_path: Path) -> None:
+def test_unreported_pause_is_reported_by_the_next_worker(tmp_path: Path) -> None:
     lost = _trial(tmp_path, until=1)
     first = lost.step()
     lost.cleanup()
@@ -341,7 +339,7 @@ def test_a_pause_that_was_not_told_is_told_by_the_next_worker(tmp_path: Path) ->
     assert second["rows"] == []
 
 
-def test_a_trial_beyond_the_epoch_at_which_it_should_pause_has_not_finished(
+def test_trial_beyond_its_pause_epoch_has_not_finished(
     tmp_path: Path,
 ) -> None:
     ahead = _trial(tmp_path, until=2)
@@ -357,7 +355,7 @@ def _told(result: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
-def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str) -> None:
+def test_resources_of_a_run_are_freed_after_its_last_report(tmp_path: Path, ending: str) -> None:
     """Its process may then wait for another trial: with no loader, and no model in its memory."""
     trial = _trial(tmp_path, loaded=True, raises_after=25 if ending == "failed" else None)
     assert "ending" not in trial.step()
@@ -376,7 +374,7 @@ def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str)
     trial.cleanup()
 
 
-def test_a_node_that_does_not_see_the_sweep_trains_nothing(tmp_path: Path) -> None:
+def test_node_without_the_sweep_directory_trains_nothing(tmp_path: Path) -> None:
     trial = _trial(tmp_path / "sweep" / "trials" / "0000")
     failure = trial.step()["failure"]
     trial.cleanup()
@@ -386,9 +384,7 @@ def test_a_node_that_does_not_see_the_sweep_trains_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_mount_that_was_lost_is_the_storages_doing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_mount_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat = os.stat
 
     def lost(path: Any, *args: Any, **more: Any) -> os.stat_result:
@@ -404,7 +400,7 @@ def test_a_mount_that_was_lost_is_the_storages_doing(
 
 
 @pytest.mark.parametrize("task", ["untidy_loop", "leaving_loop"])
-def test_a_clean_up_that_fails_is_told_by_its_own_log_alone(tmp_path: Path, task: str) -> None:
+def test_failed_cleanup_is_reported_in_the_log_only(tmp_path: Path, task: str) -> None:
     trial = _trial(tmp_path / "0000", task=task)
     assert trial.step()["epoch"] == 1
     for number in (1, 2):
@@ -431,7 +427,7 @@ time.sleep(60)
 """
 
 
-def test_a_worker_ends_when_its_raylet_has() -> None:
+def test_worker_ends_with_its_raylet() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as raylet,
         subprocess.Popen(  # not from its raylet: a worker may be the fork of another process

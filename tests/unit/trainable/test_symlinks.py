@@ -29,7 +29,7 @@ def _built(path: Path) -> None:
 
 @pytest.mark.parametrize("write", [_config, _notes, _built])
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_nothing_is_written_through_a_link(
+def test_links_are_not_written_through(
     write: Callable[[Path], None], link: Callable[[Any, Any], None], tmp_path: Path
 ) -> None:
     theirs = tmp_path / "authorized_keys"

@@ -108,7 +108,7 @@ def _train(configure, opened, directory, task, *, epochs=2, interrupt_at=None, *
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_torchvision_model_trains_and_warns_of_batch_norm_under_accumulation(
+def test_torchvision_model_trains_and_warns_of_batch_norm(
     configure, opened, tmp_path, accumulation
 ):
     with warnings.catch_warnings(record=True) as told:
@@ -135,7 +135,7 @@ def test_a_torchvision_model_trains_and_warns_of_batch_norm_under_accumulation(
     assert trainer.model.bn1.num_batches_tracked == len(losses) == 6
 
 
-def test_a_torchvision_model_gives_its_norms_and_biases_no_decay():
+def test_torchvision_norms_and_biases_do_not_decay():
     model = resnet18(num_classes=3)
     decayed, undecayed = Pictures().param_groups(model)
     names = {id(p): name for name, p in model.named_parameters()}
@@ -160,7 +160,7 @@ def test_tied_weights_are_trained_once_and_stay_tied(configure, opened, tmp_path
 
 
 @pytest.mark.parametrize("interrupt_at", [2, 3, 5])
-def test_a_hand_rolled_transformer_resumes_bit_exactly(configure, opened, tmp_path, interrupt_at):
+def test_transformer_resumes_bit_exactly(configure, opened, tmp_path, interrupt_at):
     whole, expected = _train(configure, opened, tmp_path / "whole", Tokens())
     _train(configure, opened, tmp_path / "cut", Tokens(), interrupt_at=interrupt_at)
     rest, reports = _train(configure, opened, tmp_path / "cut", Tokens())
@@ -187,9 +187,7 @@ class Lazy(Task):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_a_layer_that_is_made_at_the_first_batch_resumes_bit_exactly(
-    configure, opened, tmp_path, name, precision
-):
+def test_lazy_layer_resumes_bit_exactly(configure, opened, tmp_path, name, precision):
     options = {"optimizer": {"name": name}, "precision": precision}
     whole, _ = _train(configure, opened, tmp_path / "whole", Lazy(), **options)
     _train(configure, opened, tmp_path / "cut", Lazy(), interrupt_at=2, **options)
@@ -202,9 +200,7 @@ def test_a_layer_that_is_made_at_the_first_batch_resumes_bit_exactly(
 
 
 @pytest.mark.parametrize("task", [Tokens(), Pictures()], ids=["tied", "torchvision"])
-def test_exported_weights_load_into_the_model_as_its_author_would(
-    configure, opened, tmp_path, task
-):
+def test_exported_weights_load_into_the_original_model(configure, opened, tmp_path, task):
     trainer, _ = _train(configure, opened, tmp_path, task, epochs=1, **SMALL_STATE)
     trainer.close()
     export_weights(CheckpointStore(tmp_path).newest().path, tmp_path / "model.safetensors")
@@ -274,7 +270,7 @@ def _single(directory, task=Single, **arguments):
 
 
 @pytest.mark.parametrize("task", [Single, Tabled])
-def test_one_sample_and_a_default_by_name_give_a_graph_for_any_number(tmp_path, task):
+def test_graph_from_one_sample_takes_any_batch_size(tmp_path, task):
     model, inputs = load_model(*_single(tmp_path, task))
     samples = ({0: torch.export.Dim.AUTO},)
     graph = torch.export.export(model, inputs, dynamic_shapes=samples).module()
@@ -283,11 +279,11 @@ def test_one_sample_and_a_default_by_name_give_a_graph_for_any_number(tmp_path, 
         torch.testing.assert_close(graph(rows), model(rows))
 
 
-def test_what_a_model_is_given_by_name_is_not_left_out_of_its_graph(tmp_path):
+def test_keyword_inputs_are_part_of_the_graph(tmp_path):
     with pytest.raises(CheckpointError, match=r"forward is given Tensor, scale; .*by position"):
         load_model(*_single(tmp_path, scale=-3.0))
 
 
-def test_a_pickled_model_may_be_given_something_by_name(tmp_path):
+def test_pickled_model_accepts_keyword_inputs(tmp_path):
     model, (inputs,) = load_model(*_single(tmp_path, scale=-3.0), pickled=True)
     assert model(inputs, scale=2.0).shape == (2, 2)

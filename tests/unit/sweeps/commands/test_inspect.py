@@ -35,7 +35,7 @@ HEAVY = {"torch", "ray", "mlflow", "optuna", "sqlalchemy", "numpy", "pandas", "p
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_looking_loads_nothing_heavy(tmp_path: Path, *, as_json: bool) -> None:
+def test_inspection_loads_nothing_heavy(tmp_path: Path, *, as_json: bool) -> None:
     sweep = MadeSweep(tmp_path)
     sweep.add("complete", 0.5, 0.4)
     sweep.add("failed", 0.7, reason="oom")
@@ -58,7 +58,7 @@ def test_looking_loads_nothing_heavy(tmp_path: Path, *, as_json: bool) -> None:
     assert "small" in done.stdout
 
 
-def test_what_is_not_finite_is_null_in_json(tmp_path: Path) -> None:
+def test_non_finite_values_are_null_in_json(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     sweep.add("complete", math.nan, -math.inf, 0.3)
     sweep.add("pruned", math.inf)
@@ -86,7 +86,7 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("line", "told"), TOLD)
-def test_a_command_that_is_told_names_the_sweep_and_its_root(
+def test_printed_command_names_sweep_and_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: list[str], told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -108,7 +108,7 @@ SAME = (
 )
 
 
-def test_no_two_columns_have_one_title(tmp_path: Path) -> None:
+def test_column_titles_are_unique(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, space=SAME)
     for number in range(6):
         sweep.add("complete", 0.5 + number)
@@ -124,7 +124,7 @@ def test_no_two_columns_have_one_title(tmp_path: Path) -> None:
         assert "task.epoch" in head
 
 
-def test_a_pipe_gets_tables_as_wide_as_what_they_hold(tmp_path: Path) -> None:
+def test_table_in_a_pipe_is_as_wide_as_its_content(tmp_path: Path) -> None:
     names = [f"a_parameter_with_a_long_name_{number}" for number in range(30)]
     space = ", ".join(f"task.{name}: {{uniform: [0, 1]}}" for name in names)
     MadeSweep(tmp_path, space=f"{{{space}}}").add("complete", 0.5)
@@ -138,7 +138,7 @@ def test_a_pipe_gets_tables_as_wide_as_what_they_hold(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[0].split()[5:] == names
 
 
-def test_watching_without_a_terminal_tells_what_changes(tmp_path: Path) -> None:
+def test_watch_without_a_terminal_prints_changes(tmp_path: Path) -> None:
     sweep, said = MadeSweep(tmp_path), StringIO()
     views = []
     for ending, running in ((None, True), (None, True), ("complete", False)):
@@ -154,7 +154,7 @@ def test_watching_without_a_terminal_tells_what_changes(tmp_path: Path) -> None:
     ]
 
 
-def test_a_list_asks_silent_databases_at_the_same_time(
+def test_list_contacts_silent_databases_concurrently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(postgres._LIMITS, "connect_timeout", 2)

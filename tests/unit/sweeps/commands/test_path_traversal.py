@@ -56,7 +56,7 @@ def _all_below(place: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in found}
 
 
-def test_every_command_that_takes_a_name_is_known() -> None:
+def test_every_command_with_a_name_is_covered() -> None:
     assert {use[0] for use in _uses()} == {
         "run", "resume", "stop", "status", "trials", "show", "best", "compare", "report", "sync",
         "ui",
@@ -65,7 +65,7 @@ def test_every_command_that_takes_a_name_is_known() -> None:
 
 @pytest.mark.parametrize("use", list(_uses()), ids=lambda use: use[0])
 @pytest.mark.parametrize("name", BAD, ids=lambda name: repr(name[:20]))
-def test_a_name_that_is_none_is_refused_by_every_command(
+def test_invalid_name_is_refused_by_every_command(
     place: Path, use: tuple[str, ...], name: str
 ) -> None:
     before = _all_below(place)
@@ -77,14 +77,14 @@ def test_a_name_that_is_none_is_refused_by_every_command(
 
 @pytest.mark.parametrize("name", [*BAD, "a/b", "a:b"], ids=lambda name: repr(name[:20]))
 @pytest.mark.usefixtures("place")
-def test_a_models_name_is_checked_before_anything_is_registered(name: str) -> None:
+def test_model_name_is_checked_before_registering(name: str) -> None:
     done = CliRunner().invoke(app, ["best", "made", "--register", name])
     assert (done.exit_code, done.stdout) == (2, "")
     assert "; a model's name is part of addresses" in done.stderr
 
 
 @pytest.mark.parametrize("task", ["sub/evil:Task", "../evil:Task", "/tmp/evil:Task", "evil\n:T"])
-def test_a_tasks_name_is_no_path(place: Path, task: str) -> None:
+def test_task_name_is_no_path(place: Path, task: str) -> None:
     """What it names is found by Python's import alone, which knows no separators."""
     marker = place / "marker"
     for directory in (place, place / "sub", place.parent):
@@ -98,7 +98,7 @@ def test_a_tasks_name_is_no_path(place: Path, task: str) -> None:
     assert not marker.exists()
 
 
-def test_check_says_which_modules_it_imports_before_it_does(place: Path) -> None:
+def test_check_prints_modules_before_importing_them(place: Path) -> None:
     (place / "samplers").mkdir()
     (place / "samplers" / "mine.py").write_text("raise RuntimeError('imported')\n")
     settings = ["-s", "task=tasks.own:Task", "-s", "search.sampler=samplers.mine:Sampler"]

@@ -343,5 +343,5 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "messages"), CASES)
-def test_a_search_that_is_wrong_is_told_so(text: str, messages: list[str]) -> None:
+def test_invalid_search_is_refused(text: str, messages: list[str]) -> None:
     assert refusal(HEAD + text) == messages

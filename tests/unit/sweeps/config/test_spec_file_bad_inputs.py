@@ -279,7 +279,7 @@ def test_15_a_file_that_is_not_utf8() -> None:
     ]
 
 
-def test_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"t\xe9st.yaml")
     path.write_text(HEAD)
     with pytest.raises(SpecError) as caught:

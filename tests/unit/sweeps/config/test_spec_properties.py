@@ -144,7 +144,7 @@ def test_a_mutated_spec_is_valid_or_refused_in_form(data: dict[str, Any]) -> Non
 @pytest.mark.timeout(3600)
 @settings(max_examples=10_000, deadline=None)
 @given(mutated())
-def test_ten_thousand_mutated_specs_are_valid_or_refused_in_form(data: dict[str, Any]) -> None:
+def test_ten_thousand_mutated_specs_are_valid_or_refused(data: dict[str, Any]) -> None:
     _check_mutated(data)
 
 
@@ -191,7 +191,7 @@ plain_values = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(plain_values)
-def test_what_is_written_reads_the_same(value: Any) -> None:
+def test_written_spec_reads_the_same(value: Any) -> None:
     document = parse_value(write_flow(value), "here", {})
     assert not document.problems
     assert document.data[""] == value

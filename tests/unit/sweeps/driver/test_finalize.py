@@ -39,7 +39,7 @@ class Delivered(MemoryRecorder):
         (0, 3, "FAILED", 3),
     ],
 )
-def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_best(
+def test_repeated_failure_fails_sweep_unless_it_is_complete(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     complete: int,
@@ -96,7 +96,7 @@ class Watched:
 
 @pytest.mark.parametrize(("age", "patience"), [(9.0, 2.0), (60.0, 6.0), (3600.0, 15.0)])
 @pytest.mark.parametrize("metric", ["val/loss", "[val/loss, val/accuracy]"])
-def test_end_waits_for_pictures_a_tenth_of_the_sweeps_time_once_all_else_is_there(
+def test_end_waits_for_figures_a_tenth_of_the_sweeps_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str, age: float, patience: float
 ) -> None:
     several = metric.startswith("[")

@@ -37,7 +37,7 @@ def sweep(tmp_path: Path) -> MadeSweep:
         (r"printf 'no text: \377' >&2; exit 1", NoBest, "no text"),
     ],
 )
-def test_a_process_that_makes_nothing_is_told_by_its_last_word_or_its_end(
+def test_failed_export_process_is_reported(
     sweep: MadeSweep,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

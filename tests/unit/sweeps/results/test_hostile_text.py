@@ -71,7 +71,7 @@ def test_values_are_one_line() -> None:
     assert joined({"task.x": HOSTILE}) == f"task.x {SHOWN}"
 
 
-def test_what_an_earlier_release_kept_is_read_with_escapes() -> None:
+def test_text_of_an_earlier_release_is_escaped() -> None:
     fields = noted({}, {"reason": HOSTILE, "traceback": f"Traceback\n{HOSTILE}"})
     assert fields["reason"] == SHOWN
     assert "\x1b" not in fields["traceback"]

@@ -30,7 +30,7 @@ def test_text_is_printed_as_it_stands(text: str) -> None:
     assert text in _printed(table)
 
 
-def test_what_would_command_a_terminal_is_shown() -> None:
+def test_escape_sequences_are_shown() -> None:
     assert _printed("a\x1b[2Jb\nc\u202ed\udcff") == "a\\x1b[2Jb\nc\\u202ed\\udcff\n"
 
 
