@@ -121,7 +121,7 @@ def test_high_water_marks_are_durable_before_sending(
     outbox.close()
 
 
-def test_prepared_records_are_uncertain_after_correction_and_restart(
+def test_prepared_records_are_uncertain_after_a_restart(
     tmp_path: Path,
 ) -> None:
     outbox = Outbox(tmp_path)

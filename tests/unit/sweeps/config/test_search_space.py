@@ -36,7 +36,7 @@ def test_parameters_follow_their_conditions() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 10**9))
-def test_sampled_point_has_active_parameters_and_projects_to_itself(seed: int) -> None:
+def test_sampled_point_is_active_and_projects_to_itself(seed: int) -> None:
     space = _space("deep < 4 * rate + 2")
     point = space.drawn(seed)
     assert point is not None

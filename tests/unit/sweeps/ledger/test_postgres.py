@@ -361,7 +361,7 @@ def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("commits", [2, 3])
-def test_driver_killed_while_creating_tables_leaves_usable_database(
+def test_kill_while_creating_tables_leaves_usable_database(
     cluster: Cluster, tmp_path: Path, commits: int
 ) -> None:
     class Killed(BaseException):
