@@ -21,6 +21,8 @@ from types import TracebackType
 
 import pytest
 
+from tests.time_limits import Deadline, scaled
+
 BUCKET = "sweeps-of-tests"
 _SECONDS = 60.0
 _CHUNK = 65536
@@ -114,20 +116,20 @@ class ObjectStore:
         self._process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
         )
-        deadline = time.monotonic() + _SECONDS
+        deadline = Deadline(_SECONDS)
         while True:
             try:
                 self.ask("PUT", f"/{BUCKET}")
                 break
             except ConnectionRefusedError:
                 assert self._process.poll() is None, "the server ended"
-                assert time.monotonic() < deadline, f"not up within {_SECONDS} s"
+                assert not deadline.passed, f"not up within {deadline}"
                 time.sleep(0.1)
         self.wire = Wire(self._port)
 
     def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
         """Send a request past the wire, which must succeed; returns the answer's body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=scaled(_SECONDS))
         with contextlib.closing(connection):
             connection.request(method, path, body)
             answer = connection.getresponse()

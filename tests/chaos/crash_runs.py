@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.chaos.faults import Faults, Kind, Operation
 from tests.chaos.power_loss import Disk, Fate
+from tests.time_limits import scaled
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +78,7 @@ class Stage:
         return code == 0, [json.loads(line) for line in self._lines.read_text().splitlines()]
 
     def close(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=scaled(60))
 
 
 @dataclass

@@ -26,6 +26,7 @@ from sweeps.sweep_lock import is_held
 from tests.chaos.killed_runs import differences
 from tests.chaos.outcome import Outcome, digest, read_outcome
 from tests.chaos.sandbox import PARALLEL, SERIAL, Driver, Ended, Sandbox, Template
+from tests.time_limits import Deadline
 
 __all__ = [
     "PARALLEL",
@@ -221,9 +222,9 @@ def assert_trials(
 
 def assert_no_residue(sandbox: Sandbox, *, seconds: float = _RESIDUE_SECONDS) -> None:
     """U4: nothing is left of what only a running sweep needs."""
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     while problems := _residue(sandbox):
-        assert time.monotonic() < deadline, _listed(f"U4: {seconds:.0f} s later", problems)
+        assert not deadline.passed, _listed(f"U4: {seconds:.0f} s later", problems)
         time.sleep(0.2)
 
 

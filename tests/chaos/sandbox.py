@@ -22,6 +22,7 @@ from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import read_holder
 from tests.chaos import probe_task
 from tests.integration.commandline import CommandLine
+from tests.time_limits import Deadline
 
 NAME = "chaos"
 PATIENCE = 240.0
@@ -152,13 +153,13 @@ class Driver:
             seconds: At most this long.
             unless_ended: Whether it is a failure when the driver ends before.
         """
-        deadline = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         while not condition():
             running = self.running
             if not running and not condition():
                 assert not unless_ended, f"the driver ended too early:\n{self.text}"
                 return
-            assert time.monotonic() < deadline, f"not reached within {seconds} s:\n{self.text}"
+            assert not deadline.passed, f"not reached within {deadline}:\n{self.text}"
             time.sleep(0.02)
 
 

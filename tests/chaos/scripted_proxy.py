@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from tests.time_limits import scaled
+
 _OF_ONE_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length", "host"}
 _UPSTREAM_SECONDS = 60.0
 
@@ -58,7 +60,7 @@ class Exchange:
             OSError: The server is not there, or ended meanwhile.
         """
         upstream = http.client.HTTPConnection(
-            self._handler.server.proxy.upstream, timeout=_UPSTREAM_SECONDS
+            self._handler.server.proxy.upstream, timeout=scaled(_UPSTREAM_SECONDS)
         )
         try:
             kept = {k: v for k, v in self._handler.headers.items() if k.lower() not in _OF_ONE_HOP}

@@ -37,6 +37,7 @@ from tests.chaos.ray_nodes import LOOPBACK, Node, RayNodes
 from tests.chaos.tracking_service import Service
 from tests.integration.commandline import wait_until
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
+from tests.time_limits import scaled
 from trainable.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.chaos
@@ -137,7 +138,7 @@ def test_row_04_node_killed(
         os.kill(node.raylet, signal.SIGKILL)
     seconds = _until_further(driver, log)
     print(f"trained again {seconds:.1f} s after the kill")
-    assert seconds < _RESCHEDULED
+    assert seconds < scaled(_RESCHEDULED)
     found = assert_all(sandbox, reference, driver.wait())
     assert sum(trial["attempts"] for trial in found.trials) == len(found.trials) + 1
     _assert_gone(*others)
@@ -187,7 +188,7 @@ def test_row_05_head_killed(sandbox: Sandbox, references: References, nodes: Ray
     ended = driver.wait()
     seconds = time.monotonic() - began
     print(f"left {seconds:.1f} s after the kill")
-    assert seconds < _GONE
+    assert seconds < scaled(_GONE)
     assert_ended(ended, 3, "the Ray cluster is lost: its (head|node)")
     assert ended.last_line == "sweep resume chaos"
     nodes.close()
@@ -235,7 +236,7 @@ def test_row_32_node_cut_off(
     sandbox.probe.pace(_PACE)  # so that both train at once
     seconds = _until_further(driver, log)
     print(f"trained again {seconds:.1f} s after the cut")
-    assert seconds < _RESCHEDULED
+    assert seconds < scaled(_RESCHEDULED)
     # It has not heard of any of this, and writes the step that it is in.
     assert _FENCED not in Path(log).read_text()
     sandbox.probe.let_go(_PLACE)
@@ -341,7 +342,7 @@ def test_unusable_cluster_is_refused_before_anything_exists(
     def refused(cause: str, *more: str, address: str = head.address) -> str:
         ended = sandbox.run("--address", address, *more).wait(60)
         assert_ended(ended, 2, cause)
-        assert ended.seconds < 30
+        assert ended.seconds < scaled(30)
         assert not sandbox.cli.root.exists()
         return ended.text
 
@@ -403,7 +404,7 @@ def test_client_without_token_runs_nothing_on_the_cluster(
                 [sys.executable, "-c", _SUBMIT, head.address, str(marker)],
                 env=plain | {LOOPBACK: "0", "RAY_AUTH_MODE": "disabled"} | environment,
                 capture_output=True,
-                timeout=seconds,
+                timeout=scaled(seconds),
                 check=False,
             )
 

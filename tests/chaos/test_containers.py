@@ -19,6 +19,7 @@ import pytest
 
 from tests.chaos.engine import Engine
 from tests.chaos.stack import SECRETS, Stack, up
+from tests.time_limits import scaled
 
 pytestmark = [
     pytest.mark.chaos,
@@ -62,7 +63,7 @@ def _ask(
         data=b'{"name": "made by a stranger"}' if method == "POST" else None,
     )
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=scaled(20)) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.chaos.faults import Faults, Kind
 from tests.chaos.power_loss import Disk
+from tests.time_limits import scaled
 
 # Everything that Python and SQLite use, by every way that leads there.
 PROGRAM = """
@@ -60,7 +61,7 @@ def _run(faults: Faults, program: str, *arguments: object) -> subprocess.Complet
         env={**os.environ, **faults.environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
 
@@ -180,7 +181,7 @@ for name, act in {
     while faults.count < 3:  # what is armed now meets a process that is running already
         assert process.poll() is None
     faults.fail(error)
-    assert set(process.communicate("go\n", timeout=60)[0].split()) == set(refused.split())
+    assert set(process.communicate("go\n", timeout=scaled(60))[0].split()) == set(refused.split())
 
 
 def test_disk_fills_in_mid_write_and_can_be_freed(faults: Faults, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.integration.commandline import wait_until
+from tests.time_limits import scaled
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows
 
@@ -66,11 +67,11 @@ def test_row_28_replaced_process_changes_nothing(tmp_path: Path, place: str) -> 
     stale = _start(tmp_path, place)
     wait_until(lambda: psutil.Process(stale.pid).status() == psutil.STATUS_STOPPED)
     successor = _start(tmp_path, "nowhere")
-    _, said = successor.communicate(timeout=120)
+    _, said = successor.communicate(timeout=scaled(120))
     assert successor.returncode == 0, said
     before = _content(tmp_path)
     os.kill(stale.pid, signal.SIGCONT)
-    _, errors = stale.communicate(timeout=120)
+    _, errors = stale.communicate(timeout=scaled(120))
     assert stale.returncode == 1
     assert "Fenced: another process has taken over" in errors.splitlines()[-1]
     assert _content(tmp_path) == before

@@ -15,6 +15,7 @@ import pytest
 
 from sweeps.engine.process_cleanup import find_orphans, scratch_directory
 from tests.chaos.invariants import Sandbox
+from tests.time_limits import scaled
 
 _FOREIGN = """
 import ray
@@ -64,5 +65,5 @@ def test_next_command_cleans_up_only_the_dead_drivers_ray(
     assert not scratch.exists()
     assert find_orphans(driver.token) == []
     assert foreign_ray.poll() is None
-    printed, _ = foreign_ray.communicate("\n", timeout=60)
+    printed, _ = foreign_ray.communicate("\n", timeout=scaled(60))
     assert printed == "3\n"

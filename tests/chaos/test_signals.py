@@ -28,6 +28,7 @@ from tests.chaos.invariants import (
 )
 from tests.chaos.outcome import read_outcome
 from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES
+from tests.time_limits import scaled
 
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _GRACE = 30.0
@@ -137,7 +138,7 @@ def _saves_at_the_step_it_is_at(
     sandbox.probe.let_go("backward-38")
     ended = driver.wait()
     assert_says_how_to_go_on(ended, _CODES[number], "stopping: trials save at their next step")
-    assert time.monotonic() - started < _GRACE
+    assert time.monotonic() - started < scaled(_GRACE)
     _goes_on_where_it_was(sandbox, reference)
 
 
@@ -164,7 +165,7 @@ def test_row_08_twice(sandbox: Sandbox, references: References, second: signal.S
     started = time.monotonic()
     driver.send(second)
     ended = driver.wait(20)
-    assert time.monotonic() - started < _AT_ONCE
+    assert time.monotonic() - started < scaled(_AT_ONCE)
     assert_says_how_to_go_on(ended, 130, "left at once; what was saved is whole")
     assert_no_residue(sandbox)
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
@@ -253,7 +254,7 @@ def test_row_10_grace_shorter_than_a_save(tmp_path: Path) -> None:
         started = time.monotonic()
         driver.send(signal.SIGTERM)
         ended = driver.wait(20)
-        assert time.monotonic() - started < _SHORT_GRACE + _SLACK
+        assert time.monotonic() - started < _SHORT_GRACE + scaled(_SLACK)
         assert_says_how_to_go_on(ended, 143)
         assert _newest(sandbox) == INTERVAL
         assert_no_residue(sandbox)
@@ -309,7 +310,7 @@ def test_row_08_twice_while_ray_starts(sandbox: Sandbox, references: References)
     started = time.monotonic()
     driver.send(signal.SIGTERM)
     ended = driver.wait(20)
-    assert time.monotonic() - started < _AT_ONCE
+    assert time.monotonic() - started < scaled(_AT_ONCE)
     assert_says_how_to_go_on(ended, 143, "left at once")
     assert_no_residue(sandbox)
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())

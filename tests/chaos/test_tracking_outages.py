@@ -28,6 +28,7 @@ from tests.chaos.scripted_proxy import (
     reset,
 )
 from tests.chaos.tracking_service import Run, Service, read_store
+from tests.time_limits import scaled
 from tracking.mlflow_recorder import MlflowRecorder, sync
 
 pytestmark = pytest.mark.integration
@@ -255,12 +256,12 @@ def test_row_20_recorder_before_a_restart(
     with Proxy(service_on_postgres.url) as proxy:
         recorder = _recorder(proxy, sweep_id, tmp_path)
         recorder.start(0, {"lr": 1}, {})
-        assert recorder.flush(PATIENCE) == 0
+        assert recorder.flush(scaled(PATIENCE)) == 0
         recorder.log(0, [_Line(s, s, {"train/loss": 1 / s}) for s in range(1, 2501)])
         cluster.restart_while_writing("metrics")
         recorder.finish(0, "FINISHED", {})
         recorder.finish(None, "FINISHED", {})
-        assert recorder.close(PATIENCE) == 0
+        assert recorder.close(scaled(PATIENCE)) == 0
     runs = read_store(cluster.uri, sweep_id)
     assert [run.status for run in runs] == ["FINISHED"] * 2
     (run,) = [run for run in runs if "gradsweep.trial" in run.tags]

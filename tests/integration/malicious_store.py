@@ -9,6 +9,8 @@ import struct
 import threading
 from types import TracebackType
 
+from tests.time_limits import scaled
+
 FOREIGN = "127.1"
 """The resolver alone knows that this is 127.0.0.1; to whoever reads the address it is a host."""
 
@@ -54,7 +56,7 @@ class PlantedStore:
     @staticmethod
     def _talk(connection: socket.socket, heard: bytearray) -> None:
         with connection:
-            connection.settimeout(10)
+            connection.settimeout(scaled(10))
             try:
                 while said := connection.recv(65536):
                     heard += said

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from sweeps.engine.process_cleanup import scratch_directory
+from tests.time_limits import scaled
 
 _ASK = """
 import sys
@@ -95,7 +96,7 @@ def ask_ray(address: str, mode: str, token: str) -> str:
         env={**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": token},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=True,
     )
     return done.stdout.strip()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commandline import CommandLine
+from tests.time_limits import scaled
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -27,7 +28,7 @@ def _python(cli: CommandLine, *arguments: str) -> subprocess.CompletedProcess[st
         cwd=cli.directory,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
 

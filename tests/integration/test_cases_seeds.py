@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.time_limits import scaled
+
 CASES = Path(__file__).parents[1] / "cases"
 
 
@@ -19,7 +21,7 @@ def _run(directory: Path, *command: str) -> str:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=scaled(300),
         env=environment,
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.time_limits import scaled
+
 ROOT = Path(__file__).parents[2]
 _NOT_COPIED = {".git", ".venv", ".cache", "docs", "mkdocs.yml", "runs", "site", "sweeps"}
 
@@ -42,7 +44,7 @@ def _build(project: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=scaled(120),
     )
 
 

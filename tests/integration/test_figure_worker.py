@@ -20,6 +20,7 @@ from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
 from tests.make_trials import ask
 from tests.specs import with_overrides
+from tests.time_limits import scaled
 from tracking.recorder import MemoryRecorder
 from trainable.config import TrialConfig
 from trainable.metrics_file import Row
@@ -84,7 +85,7 @@ def test_each_ended_trial_gets_figures_once(sweep: Sweep) -> None:
     started = time.monotonic()
     with sweep.open() as gallery:
         assert gallery.finish(timeout=0) == 2
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < scaled(5)
     command = f"sweep sync small --root {sweep.paths.root}"
     told = f"missing: the sweep did not wait for them; {command} draws them"
     assert sweep.tag(before) == sweep.tag(broken) == told
@@ -110,7 +111,7 @@ def test_each_ended_trial_gets_figures_once(sweep: Sweep) -> None:
     sweep.recorder.runs.clear()
     (sweep.paths.trial(broken) / "figures").mkdir()
     with sweep.open() as gallery:
-        gallery.finish(timeout=60)
+        gallery.finish(timeout=scaled(60))
     assert not sweep.recorder.runs
 
 
@@ -156,7 +157,7 @@ def test_trial_is_drawn_with_own_settings(sweep: Sweep, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("sweeps.publishing.figure_worker._Artist.draw", draw)
     with sweep.open() as gallery:
-        gallery.finish(timeout=60)
+        gallery.finish(timeout=scaled(60))
     (used,) = asked
     assert (used.train.schedule.name, used.budget.epochs) == ("cosine", 10)
     assert used.train.optimizer.lr == record.best_params["train.optimizer.lr"]
@@ -165,7 +166,7 @@ def test_trial_is_drawn_with_own_settings(sweep: Sweep, monkeypatch: pytest.Monk
 def test_better_trials_are_drawn_first_at_the_end(sweep: Sweep) -> None:
     first, worst, middle, best = (sweep.add() for _ in range(4))
     with sweep.open() as gallery:
-        assert gallery.finish(timeout=60, ranked=[best, middle]) == 0
+        assert gallery.finish(timeout=scaled(60), ranked=[best, middle]) == 0
     begun = {None, first}  # before the end is known
     assert [one for one in sweep.recorder.runs if one not in begun] == [best, middle, worst]
 
@@ -185,7 +186,7 @@ def test_all_cpus_draw_at_the_end(
     monkeypatch.setattr(_Artist, "draw", noted)
     numbers = [sweep.add() for _ in range(20)]
     with sweep.open() as gallery:
-        assert gallery.finish(timeout=120, ranked=numbers) == 0
+        assert gallery.finish(timeout=scaled(120), ranked=numbers) == 0
     assert len(drew) == cpus
     for number in numbers:
         assert sweep.tag(number) == "drawn"
@@ -200,7 +201,7 @@ def test_failing_worker_reports_the_reason(
     monkeypatch.chdir(tmp_path)
     numbers = [sweep.add(), sweep.add()]
     with sweep.open() as gallery:
-        gallery.finish(timeout=60)
+        gallery.finish(timeout=scaled(60))
     for number in numbers:
         assert sweep.tag(number) == "missing: the process that draws ended with no Matplotlib here"
 
@@ -224,7 +225,7 @@ def test_killed_worker_costs_figures_of_one_trial(sweep: Sweep) -> None:
     first, second, third = [sweep.add() for _ in range(3)]
     sweep.recorder = _Killing()
     with sweep.open() as gallery:
-        gallery.finish(timeout=60)
+        gallery.finish(timeout=scaled(60))
     assert sweep.tag(second) == "missing: the process that draws ended with exit code -9"
     assert [sweep.tag(first), sweep.tag(third)] == ["drawn", "drawn"]
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from sweeps.engine import fork_server, worker_launcher
+from tests.time_limits import Deadline, scaled
 
 pytestmark = [
     pytest.mark.integration,
@@ -88,9 +89,9 @@ def _gone(pid: int) -> bool:
 
 
 def _wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = Deadline(20)
     while not _gone(pid):
-        assert time.monotonic() < deadline, f"process {pid} lives on"
+        assert not deadline.passed, f"process {pid} lives on"
         time.sleep(0.02)
 
 
@@ -264,7 +265,9 @@ def test_oversized_request_ends_no_process(program: Path, said: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as much:
         much.connect(worker_launcher.place(os.environ[worker_launcher.VARIABLE]))
         much.sendall(said)
-        done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            _command(program, "3"), capture_output=True, timeout=scaled(60), check=False
+        )
         assert done.returncode == 3
         assert much.recv(1) == b""
 
@@ -273,7 +276,9 @@ def test_oversized_request_ends_no_process(program: Path, said: bytes) -> None:
 def test_silent_client_delays_others_briefly(program: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.connect(worker_launcher.place(os.environ[worker_launcher.VARIABLE]))
-        done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            _command(program, "3"), capture_output=True, timeout=scaled(60), check=False
+        )
         assert done.returncode == 3
         assert silent.recv(1) == b""
 

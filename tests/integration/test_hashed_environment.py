@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.time_limits import scaled
+
 ROOT = Path(__file__).parents[2]
 PROJECT = """
 [build-system]
@@ -79,7 +81,9 @@ class Checkout:
         (path / ".ci" / "constraints.txt").write_text("needed==1\ntool==1\n")
         environment = path / ".venv"
         subprocess.run(
-            [sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=60
+            [sys.executable, "-m", "venv", "--without-pip", environment],
+            check=True,
+            timeout=scaled(60),
         )
         (environment / "bin" / "uv").symlink_to(Path(sys.executable).with_name("uv"))
         (self.modules,) = environment.glob("lib/python3*/site-packages")
@@ -99,7 +103,7 @@ class Checkout:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=scaled(120),
         )
 
 

@@ -20,6 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commandline import SMALL, TINY, CommandLine, no_process_of, wait_until
+from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.metrics_file import read_rows
 
@@ -174,7 +175,7 @@ def _assert_whole(cli: CommandLine, before: list[dict[str, Any]]) -> None:
 @pytest.mark.chaos  # row 7 shows the same of every byte; this is what a user sees of it
 def test_ctrl_c_saves_drains_and_prints_resume_command(cli: CommandLine) -> None:
     driver, token, before = _interrupt(cli, signal.SIGINT)
-    printed, _ = driver.communicate(timeout=60)
+    printed, _ = driver.communicate(timeout=scaled(60))
     assert driver.returncode == 130, printed
     assert printed.splitlines()[-1] == "sweep resume small"
     assert "Traceback" not in printed
@@ -216,7 +217,7 @@ def test_sigterm_drains_and_second_driver_is_refused(
         second.stderr,
     )
     os.kill(driver.pid, signal.SIGTERM)
-    printed, _ = driver.communicate(timeout=60)
+    printed, _ = driver.communicate(timeout=scaled(60))
     assert driver.returncode == 143, printed
     assert printed.splitlines()[-1] == "sweep resume small"
     assert no_process_of(token)
@@ -229,7 +230,7 @@ def test_second_ctrl_c_exits_immediately(cli: CommandLine) -> None:
         (cli.root / "small/control/drain").exists, every=0.01
     )  # two at once would arrive as one
     os.kill(driver.pid, signal.SIGINT)
-    assert driver.wait(timeout=2) == 130
+    assert driver.wait(timeout=scaled(2)) == 130
     wait_until(lambda: no_process_of(token), seconds=10)
     kept = cli.json("trials", "small")
     assert [t["params"] for t in kept[: len(before)]] == [t["params"] for t in before]
@@ -244,7 +245,7 @@ def test_ledger_that_rejects_an_end_stops_the_sweep(
     wait_until((cli.root / "small/sweep.yaml").exists, every=0.05)  # Ray is still to start
     with contextlib.closing(sqlite3.connect(cli.root / "small/ledger.db")) as ledger:
         ledger.execute(HELD)
-        printed, _ = driver.communicate(timeout=60)
+        printed, _ = driver.communicate(timeout=scaled(60))
         ledger.execute("DROP TRIGGER held")
     assert driver.returncode == 4, printed
     assert "another process has held the ledger" in printed
@@ -271,7 +272,7 @@ def _run_and_interrupt_the_end(cli: CommandLine, *arguments: str) -> tuple[int, 
         cwd=cli.directory,
         capture_output=True,
         text=True,
-        timeout=150,  # on a busy machine its end waits for a minute for the tracking store
+        timeout=scaled(150),  # on a busy machine its end waits for a minute for the tracking store
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
@@ -308,7 +309,7 @@ def test_driver_exits_even_if_output_fails(
         done = subprocess.run(
             [sys.executable, "-c", LEAVES, tmp_path, grace, signals, wish],
             stderr=full,
-            timeout=20,
+            timeout=scaled(20),
             check=False,
         )
     assert done.returncode == 130
@@ -334,7 +335,7 @@ def test_driver_exits_immediately_whatever_fails(tmp_path: Path) -> None:
         [sys.executable, "-c", LEAVES, tmp_path, "30", "2", "", "sick"],
         capture_output=True,
         text=True,
-        timeout=25,
+        timeout=scaled(25),
         check=False,
     )
     assert done.returncode == 130, done.stderr

@@ -11,6 +11,7 @@ import pytest
 
 from sweeps.engine.resources import usable_cpus
 from tests.integration.commandline import TINY, CommandLine
+from tests.time_limits import scaled
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +46,7 @@ def test_driver_imports_no_mlflow_and_tune_stays_minimal(
         env=cli.environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=scaled(180),
         stdin=subprocess.DEVNULL,
         check=False,
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from tests.integration.commandline import wait_until
+from tests.time_limits import scaled
 from tracking.address import address_of
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.mlflow_server import connect
@@ -184,7 +185,7 @@ recorder.close(60)
 """
     outbox = store.root / "killed" / "outbox"
     command = [sys.executable, "-c", program, store.uri, str(outbox)]
-    assert subprocess.run(command, cwd=ROOT, timeout=120, check=False).returncode == -9
+    assert subprocess.run(command, cwd=ROOT, timeout=scaled(120), check=False).returncode == -9
     recorder = store.recorder("killed")
     for trial in range(3):
         recorder.start(trial, {"lr": trial}, {})
@@ -300,7 +301,7 @@ sys.exit(recorder.close(60))
         cwd=work,
         env={"PYTHONPATH": str(ROOT), "HOME": str(work)},
         capture_output=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

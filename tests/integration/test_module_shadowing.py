@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.integration.commandline import SWEEP, CommandLine
+from tests.time_limits import scaled
 
 PLANTED = (
     "mlflow", "sitecustomize", "usercustomize", "sweeps", "trainable", "tracking", "torch", "ray",
@@ -165,6 +166,6 @@ def _report(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=scaled(180),
         check=False,
     )

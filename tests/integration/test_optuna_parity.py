@@ -20,6 +20,7 @@ from optuna.distributions import FloatDistribution
 from sweeps.config.spec import parse_spec
 from sweeps.search.samplers import Samplers
 from tests.integration.commandline import CommandLine
+from tests.time_limits import scaled
 
 SEED, TRIALS, EPOCHS = 4, 5, 4
 CURVE = f"""
@@ -117,7 +118,7 @@ def both(module_cli: CommandLine) -> tuple[dict[str, Any], optuna.Study, list[fl
     with _stock(module_cli, points) as stock:
         try:
             module_cli.ok("run", "ours.yaml")
-            printed, complaints = stock.communicate(timeout=120)
+            printed, complaints = stock.communicate(timeout=scaled(120))
         finally:
             stock.kill()
     assert stock.returncode == 0, complaints

@@ -21,6 +21,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.integration.commandline import TINY, CommandLine, wait_until
+from tests.time_limits import scaled
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ class _Server(NamedTuple):
         data = b"{}" if method in ("POST", "PUT", "PATCH") else None
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=scaled(20)) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             with error:

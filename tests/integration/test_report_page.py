@@ -15,6 +15,7 @@ from playwright.sync_api import Page
 from sweeps.publishing.export import NoReport, draw_report
 from tests.integration.browser import photograph, require_chromium
 from tests.integration.report_reader import axes, colours, named, open_report, traces
+from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.metrics_file import Row
 
@@ -220,7 +221,9 @@ def test_page_fits_a_phone(page: Page) -> None:
     page.set_viewport_size({"width": 420, "height": seen["height"]})
     try:
         # The figures follow a moment later.
-        page.wait_for_function("document.documentElement.scrollWidth === 420", timeout=30_000)
+        page.wait_for_function(
+            "document.documentElement.scrollWidth === 420", timeout=scaled(30_000)
+        )
     finally:
         page.set_viewport_size(seen)
 

@@ -15,6 +15,7 @@ from sweeps.paths import SweepPaths
 from sweeps.publishing import report_worker as press_module
 from sweeps.publishing.export import NoReport
 from sweeps.publishing.report_worker import ReportWorker
+from tests.time_limits import Deadline, scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.metrics_file import Row
 
@@ -28,15 +29,15 @@ def _presses(process: psutil.Process | None = None) -> list[psutil.Process]:
 
 def _the_press() -> psutil.Process:
     """The one that runs, which has its command line a moment after its beginning."""
-    deadline = time.monotonic() + 10
-    while not (found := _presses()) and time.monotonic() < deadline:
+    deadline = Deadline(10)
+    while not (found := _presses()) and not deadline.passed:
         time.sleep(0.01)
     (process,) = found
     return process
 
 
 def _ended(process: psutil.Process, within: float = 20.0) -> bool:
-    return not psutil.wait_procs([process], timeout=within)[1]
+    return not psutil.wait_procs([process], timeout=scaled(within))[1]
 
 
 @pytest.fixture
@@ -84,9 +85,9 @@ def test_only_preparation_runs_at_idle_priority() -> None:
     with ReportWorker(left=2, at_once=1) as press:
         press.trial_ended()
         process = _the_press()
-        deadline = time.monotonic() + 30
+        deadline = Deadline(30)
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        while (found := _priorities(process)[:2]) != [own, 19] and time.monotonic() < deadline:
+        while (found := _priorities(process)[:2]) != [own, 19] and not deadline.passed:
             time.sleep(0.01)
     assert found == [own, 19]
 

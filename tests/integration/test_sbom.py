@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.time_limits import scaled
+
 ROOT = Path(__file__).parents[2]
 _TOOLS = Path(sys.executable).parent
 _NO_TOOL = "cyclonedx-bom cannot be fetched; with a package index: uv tool run cyclonedx-bom"
@@ -28,7 +30,7 @@ def _make(target: str, sbom: Path, tools: Path = _TOOLS) -> subprocess.Completed
     """Run a target in this environment, as it is: an environment out of date is not made again."""
     words = ["make", "--old-file=.venv/ready", target, f"BIN={tools}", f"SBOM={sbom}"]
     return subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=250
+        words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=scaled(250)
     )
 
 

@@ -28,6 +28,7 @@ from tests.integration.browser import open_page, photograph, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
 from tests.integration.mlflow_pages import compared, curves, runs_table
 from tests.integration.report_reader import axes, named, open_report, traces
+from tests.time_limits import scaled
 from tracking.ui import DEFAULT_ADDRESS
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows
@@ -405,7 +406,7 @@ def ui(finished: object, module_cli: CommandLine) -> Iterator[str]:
     lines = iter(server.stdout.readline, "")
     yield next(line for line in lines if line.startswith("http://127.0.0.1:")).strip()
     server.send_signal(signal.SIGINT)
-    server.communicate(timeout=20)
+    server.communicate(timeout=scaled(20))
     assert server.returncode == 0
 
 

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from tests.integration.commandline import SWEEP, TINY, CommandLine
+from tests.time_limits import scaled
 
 
 def _limited(cli: CommandLine, limits: str, command: str) -> str:
@@ -18,7 +19,7 @@ def _limited(cli: CommandLine, limits: str, command: str) -> str:
         env=cli.environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         stdin=subprocess.DEVNULL,
         check=False,
     )

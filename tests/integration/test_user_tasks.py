@@ -19,6 +19,7 @@ from mlflow import MlflowClient
 
 from tests.integration.commandline import TINY, CommandLine, wait_until
 from tests.integration.process_inspection import Watcher, ask_ray
+from tests.time_limits import scaled
 
 CANARY = "canary-7f3a"
 SECRETS = {
@@ -201,7 +202,7 @@ def ran(module_cli: CommandLine) -> Ran:
     with ThreadPoolExecutor() as beside:
         answers = list(beside.map(lambda it: ask_ray(watcher.ray, *it), known))
     (module_cli.directory / "looked-around").touch()
-    printed, _ = driver.communicate(timeout=200)
+    printed, _ = driver.communicate(timeout=scaled(200))
     watcher.stop()
     assert driver.returncode == 0, printed
     return Ran(watcher, printed, answers)
