@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from tests.golden.messages import compare_messages
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 FLAGS = {
@@ -48,69 +49,47 @@ NAMES = [
         id="46 an unknown sweep",
     ),
 ]
-NO_SUCH = "Usage: sweep {} Try 'sweep{} --help' for help. Error {}"
 
 WORDS = [
     pytest.param(
         ["resum", "small"],
-        "[OPTIONS] COMMAND [ARGS]...",
-        "No such command 'resum'. Did you mean 'resume'?",
         id="54 a command that there is not",
     ),
     pytest.param(
         ["run", "s.yaml", "--nam", "x"],
-        "run [OPTIONS] {FILE}",
-        "No such option: --nam (Possible options: --name)",
         id="54 a flag that there is not",
     ),
-    pytest.param(["run"], "run [OPTIONS] {FILE}", "Missing argument 'FILE'.", id="54 no file"),
+    pytest.param(["run"], id="54 no file"),
     pytest.param(
         ["status", "a", "b"],
-        "status [OPTIONS] {NAME}",
-        "Got unexpected extra argument(s) (b)",
         id="54 a word too many",
     ),
     pytest.param(
         ["show", "small", "x"],
-        "show [OPTIONS] {NAME} {TRIAL}",
-        f"Invalid value for 'TRIAL': 'x' is not valid; {COUNT.format(0, 10**9)}",
         id="54 a number that is none",
     ),
     pytest.param(
         ["show", "small", "1.5"],
-        "show [OPTIONS] {NAME} {TRIAL}",
-        f"Invalid value for 'TRIAL': '1.5' is not valid; {COUNT.format(0, 10**9)}",
         id="54 a number that is not whole",
     ),
     pytest.param(
         ["stop", "small", "--trial", "-1"],
-        "stop [OPTIONS] {NAME}",
-        f"Invalid value for '--trial': '-1' is not valid; {COUNT.format(0, 10**9)}",
         id="54 a negative number",
     ),
     pytest.param(
         ["best", "small", "--trial", "9" * 400],
-        "best [OPTIONS] {NAME}",
-        f"Invalid value for '--trial': '{'9' * 57}...' is not valid; {COUNT.format(0, 10**9)}",
         id="54 a number of 400 digits",
     ),
     pytest.param(
         ["compare", "small", "--top", "0"],
-        "compare [OPTIONS] {NAME}...",
-        f"Invalid value for '--top': '0' is not valid; {COUNT.format(1, 10**9)}",
         id="54 none of several",
     ),
     pytest.param(
         ["ui", "--port", "65536"],
-        "ui [OPTIONS] [NAME]",
-        f"Invalid value for '--port': '65536' is not valid; {COUNT.format(0, 65535)}",
         id="54 a port that there is not",
     ),
     pytest.param(
         ["train", "s.yaml", "--dir", ""],
-        "train [OPTIONS] {FILE}",
-        "Invalid value for '--dir': '' names no file or directory; a path is not empty, as a "
-        "shell variable is that was never set; write one, such as . for the present directory",
         id="54 an empty path",
     ),
 ]
@@ -130,12 +109,11 @@ def _refusal(*words: str) -> str:
     return " ".join(re.sub(r"[╭╮╰╯│─]", " ", done.stderr).split())
 
 
-@pytest.mark.parametrize(("words", "usage", "message"), WORDS)
+@pytest.mark.parametrize("words", WORDS)
 def test_message_of_each_usage_error(
-    nowhere: Path, words: list[str], usage: str, message: str
+    request: pytest.FixtureRequest, nowhere: Path, words: list[str]
 ) -> None:
-    command = f" {words[0]}" if words[0] in COMMANDS else ""
-    assert _refusal(*words) == NO_SUCH.format(usage, command, message)
+    compare_messages(request, [_refusal(*words)])
     assert not list(nowhere.iterdir())
 
 
