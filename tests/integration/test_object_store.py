@@ -37,6 +37,7 @@ from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.reconciliation.repairs import close_store
 from sweeps.results import messages
 from tests.integration.commandline import TINY
+from tests.message_parts import assert_parts
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -274,10 +275,8 @@ def test_invalid_endpoint_is_refused(monkeypatch, address, shown):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
     with pytest.raises(StoreUnusable) as refused:
         probe(PREFIX)
-    assert str(refused.value) == (
-        f"AWS_ENDPOINT_URL_S3 is {shown}; it is the address of an object store, without "
-        "credentials or a path; write for example https://minio.example.org:9000"
-    )
+    remedy = "write for example https://minio.example.org:9000"
+    assert_parts(str(refused.value), f"AWS_ENDPOINT_URL_S3 is {shown};", remedy)
 
 
 def _refused(*words: str) -> str:
@@ -306,11 +305,8 @@ def test_error_names_location_before_anything_is_created(tmp_path, monkeypatch):
 
     asked = f"storage.checkpoints={PREFIX}"
     connect().pipe_file(f"{PREFIX.removeprefix('s3://')}/small/trials/0000/x", b"a stranger's")
-    assert _refused("run", "s.yaml", "-s", asked) == (
-        f"-s {asked}: storage.checkpoints: {PREFIX}/small holds objects already; a new sweep's "
-        "checkpoints lie where nothing is; remove what is there, or choose another --name or "
-        "prefix"
-    )
+    place = f"-s {asked}: storage.checkpoints: {PREFIX}/small"
+    assert_parts(_refused("run", "s.yaml", "-s", asked), place, "; remove", "another --name")
 
 
 def _seen_from_a_node(place: Path) -> str | None:
@@ -335,11 +331,9 @@ def test_node_reports_whether_it_reaches_the_store(store, tmp_path, monkeypatch)
     )
     objects._connect.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
-    assert _seen_from_a_node(tmp_path) == (
-        f"storage.checkpoints: {PREFIX} cannot be asked for (import of pyarrow.fs halted; None in "
-        "sys.modules); an object store is reached by way of fsspec and pyarrow; install them "
-        f"there: pip install gradsweep=={version('gradsweep')}"
-    )
+    remedy = f"pip install gradsweep=={version('gradsweep')}"
+    seen = str(_seen_from_a_node(tmp_path))
+    assert_parts(seen, f"storage.checkpoints: {PREFIX}", "(import of pyarrow.fs halted", remedy)
 
 
 def test_doctor_checks_the_stores_of_sweeps(store, tmp_path):

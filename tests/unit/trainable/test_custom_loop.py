@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.message_parts import assert_parts
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -407,11 +408,8 @@ def test_56_pausing_loop_without_a_checkpoint_is_refused(tmp_path):
     opened = open_trainer(config, tmp_path / "paused", device="cpu", until=2)
     with pytest.raises(ConfigError) as refused, opened as trainer:
         list(trainer.events())
-    assert str(refused.value) == (
-        "early_stopping.scheduler: trials pause after epoch 2 to be continued later, and "
-        "ownloops:stateless yielded no state to continue from; a loop that pauses yields a pair "
-        "of metrics and state; yield one, or write asha, median or none"
-    )
+    parts = ("early_stopping.scheduler: ", "epoch 2", "ownloops:stateless", "asha, median or none")
+    assert_parts(str(refused.value), *parts)
     with open_trainer(config, tmp_path / "to the end", device="cpu") as trainer:
         assert [report.epoch for report in trainer.events()][-1] == 6
 

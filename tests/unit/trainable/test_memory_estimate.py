@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sweeps.engine.task_check import TaskFacts
+from tests.message_parts import assert_parts
 from trainable.build import open_trainer
 from trainable.config import OptimizerConfig, TrialConfig
 from trainable.inspect_task import examine
@@ -39,10 +40,8 @@ def test_estimated_bytes_equal_used_bytes(tmp_path, optimizer):
 @pytest.mark.seeds("S27")
 def test_estimate_is_on_the_first_line():
     facts = TaskFacts(num_parameters=2**20, weight_bytes=4 * 2**20, optimizer_bytes=8 * 2**20)
-    assert facts.lines()[0] == (
-        "1,048,576 parameters, 16 bytes per parameter (weight 4, gradient 4, optimizer 8); "
-        "the optimizer keeps 8 MiB for them"
-    )
+    parts = ("1,048,576 parameters", "16 bytes", "weight 4, gradient 4, optimizer 8", "8 MiB")
+    assert_parts(facts.lines()[0], *parts)
 
 
 @pytest.mark.seeds("S27")
