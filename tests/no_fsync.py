@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 
 
 @pytest.fixture(scope="session", autouse=True)
-def hasty_databases() -> Iterator[None]:
+def databases_without_fsync() -> Iterator[None]:
     """SQLite databases that this process opens are not synced."""
 
     def hasten(connection: Any, _: Any) -> None:

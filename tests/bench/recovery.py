@@ -69,7 +69,7 @@ def _kill_ten_times(sandbox: Sandbox, draw: random.Random, useful: int) -> None:
             driver = None
         else:
             psutil.Process(worker).send_signal(signal.SIGKILL)
-        sandbox.probe.let_go(place)
+        sandbox.probe.release(place)
     ended = (driver or sandbox.resume()).wait()
     assert ended.code == 0, ended.text
 

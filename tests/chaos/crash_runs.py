@@ -82,7 +82,7 @@ class Stage:
 
 
 @dataclass
-class Rehearsal:
+class CrashRuns:
     """One program and what is there before it.
 
     Attributes:

@@ -41,7 +41,7 @@ __all__ = [
     "assert_ended",
     "assert_no_residue",
     "assert_points",
-    "assert_says_how_to_go_on",
+    "assert_prints_resume_command",
     "assert_states",
     "assert_trials",
 ]
@@ -243,7 +243,7 @@ def assert_ended(ended: Ended, code: int, cause: str | None = None) -> None:
         assert lines, f"U5: no line says {cause!r}:\n{ended.text}"
 
 
-def assert_says_how_to_go_on(ended: Ended, code: int, cause: str | None = None) -> None:
+def assert_prints_resume_command(ended: Ended, code: int, cause: str | None = None) -> None:
     """U5 for a driver that ended early: the last line is the command that continues."""
     assert_ended(ended, code, cause)
     assert ended.last_line == "sweep resume chaos", f"U5: the last line is {ended.last_line!r}"

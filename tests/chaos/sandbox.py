@@ -197,7 +197,7 @@ class ProbeDirectory:
         found = list(self.directory.glob(f"held-{place}-*"))
         return int(found[0].name.rpartition("-")[2]) if found else None
 
-    def let_go(self, place: str) -> None:
+    def release(self, place: str) -> None:
         """Let the process at a place go on, and hold nobody there who has not come yet."""
         for path in [*self.directory.glob(f"held-{place}-*"), self.directory / f"hold-{place}"]:
             path.unlink(missing_ok=True)
@@ -259,7 +259,7 @@ class Sandbox:
         """Start `sweep resume`."""
         return self.start("resume", NAME, *arguments)
 
-    def go_on(self, *arguments: str) -> Ended:
+    def resume_to_end(self, *arguments: str) -> Ended:
         """Do what a user does after an interruption, to the sweep's end: resume it, or run it if
         it was interrupted before it existed.
         """

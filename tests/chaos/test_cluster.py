@@ -195,7 +195,7 @@ def test_row_05_head_killed(sandbox: Sandbox, references: References, nodes: Ray
     new = _nodes(sandbox)
     try:
         sandbox.cli.environment["RAY_ADDRESS"] = new.start(cpus=2).address
-        assert_all(sandbox, reference, sandbox.go_on())
+        assert_all(sandbox, reference, sandbox.resume_to_end())
     finally:
         new.close()
 
@@ -239,7 +239,7 @@ def test_row_32_node_cut_off(
     assert seconds < scaled(_RESCHEDULED)
     # It has not heard of any of this, and writes the step that it is in.
     assert _FENCED not in Path(log).read_text()
-    sandbox.probe.let_go(_PLACE)
+    sandbox.probe.release(_PLACE)
     wait_until(lambda: _FENCED in Path(log).read_text(), seconds=30)
     assert psutil.pid_exists(stale)
     network.heal(cut_off)
@@ -319,7 +319,7 @@ def test_row_06_driver_of_a_cluster_killed(
             assert_no_residue(sandbox)
         print("asked again", file=job.stdin, flush=True)
         assert job.stdout.readline() == actor
-        assert_all(sandbox, reference, sandbox.go_on("--address", head.address))
+        assert_all(sandbox, reference, sandbox.resume_to_end("--address", head.address))
         job.stdin.close()
         assert job.wait(60) == 0
 

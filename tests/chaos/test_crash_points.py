@@ -23,7 +23,7 @@ from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
 from tests.chaos import fsync_model
-from tests.chaos.crash_runs import Rehearsal, Remains, Stage
+from tests.chaos.crash_runs import CrashRuns, Remains, Stage
 from tests.chaos.faults import Faults, Kind
 from tests.chaos.fsync_model import SPEC, creation, open_store, save
 from tests.chaos.power_loss import FATES, Fate
@@ -219,11 +219,11 @@ def stage(shim: Path) -> Iterator[Stage]:
 
 
 @pytest.fixture(params=CASES)
-def rehearsal(
+def crash_runs(
     request: pytest.FixtureRequest, stage: Stage, tmp_path: Path
-) -> tuple[Rehearsal, Check]:
+) -> tuple[CrashRuns, Check]:
     name, prepare, check = CASES[request.param]
-    return Rehearsal(stage, name, _prepared(prepare, tmp_path)), check
+    return CrashRuns(stage, name, _prepared(prepare, tmp_path)), check
 
 
 # CI takes a few of those that open a ledger: that alone takes a tenth of a second each time.
@@ -235,9 +235,9 @@ _ALL = pytest.param(1, id="all", marks=pytest.mark.chaos)
 @pytest.mark.fault(2, "SIGKILL before and within each persisting call")
 @pytest.mark.parametrize("every", [_SLICE, _ALL])
 def test_row_02_sigkill_at_each_persisting_call(
-    rehearsal: tuple[Rehearsal, Check], every: int
+    crash_runs: tuple[CrashRuns, Check], every: int
 ) -> None:
-    opened, check = rehearsal
+    opened, check = crash_runs
     num_kills = 0
     for remains in opened.killed(every=every if opened.name in _LONG else 1):
         _explained(check, remains)
@@ -252,9 +252,9 @@ def test_row_02_sigkill_at_each_persisting_call(
 @pytest.mark.parametrize("fate", FATES)
 @pytest.mark.parametrize("every", [_SLICE, _ALL])
 def test_row_33_power_loss_at_each_persisting_call(
-    rehearsal: tuple[Rehearsal, Check], every: int, fate: Fate
+    crash_runs: tuple[CrashRuns, Check], every: int, fate: Fate
 ) -> None:
-    opened, check = rehearsal
+    opened, check = crash_runs
     num_cuts = 0
     for remains in opened.power_lost(fate, every=every if opened.name in _LONG else min(every, 6)):
         _explained(check, remains)
@@ -264,7 +264,7 @@ def test_row_33_power_loss_at_each_persisting_call(
 
 
 def test_save_order_survives_power_loss(stage: Stage, tmp_path: Path) -> None:
-    operations = Rehearsal(stage, "saves", _prepared(_three_saved, tmp_path)).whole()
+    operations = CrashRuns(stage, "saves", _prepared(_three_saved, tmp_path)).whole()
     new = next(i for i, o in enumerate(operations) if "new-step" in o.path)
     commit = next(i for i, o in enumerate(operations) if o.other.endswith("step-00000004"))
     kinds = [(o.kind, Path(o.path).name) for o in operations[new : commit + 2]]

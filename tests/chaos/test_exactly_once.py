@@ -81,7 +81,7 @@ def _killed_at(place: str, tmp_path: Path, references: References) -> None:
         ended = sandbox.run().wait()
         assert ended.code == -9, f"it was not killed at {place}:\n{ended.text}"
         del sandbox.cli.environment["CHAOS_DIE"]
-        assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+        assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @contextmanager

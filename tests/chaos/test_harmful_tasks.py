@@ -33,11 +33,11 @@ def test_row_36_buffers_that_grow(sandbox: Sandbox, references: References) -> N
     driver, worker = sandbox.run_to("forward", 14)
     place = sandbox.probe.further("forward", 8)
     os.kill(worker, signal.SIGKILL)
-    sandbox.probe.let_go("forward-14")
+    sandbox.probe.release("forward-14")
     driver.until_held(place)
     driver.power_off()
-    sandbox.probe.let_go(place)
-    found = assert_all(sandbox, references.of(GROWING), sandbox.go_on())
+    sandbox.probe.release(place)
+    found = assert_all(sandbox, references.of(GROWING), sandbox.resume_to_end())
     sizes = [len(state["model"]["0.seen"]) for state in found.states.values()]
     assert min(sizes) > 1, f"buffers were not resized: {sizes}"
 
@@ -50,7 +50,7 @@ def test_row_37_worker_lost_between_two_trials(sandbox: Sandbox, references: Ref
     driver = sandbox.run()
     worker = driver.until_held(place)
     os.kill(worker, signal.SIGKILL)
-    sandbox.probe.let_go(place)
+    sandbox.probe.release(place)
     found = assert_all(sandbox, references.of(SERIAL), driver.wait())
     assert [trial["attempts"] for trial in found.trials] == [1, 1, 1, 1]
 
@@ -63,9 +63,9 @@ def test_row_38_child_of_a_killed_worker(sandbox: Sandbox, references: Reference
     assert children
     place = sandbox.probe.further("forward", 1)
     os.kill(worker, signal.SIGKILL)
-    sandbox.probe.let_go("forward-14")
+    sandbox.probe.release("forward-14")
     driver.until(lambda: sandbox.probe.held(place), seconds=_NOTICED_SECONDS)
-    sandbox.probe.let_go(place)
+    sandbox.probe.release(place)
     found = assert_all(sandbox, references.of(SERIAL), driver.wait())
     assert [trial["attempts"] for trial in found.trials] == [2, 1, 1, 1]
     assert not any(child.is_running() for child in children)

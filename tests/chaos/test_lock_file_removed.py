@@ -9,7 +9,7 @@ from tests.chaos.invariants import (
     References,
     Sandbox,
     assert_all,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
 )
 
 
@@ -18,7 +18,7 @@ from tests.chaos.invariants import (
 def test_row_27_lock_removed(references: References, sandbox: Sandbox) -> None:
     driver, _ = sandbox.run_to("forward", 20)
     sandbox.paths.lock.unlink()
-    sandbox.probe.let_go("forward-20")
+    sandbox.probe.release("forward-20")
     ended = driver.wait()
-    assert_says_how_to_go_on(ended, 4, "was removed or replaced under this driver")
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_prints_resume_command(ended, 4, "was removed or replaced under this driver")
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())

@@ -14,7 +14,7 @@ from tests.chaos.invariants import (
     Sandbox,
     assert_all,
     assert_ended,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
 )
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from trainable.checkpoint import CheckpointStore
@@ -49,8 +49,8 @@ def test_row_21_store_lost_during_upload_keeps_commits(
     assert before[_TRIAL][0] is not None
     where = f"{_PREFIX}/chaos/trials/000{_TRIAL}/checkpoints"
     store.wire.cut_within_upload(rf"/0+{_TRIAL}/checkpoints/step-0+4-\w+/{STATE}", after=3000)
-    sandbox.probe.let_go(f"backward-{_BEFORE_A_SAVE}")
-    assert_says_how_to_go_on(
+    sandbox.probe.release(f"backward-{_BEFORE_A_SAVE}")
+    assert_prints_resume_command(
         driver.wait(), 3, rf"step 4 \(\d+ bytes\) could not be written to {where}/.*untouched"
     )
     # Nobody says that it is there, that it is damaged, or what the best one is.
@@ -64,7 +64,7 @@ def test_row_21_store_lost_during_upload_keeps_commits(
     store.wire.mend()
     assert _told(sandbox) == before
     _assert_loads(before)
-    found = assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    found = assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
     told = [(trial["checkpoint"], trial["best_checkpoint"]) for trial in found.trials]
     _assert_loads(told)
     assert not list(sandbox.paths.directory.glob("trials/*/checkpoints/*"))

@@ -28,5 +28,5 @@ def test_row_27_second_driver(references: References, interrupted: Template) -> 
     assert third.seconds <= _IMMEDIATELY, f"refused after {third.seconds:.1f} s"
     assert_ended(sandbox.run().wait(), 4, held)
 
-    sandbox.probe.let_go(place)
+    sandbox.probe.release(place)
     assert_all(sandbox, references.of(SERIAL), driver.wait())

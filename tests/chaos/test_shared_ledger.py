@@ -20,7 +20,7 @@ from tests.chaos.invariants import (
     Sandbox,
     assert_all,
     assert_ended,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
 )
 from tests.chaos.postgres import Cluster
 
@@ -55,7 +55,7 @@ def test_killed_driver_resumes_and_second_is_refused(
     moved = r"storage\.ledger is postgresql.* and cannot become null: .*; leave it out"
     assert_ended(shared.resume("-s", "storage.ledger=null").wait(), 2, moved)
     assert not elsewhere.exists()
-    assert_all(shared, references.of(SERIAL), shared.go_on())
+    assert_all(shared, references.of(SERIAL), shared.resume_to_end())
     assert not shared.paths.ledger.exists()
     assert LedgerDatabase(uri, "chaos", shared.paths.directory).holder() is None
 
@@ -65,7 +65,7 @@ def test_short_database_restart_is_waited_for(
 ) -> None:
     driver, _ = shared.run_to("forward", 20)
     cluster.stop()
-    shared.probe.let_go("forward-20")
+    shared.probe.release("forward-20")
     _wait(driver, 3.0)
     cluster.start()
     place = LedgerDatabase(uri, "chaos", shared.paths.directory)
@@ -79,15 +79,15 @@ def test_unavailable_database_stops_sweep_without_loss(
     driver, _ = shared.run_to("forward", 20)
     cluster.stop()
     try:
-        shared.probe.let_go("forward-20")
+        shared.probe.release("forward-20")
         ended = driver.wait(3 * WAIT_SECONDS)
         cause = r"stopped: the ledger of sweep 'chaos' in postgresql.* cannot be used: .*untouched"
-        assert_says_how_to_go_on(ended, 3, cause)
+        assert_prints_resume_command(ended, 3, cause)
         away = r"^the ledger of sweep 'chaos' in postgresql.* cannot be used: .*; start the datab"
         assert_ended(shared.resume().wait(), 2, away)
     finally:
         cluster.start()
-    assert_all(shared, references.of(SERIAL), shared.go_on())
+    assert_all(shared, references.of(SERIAL), shared.resume_to_end())
 
 
 def _wait(driver: Driver, seconds: float) -> None:

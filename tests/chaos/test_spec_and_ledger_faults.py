@@ -22,7 +22,7 @@ from tests.chaos.invariants import (
     Template,
     assert_all,
     assert_ended,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
 )
 from tests.chaos.kill_cases import SEED
 from tests.specs import with_overrides
@@ -68,7 +68,7 @@ def test_row_15_spec_damaged(references: References, interrupted: Template) -> N
     assert_ended(sandbox.run().wait(), 2, r"sweep\.yaml is gone, but .* holds trials")
     assert sandbox.paths.ledger.read_bytes() == ledger
     sandbox.paths.spec.write_bytes(whole)
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -80,7 +80,7 @@ def test_row_15_newest_revision_damaged(references: References, interrupted: Tem
     write_spec(sandbox.paths.spec, with_overrides(first, ["trials=6"]))
     appended = sandbox.paths.spec.read_bytes()[len(whole) :]
     sandbox.paths.spec.write_bytes(whole + appended[: len(appended) // 2])
-    ended = sandbox.go_on()
+    ended = sandbox.resume_to_end()
     assert "what follows revision 1 cannot be used" in ended.text
     assert_all(sandbox, references.of(SERIAL), ended)
 
@@ -101,7 +101,7 @@ def test_row_16_ledger_damaged(references: References, interrupted: Template) ->
         assert path.read_bytes() == damaged
         assert _kept(sandbox, completed) == before
     path.write_bytes(whole)
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 def _kept(sandbox: Sandbox, numbers: list[int]) -> dict[Path, bytes]:
@@ -122,11 +122,11 @@ def test_row_16_ledger_locked(references: References, sandbox: Sandbox) -> None:
     driver, _ = sandbox.run_to("forward", 20)
     with contextlib.closing(sqlite3.connect(sandbox.paths.ledger, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        sandbox.probe.let_go("forward-20")
+        sandbox.probe.release("forward-20")
         ended = driver.wait(3 * WAIT_SECONDS)
-        assert_says_how_to_go_on(ended, 4, r"another process has held the ledger .* for 30 s")
+        assert_prints_resume_command(ended, 4, r"another process has held the ledger .* for 30 s")
         other.execute("ROLLBACK")
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -137,7 +137,7 @@ def test_row_16_ledger_locked_for_a_while(references: References, sandbox: Sandb
     driver.until(lambda: "trial 0 epoch 1" in driver.text)  # which is shown once it is written
     with contextlib.closing(sqlite3.connect(sandbox.paths.ledger, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        sandbox.probe.let_go("forward-20")
+        sandbox.probe.release("forward-20")
         driver.until(lambda: any(g.epoch == 2 for g in store.generations()))
         # The worker goes on, while what it told waits to be written.
         driver.until(lambda: sandbox.probe.count("forward") > 20)
@@ -175,7 +175,7 @@ def test_row_26_data_changed(references: References, interrupted: Template) -> N
     )
     assert_ended(sandbox.resume().wait(), 2, difference)
     task.write_text(before)
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -192,4 +192,4 @@ def test_row_30_changed_before_resume(references: References, interrupted: Templ
     assert_ended(sandbox.resume("-s", "mode=max").wait(), 2, "mode is min .* cannot become max")
     assert sandbox.paths.spec.read_bytes() == spec
     task.write_text(before + "\n# changed\n")
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on("--accept-changes"))
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end("--accept-changes"))

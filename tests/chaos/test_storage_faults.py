@@ -21,7 +21,7 @@ from tests.chaos.invariants import (
     Template,
     assert_all,
     assert_ended,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
 )
 from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES, STEPS
 from tests.integration.commandline import wait_until
@@ -67,7 +67,7 @@ def test_row_11_disk_full_keeps_data_and_names_path(
     saved, ledger = _generations(sandbox), paths.ledger.read_bytes()
     told = Ledger.open(paths.ledger).trials()
     storage.fill(0, match=place)
-    sandbox.probe.let_go(f"backward-{_BEFORE_A_SAVE}")
+    sandbox.probe.release(f"backward-{_BEFORE_A_SAVE}")
     ended = driver.wait()
     where, said = {
         CHECKPOINTS: (paths.trial(_TRIAL) / "checkpoints", r"\(\d+ bytes\) could not be written"),
@@ -75,7 +75,7 @@ def test_row_11_disk_full_keeps_data_and_names_path(
         OUTBOX: (paths.outbox, r"\d+ bytes are free on that disk"),
     }[place]
     path = re.escape(str(where))
-    assert_says_how_to_go_on(ended, 3, rf"{path}.*{said}|{said}.*{path}")
+    assert_prints_resume_command(ended, 3, rf"{path}.*{said}|{said}.*{path}")
 
     after = _generations(sandbox)
     if place == CHECKPOINTS:
@@ -92,7 +92,7 @@ def test_row_11_disk_full_keeps_data_and_names_path(
         assert known == told
     assert [t for t in known if t.finished] == [t for t in told if t.finished]
     storage.clear()
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.fault(12, "the storage refuses from the start")
@@ -120,9 +120,9 @@ def test_row_12_read_only_storage_holds_only_reported_saves(
     saved, told = _generations(sandbox), _told(sandbox)
     printed = driver.text
     storage.fail(error, match=CHECKPOINTS)
-    sandbox.probe.let_go(f"backward-{_BEFORE_A_SAVE}")
+    sandbox.probe.release(f"backward-{_BEFORE_A_SAVE}")
     ended = driver.wait()
-    assert_says_how_to_go_on(ended, 3, rf"^stopped: .*{os.strerror(error)}")
+    assert_prints_resume_command(ended, 3, rf"^stopped: .*{os.strerror(error)}")
     assert _generations(sandbox) == saved
     assert _told(sandbox) == told
     since = ended.text.removeprefix(printed)
@@ -130,7 +130,7 @@ def test_row_12_read_only_storage_holds_only_reported_saves(
     assert not re.search(rf"trial {_TRIAL} (epoch|complete|pruned)", since), since
     assert Ledger.open(sandbox.paths.ledger).trial(_TRIAL).reports == {}
     storage.clear()
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -142,15 +142,17 @@ def test_row_12_read_only_sweep_stays_unchanged(
     printed = driver.text
     storage.fail(errno.EROFS, match=f"{sandbox.paths.name}/*")
     before = _files(sandbox)
-    sandbox.probe.let_go(f"backward-{_BEFORE_A_SAVE}")
+    sandbox.probe.release(f"backward-{_BEFORE_A_SAVE}")
     ended = driver.wait()
-    assert_says_how_to_go_on(ended, 3, rf"^stopped: .*{re.escape(str(sandbox.paths.directory))}")
+    assert_prints_resume_command(
+        ended, 3, rf"^stopped: .*{re.escape(str(sandbox.paths.directory))}"
+    )
     assert _files(sandbox) == before
     since = ended.text.removeprefix(printed)
     assert not re.search(r"^(?!stopped: ).*\bsaved\b", since, re.MULTILINE), since
     assert not re.search(rf"trial {_TRIAL} (epoch|complete|pruned)", since), since
     storage.clear()
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -170,7 +172,7 @@ def test_row_13_damaged_checkpoint_falls_back_to_previous(
     else:
         content[middle : middle + 4096] = bytes(len(content[middle : middle + 4096]))
     path.write_bytes(content)
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
     quarantine = path.parents[1] / "quarantine"
     assert [p.name for p in quarantine.iterdir()] == [path.parent.name]
 
@@ -187,7 +189,7 @@ def test_row_14_trial_with_no_sound_checkpoint_fails(
         path.write_bytes(content)
     rows, passes = curve.read_bytes(), sandbox.probe.count("backward")
 
-    ended = sandbox.go_on()
+    ended = sandbox.resume_to_end()
     assert_ended(ended, 0, rf"^trial {_TRIAL} failed.*: checkpoint: every checkpoint below")
     assert ended.last_line == "try more: sweep resume chaos -s trials=8"
     # What is suggested after this trial and stopped because of it is another sweep's.

@@ -49,7 +49,7 @@ def test_row_02_worker_killed_at_each_call_of_a_save(
         wait_until(lambda: not list(room.glob(".writing-*/*")))
         storage.record(match=CHECKPOINTS)
         storage.kill_before(index, match=CHECKPOINTS)
-        sandbox.probe.let_go(f"backward-{_BEFORE_A_SAVE}")
+        sandbox.probe.release(f"backward-{_BEFORE_A_SAVE}")
         found = assert_all(sandbox, references.of(ONE), driver.wait())
         assert [trial["attempts"] for trial in found.trials] == [2], "nobody was killed"
         before = [operation for operation in storage.operations() if operation.index < index]
@@ -129,4 +129,4 @@ def test_row_33_power_loss_in_a_sweep(
     print(f"power lost before call {index} of {len(recorded.operations)}, {fate}")
     newest = CheckpointStore(sandbox.paths.trial(0)).newest()
     assert (newest.step if newest else 0) >= recorded.acknowledged(index)
-    assert_all(sandbox, references.of(ONE), sandbox.go_on())
+    assert_all(sandbox, references.of(ONE), sandbox.resume_to_end())

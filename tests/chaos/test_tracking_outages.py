@@ -88,7 +88,7 @@ def test_row_17_down_in_the_middle(
     proxy.down()
     down_at = time.monotonic()
     sandbox.probe.pace(seconds / 50)  # so that training has not ended when the server is back
-    sandbox.probe.let_go("forward-10")
+    sandbox.probe.release("forward-10")
     # The training goes on: two trials begin and end, and what they say waits in the outbox.
     driver.until(lambda: sandbox.probe.count() > 70 and time.monotonic() - down_at > seconds)
     status = sandbox.cli.json("status", "chaos")
@@ -114,7 +114,7 @@ def test_row_06_downsampled_curves_survive_resume(
     try:
         driver, _ = sandbox.run_to("backward", 48, "--tracking-uri", service.url)
         driver.power_off()
-        found = assert_all(sandbox, references.of(thinned), sandbox.go_on())
+        found = assert_all(sandbox, references.of(thinned), sandbox.resume_to_end())
         steps = {step for key, step in found.history(0) if key == "train/loss"}
         assert steps == {1, 4, 5, 8, 10, 12, 15}
         assert foreign()
@@ -136,7 +136,7 @@ def test_row_06_sync_reports_killed_sweep_as_not_running(
     sandbox.cli.ok("sync", "chaos")
     interrupted = ("KILLED", "interrupt")
     assert _ends(sandbox) == {**before, None: interrupted, 2: interrupted}
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -147,12 +147,12 @@ def test_row_17_server_killed_and_started_again(
 ) -> None:
     driver, _ = sandbox.run_to("forward", 40, "--tracking-uri", service.url)
     service.kill()
-    sandbox.probe.let_go("forward-40")
+    sandbox.probe.release("forward-40")
     driver.until(lambda: sandbox.cli.json("status", "chaos")["outbox_pending"] > 5)
     service.start()
     assert_ended(driver.wait(), 0)
     # A server takes long to come up: the sweep may have ended before, and left records waiting.
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.fault(17, "the server accepts and never answers")
@@ -243,7 +243,7 @@ def test_row_19_sweep_without_a_server(
     assert sent == len(proxy.points) == sum(run.points.total() for run in once)
     assert sandbox.cli.ok("sync", "chaos") == "delivered 0 records; 0 wait\n"
     assert (_runs(service, sandbox), proxy.points.total()) == (once, sent)
-    found = assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    found = assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
     assert found.status["outbox_pending"] == 0
     assert proxy.points.total() == sent
 
@@ -276,7 +276,7 @@ def test_row_20_sweep_before_a_restart(
     sandbox = Sandbox(tmp_path / "sweep", SERIAL, store=cluster.uri)
     try:
         driver, _ = sandbox.run_to("forward", 10, "--tracking-uri", service_on_postgres.url)
-        sandbox.probe.let_go("forward-10")
+        sandbox.probe.release("forward-10")
         cluster.restart_while_writing("metrics")
         assert_all(sandbox, references.of(SERIAL), driver.wait())
     finally:

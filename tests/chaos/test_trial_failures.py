@@ -19,7 +19,7 @@ from tests.chaos.invariants import (
     assert_all,
     assert_ended,
     assert_no_residue,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
 )
 from tests.chaos.outcome import read_outcome
 from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES, SERIAL, STEPS
@@ -118,7 +118,7 @@ def _trouble(sandbox: Sandbox, name: str) -> Path:
 def test_row_31_code_that_raises(troubled: Sandbox) -> None:
     raises = _trouble(troubled, "raises")
     ended = troubled.run().wait()
-    assert_says_how_to_go_on(
+    assert_prints_resume_command(
         ended,
         3,
         r"^stopped: trials 0, 1 and 2 failed in the same way: ValueError: out of cheese "
@@ -178,7 +178,7 @@ def test_row_22_diverging_in_the_middle(troubled: Sandbox, references: Reference
     driver.until(store.newest)
     before = store.newest()
     _trouble(troubled, "diverges-to-nan")
-    troubled.probe.let_go("backward-47")
+    troubled.probe.release("backward-47")
     assert_ended(driver.wait(), 0)
     found = assert_all(troubled, references.of(SERIAL), only=(0, 1))
     complete, pruned, failed = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
@@ -231,7 +231,7 @@ def test_row_23_overflow(tmp_path: Path) -> None:
         assert rates == pytest.approx([peak * factor for factor in up + down])
         driver, _ = sandboxes[1].run_to("backward", 17)
         driver.power_off()
-        assert_all(sandboxes[1], reference, sandboxes[1].go_on())
+        assert_all(sandboxes[1], reference, sandboxes[1].resume_to_end())
     finally:
         for sandbox in sandboxes:
             sandbox.close()
@@ -320,7 +320,7 @@ def test_row_24_neighbours_are_unaffected(troubled: Sandbox, references: Referen
         driver.until_held(places[-1])
     _trouble(troubled, "starves-1")
     for place in places:
-        troubled.probe.let_go(place)
+        troubled.probe.release(place)
     assert_ended(driver.wait(), 0, "^trial 1 failed.*: oom: ")
     found = assert_all(troubled, references.of(PARALLEL), only=(0, 2, 3))
     assert [t["state"] for t in found.trials] == ["complete", "failed", "complete", "complete"]
@@ -341,7 +341,7 @@ def test_row_24_out_of_memory_halves(troubled: Sandbox, references: References) 
     driver.power_off()
     assert Ledger.open(troubled.paths.ledger).trial(0).accumulation == 2 * MICRO_BATCHES
     greedy.unlink()
-    troubled.probe.let_go(place)
+    troubled.probe.release(place)
     before = troubled.probe.count("forward")
     ended = troubled.resume().wait()
     # From its first step on, it is the sweep that was asked for these micro-batches at once.

@@ -37,7 +37,7 @@ def _kill_workers(sandbox: Sandbox, places: tuple[tuple[str, int], ...]) -> Ende
         # How long a save takes beside the training is the disk's affair, and not counted here.
         driver.until(lambda: not list(sandbox.paths.directory.glob(_SAVING)))
         os.kill(worker, signal.SIGKILL)
-        sandbox.probe.let_go(place)
+        sandbox.probe.release(place)
         place = sandbox.probe.further(*following) if following else ""
     return driver.wait()
 

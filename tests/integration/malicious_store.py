@@ -18,7 +18,7 @@ _NEGOTIATIONS = (80877103, 80877104)  # for TLS, for GSS
 _PASSWORD_PLEASE = b"R" + struct.pack("!ii", 8, 3)
 
 
-class PlantedStore:
+class MaliciousStore:
     """Speaks as much of PostgreSQL as it takes to be told a password, and refuses HTTP.
 
     Attributes:
@@ -32,7 +32,7 @@ class PlantedStore:
         self.heard: list[bytearray] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def __enter__(self) -> PlantedStore:
+    def __enter__(self) -> MaliciousStore:
         return self
 
     def __exit__(

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from tests.integration.malicious_store import FOREIGN, PlantedStore
+from tests.integration.malicious_store import FOREIGN, MaliciousStore
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 PASSWORD = "canary-of-a-password"
@@ -34,12 +34,12 @@ LOOKING = {
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PlantedStore]:
+def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MaliciousStore]:
     monkeypatch.chdir(tmp_path)
     for name in ("PGPASSWORD", "MLFLOW_TRACKING_TOKEN"):
         monkeypatch.setenv(name, PASSWORD)
     monkeypatch.setenv("PGUSER", "ada")
-    with PlantedStore() as store:
+    with MaliciousStore() as store:
         yield store
 
 
@@ -49,7 +49,7 @@ def invoke(root: Path, *line: str) -> tuple[int, str]:
     return done.exit_code, " ".join(done.output.split())
 
 
-def ledger_of(store: PlantedStore, form: str = "postgresql://{0}/sweeps") -> str:
+def ledger_of(store: MaliciousStore, form: str = "postgresql://{0}/sweeps") -> str:
     return f'storage: {{ledger: "{form.format(f"{FOREIGN}:{store.port}", port=store.port)}"}}'
 
 
@@ -66,7 +66,7 @@ FORMS = {
 
 @pytest.mark.parametrize("command", LOOKING)
 def test_no_command_connects_to_a_planted_ledger(
-    planted: PlantedStore, tmp_path: Path, command: str
+    planted: MaliciousStore, tmp_path: Path, command: str
 ) -> None:
     MadeSweep(tmp_path, more=ledger_of(planted))
     MadeSweep(tmp_path, "other").add("complete", 0.5)
@@ -80,14 +80,16 @@ def test_no_command_connects_to_a_planted_ledger(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_address_form_hides_its_host(planted: PlantedStore, tmp_path: Path, form: str) -> None:
+def test_no_form_of_address_hides_a_host(
+    planted: MaliciousStore, tmp_path: Path, form: str
+) -> None:
     MadeSweep(tmp_path, more=ledger_of(planted, FORMS[form]))
     done, said = invoke(tmp_path, "status", "small")
     assert planted.heard == []
     assert (done, "have not named" in said) == (2, True), said
 
 
-def test_local_server_gets_no_password_in_clear(planted: PlantedStore, tmp_path: Path) -> None:
+def test_local_server_gets_no_password_in_clear(planted: MaliciousStore, tmp_path: Path) -> None:
     MadeSweep(
         tmp_path, more=f"storage: {{ledger: 'postgresql://127.0.0.1:{planted.port}/sweeps'}}"
     )
@@ -99,7 +101,7 @@ def test_local_server_gets_no_password_in_clear(planted: PlantedStore, tmp_path:
 @pytest.mark.parametrize("foreign", ["sweep.yaml", "directory"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 def test_other_users_sweep_reaches_no_trusted_store(
-    planted: PlantedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: str
+    planted: MaliciousStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: str
 ) -> None:
     for host in (FOREIGN, "127.0.0.1"):
         uri = f"postgresql://{host}:{planted.port}/sweeps"
@@ -114,7 +116,7 @@ def test_other_users_sweep_reaches_no_trusted_store(
 
 @pytest.mark.parametrize("command", ["sync", "resume", "register", "ui", "doctor"])
 def test_no_command_connects_to_planted_tracking_server(
-    planted: PlantedStore, tmp_path: Path, command: str
+    planted: MaliciousStore, tmp_path: Path, command: str
 ) -> None:
     uri = f"http://{FOREIGN}:{planted.port}"
     MadeSweep(tmp_path, more=f"tracking: {{uri: '{uri}'}}").add("complete", 0.5)
@@ -126,7 +128,7 @@ def test_no_command_connects_to_planted_tracking_server(
 
 
 @pytest.mark.parametrize("scheme", ["http", "postgresql+psycopg2"])
-def test_no_process_opens_a_planted_tracking_store(planted: PlantedStore, scheme: str) -> None:
+def test_no_process_opens_a_planted_tracking_store(planted: MaliciousStore, scheme: str) -> None:
     """Whatever came before: an address in a child's input is checked where it is opened."""
     from tracking.mlflow_server import connect
     from tracking.store_reader import other_sweeps
@@ -141,7 +143,7 @@ def test_no_process_opens_a_planted_tracking_store(planted: PlantedStore, scheme
 
 
 def test_planted_database_sends_no_artifacts_to_its_hosts(
-    planted: PlantedStore, tmp_path: Path
+    planted: MaliciousStore, tmp_path: Path
 ) -> None:
     from tracking.mlflow_server import MlflowServer, connect
     from tracking.trusted_stores import StoreUntrusted
@@ -161,7 +163,7 @@ def test_planted_database_sends_no_artifacts_to_its_hosts(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 def test_spec_file_names_stores_if_owned_by_the_user(
-    planted: PlantedStore, tmp_path: Path
+    planted: MaliciousStore, tmp_path: Path
 ) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(MadeSweep(tmp_path / "made", more=ledger_of(planted)).spec.to_yaml())
@@ -182,7 +184,7 @@ def test_spec_file_names_stores_if_owned_by_the_user(
 
 
 def test_no_token_is_sent_over_http_to_a_named_server(
-    planted: PlantedStore, tmp_path: Path
+    planted: MaliciousStore, tmp_path: Path
 ) -> None:
     spec = MadeSweep(tmp_path / "made").spec
     file = tmp_path / "own.yaml"

@@ -363,8 +363,8 @@ def _refuse() -> object:
 
 def test_interrupted_store_creation_is_completed(tmp_path: Path) -> None:
     store = tmp_path / "mlflow.db"
-    create_started = f"from tracking.mlflow_server import connect; connect('sqlite:///{store}')"
-    child = subprocess.Popen([sys.executable, "-c", create_started], cwd=ROOT)
+    program = f"from tracking.mlflow_server import connect; connect('sqlite:///{store}')"
+    child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     aside = tmp_path / ".mlflow.db.new"
     wait_until(lambda: aside.exists() and aside.stat().st_size, every=0.002)
     child.kill()

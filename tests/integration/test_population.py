@@ -110,10 +110,10 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 def test_worst_members_continue_from_best_with_new_rates(once: Driver) -> None:
     trials = once.ledger.trials()
     assert [trial.state for trial in trials] == ["complete"] * MEMBERS
-    select_exploits = [(trial, mutation) for trial in trials for mutation in trial.lineage]
-    assert [mutation.epoch for _, mutation in select_exploits].count(1) == 2
-    assert [mutation.epoch for _, mutation in select_exploits].count(2) == 2
-    for heir, mutation in select_exploits:
+    exploits = [(trial, mutation) for trial in trials for mutation in trial.lineage]
+    assert [mutation.epoch for _, mutation in exploits].count(1) == 2
+    assert [mutation.epoch for _, mutation in exploits].count(2) == 2
+    for heir, mutation in exploits:
         donor = trials[mutation.donor]
         epoch = mutation.epoch
         assert donor.reports[epoch] < heir.reports[epoch]
@@ -236,11 +236,11 @@ def test_decisions_hold_after_rungs_are_edited(
     monkeypatch.undo()
     edited = SPEC.replace("quantile: 0.5", "quantile: 0.5, interval_epochs: 2")
     driver = Driver(paths, parse_spec(edited, "s.yaml"))
-    select_exploits = [trial.number for trial in driver.ledger.trials() if trial.lineage]
-    assert len(select_exploits) == 2
+    members = [trial.number for trial in driver.ledger.trials() if trial.lineage]
+    assert len(members) == 2
     for number in range(MEMBERS):
         found = inherited(paths.trial(number))
-        assert (found and found.epoch) == (1 if number in select_exploits else None)
+        assert (found and found.epoch) == (1 if number in members else None)
 
 
 def test_member_whose_donor_lost_its_checkpoint_keeps_its_own(

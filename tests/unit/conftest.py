@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.no_fsync import hasty_databases
+from tests.no_fsync import databases_without_fsync
 
-__all__ = ["hasty_databases"]
+__all__ = ["databases_without_fsync"]

@@ -16,7 +16,7 @@ from tests.chaos.fault_table import MATRIX, ROWS, FaultTable, find_tests
 from tests.chaos.invariants import (
     Ended,
     assert_points,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
     assert_states,
     assert_trials,
 )
@@ -123,10 +123,10 @@ def test_each_violation_is_found_and_named(break_it: Callable[[Outcome], None], 
 
 
 def test_missing_resume_command_is_found() -> None:
-    assert_says_how_to_go_on(Ended(130, "saved\nsweep resume chaos\n", 1.0), 130, "saved")
+    assert_prints_resume_command(Ended(130, "saved\nsweep resume chaos\n", 1.0), 130, "saved")
     for text, code in [("saved\n", 130), ("sweep resume chaos\n", 1)]:
         with pytest.raises(AssertionError, match="U5"):
-            assert_says_how_to_go_on(Ended(code, text, 1.0), 130)
+            assert_prints_resume_command(Ended(code, text, 1.0), 130)
 
 
 def _report(row: int | None, outcome: str, nodeid: str = "tests/test_x.py::test_x") -> Any:
