@@ -1,6 +1,4 @@
-"""What every test shares: one Ray per session, a sweep's directory, and no environment left over
-from another test.
-"""
+"""Fixtures of all tests: one Ray per session, a clean environment, and limits that scale."""
 
 from __future__ import annotations
 

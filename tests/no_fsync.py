@@ -1,4 +1,4 @@
-"""Databases that do not wait for the disk: for tests in which processes die and no power fails.
+"""Databases without fsync, for tests in which processes die and no power fails.
 
 What must not be tested with it: what is on the disk at which moment (`tests/chaos`).
 """

@@ -1,4 +1,4 @@
-"""An S3 server of a test's own, and the wire to it, which can be cut.
+"""An S3 server for one test, and a connection to it that can be cut.
 
 The server is moto's, a process on 127.0.0.1 with its objects in memory: a peer of the protocol
 over real HTTP, not S3. It forgets everything when it ends, so what fails is the wire. What must

@@ -1,4 +1,4 @@
-"""A ledger's place in a PostgreSQL of the tests' own."""
+"""The location of a ledger in a test's PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One program of `persisting.py`, run again and again: to its end, to each of its persisting
-calls, and, without running it, to a power loss at each of them.
+"""Run one program of `fsync_model.py` repeatedly: to its end, up to each persisting call, and to a
+simulated power loss at each of them.
 
 What must not live here: what must hold afterwards.
 """

@@ -1,4 +1,4 @@
-"""Everything that this project persists, each as a short program that says what it has promised.
+"""Programs that each persist one kind of data and print what must survive.
 
     python -m tests.chaos.fsync_model
 

@@ -1,4 +1,4 @@
-"""What must be true after a fault and a resume: U1 to U5, each a function that names what is not.
+"""Checks after a fault and a resume: U1 to U5, each a function that names the violation.
 
     U1  the final state of every trial equals the uninterrupted sweep's bit for bit
     U2  every (run, metric, step) is in the tracking store exactly once, with its value there

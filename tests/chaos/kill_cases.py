@@ -1,4 +1,4 @@
-"""Which runs are killed, and where: a covering selection of all combinations.
+"""The runs to kill and the places of the kill: a covering selection of all combinations.
 
 The axes have far more combinations than can be run. The selection takes the cheapest set in which
 every pair of values of two axes meets at least once, and fills up with random combinations drawn

@@ -1,4 +1,4 @@
-"""One run that is killed and one that is not: the task, the kill, and what must be equal.
+"""A run that is killed and an uninterrupted one: the task, the kill, and the comparison.
 
 What must not live here: cases (`kill_cases.py`), or processes (`processes.py`).
 """

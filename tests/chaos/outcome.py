@@ -1,5 +1,4 @@
-"""What a sweep has come to, read back from all three owners of the truth: the ledger, the
-checkpoint store, and the tracking store.
+"""The final state of a sweep, read from the ledger, the checkpoint store and the tracking store.
 
 What must not live here: what of it must be true (see `invariants.py`).
 """

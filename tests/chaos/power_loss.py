@@ -1,4 +1,4 @@
-"""What is left of a directory after a power loss, as far as its file system promises anything.
+"""The possible contents of a directory after a power loss, by what file systems guarantee.
 
 A file system promises: what was in a file when it was synced, and the entries that a directory had
 when it was synced. Everything since may be there, be missing, or be there in part. `Disk` replays

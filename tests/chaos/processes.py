@@ -1,4 +1,4 @@
-"""A process of its own for each run: it dies with os._exit(1), and another one goes on.
+"""Run each training in its own process, which dies with os._exit(1) and is resumed by another.
 
     python -m tests.chaos.processes      forks a child for each line of its input, and answers
                                          with the child's exit status

@@ -1,4 +1,4 @@
-"""One sweep in a directory of its own, the drivers that are started on it, and what they print.
+"""One sweep in its own directory, its drivers, and their output.
 
 Everything goes through the real command line. What must not live here: what must be true after a
 fault (see `invariants.py`), or faults themselves.

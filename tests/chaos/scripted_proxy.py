@@ -1,4 +1,4 @@
-"""An HTTP proxy on 127.0.0.1 that does to single requests what networks and servers do.
+"""An HTTP proxy on 127.0.0.1 that injects network and server faults into single requests.
 
 It stands before a real tracking server and passes on what no script speaks of. What must not live
 here: MLflow, or what must be true afterwards.

@@ -1,4 +1,4 @@
-"""The stack of docker/compose.yaml as one test session's own: its secrets, its names, its end.
+"""The stack of docker/compose.yaml with its own secrets and names, for one test session.
 
 What must not live here: the engine (`engine.py`), and what must be true of the stack.
 """

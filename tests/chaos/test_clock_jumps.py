@@ -1,4 +1,4 @@
-"""Row 29: the clock jumps by an hour, forwards and back, while processes run and between them."""
+"""Row 29: the clock jumps by an hour, forwards and back, during and between processes."""
 
 from __future__ import annotations
 

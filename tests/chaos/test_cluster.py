@@ -1,4 +1,4 @@
-"""Sweeps on a cluster of several Ray nodes: rows 4, 5, 6 and 32, and what is refused before any.
+"""Rows 4, 5, 6 and 32: sweeps on a cluster of several Ray nodes, and unusable clusters.
 
 The nodes are processes of their own on this machine; for row 32 each has a network of its own.
 """

@@ -1,4 +1,4 @@
-"""Row 34: three faults, one after the other, drawn from a seed.
+"""Row 34: three random faults in sequence.
 
 `CHAOS_COMPOUND=200 make chaos` runs 200 cases. One is replayed by its seed, which its name says:
 `CHAOS_SEED=20261127 CHAOS_COMPOUND=1 make chaos CHAOS=row_34`. A fault counts when it was really

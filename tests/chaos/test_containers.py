@@ -1,5 +1,5 @@
-"""The image and the stack of docker/, really built and really run: who gets in, what a container
-may do, where secrets are found, and a sweep that loses a worker and its tracking server.
+"""Build and run the image and the stack of docker/: access, confinement, secrets, and a sweep that
+loses a worker and its tracking server.
 
 It takes an engine (`engine.INSTALL`), some 15 GB of disk and a quarter of an hour.
 """

@@ -1,5 +1,5 @@
-"""The stack of docker/ with `compose.tls.yaml`: a sweep runs to its end, nothing of it is readable
-in a capture of the containers' networks, and each port refuses clients without TLS.
+"""The stack of docker/ with `compose.tls.yaml`: a capture of the network is unreadable, and each
+port refuses clients without TLS.
 
 It takes what `test_containers.py` takes. What must not live here: what holds without TLS, too.
 """

@@ -1,4 +1,4 @@
-"""Row 2 and row 33 at their finest: a real SIGKILL, and a power loss, at EACH persisting call.
+"""Rows 2 and 33: SIGKILL and power loss at each persisting call of single operations.
 
 What a save, a logged row, a ledger's transaction, an append to the outbox and a sweep's creation
 persist is listed; the process is killed before every one of these calls, and in the middle of

@@ -1,4 +1,4 @@
-"""Row 18: a recorder before a real tracking server whose connection misbehaves.
+"""Row 18: a recorder with a faulty connection to a real tracking server.
 
 Each kind of fault meets each kind of request. `test_tracking_outages.py` has whole sweeps.
 """

@@ -1,4 +1,4 @@
-"""Row 6: the driver dies, at whatever point of its life."""
+"""Row 6: kill the driver at any point of its life."""
 
 from __future__ import annotations
 

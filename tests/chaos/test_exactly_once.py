@@ -1,5 +1,4 @@
-"""Row 3: the driver, a worker, or the process that delivers dies between two of the places in
-which one thing is written down.
+"""Row 3: kill the driver, a worker, or the delivery process between two records of one event.
 
 Where it dies is told by the environment variable `CHAOS_DIE` to `hooks/sitecustomize.py`, which
 every Python of the sweep loads when it starts.

@@ -1,4 +1,4 @@
-"""The faults themselves: nothing that persists is missed, and each fault is the one asked for."""
+"""The fault injection itself: it sees every persisting call and injects the requested fault."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Row 28, the store's half: a process that was stopped while another one continued its run wakes
-up, and finds nothing that it could still change.
+"""Row 28, the checkpoint store: a stopped process that was replaced wakes up and can change
+nothing.
 """
 
 from __future__ import annotations

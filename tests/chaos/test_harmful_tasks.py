@@ -1,4 +1,4 @@
-"""Rows 36 to 39: what a training does to its own model, to its process, and to its children."""
+"""Rows 36 to 39: tasks that damage their model, their process, or their children."""
 
 from __future__ import annotations
 

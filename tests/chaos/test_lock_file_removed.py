@@ -1,4 +1,4 @@
-"""Row 27: the lock's file is removed under a living driver, as a careless clean-up does."""
+"""Row 27: the lock file of a running driver is removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row 21 of the fault matrix: the object store goes away in the middle of an upload."""
+"""Row 21: the object store becomes unavailable during an upload."""
 
 from __future__ import annotations
 

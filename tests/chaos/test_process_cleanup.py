@@ -1,4 +1,4 @@
-"""What a dead driver leaves behind is cleared away by whoever comes next; no other Ray is touched.
+"""The next command removes what a dead driver left behind, and touches no other Ray.
 
 The processes of a driver's Ray die with it, or soon after; what stays is their directory, and
 whatever was just being started.

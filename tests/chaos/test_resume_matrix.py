@@ -1,4 +1,4 @@
-"""The flagship at scale: whatever is killed, wherever it is killed, it ends bit for bit the same.
+"""Kill a training in many combinations of place and configuration; each resumes to the same bits.
 
 Each case trains to the end; then again, in another process, up to the kill (`os._exit(1)`), and
 from there in a third one. Equal must be: parameters, buffers, optimizer, schedule, scaler,

@@ -1,4 +1,4 @@
-"""Row 27: two drivers want the same sweep."""
+"""Row 27: a second driver starts on a running sweep."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A sweep whose ledger is in PostgreSQL: killed, resumed, run twice at once, and its database
-stopped under it. What comes of it equals the sweep whose ledger is a file.
+"""A sweep with its ledger in PostgreSQL: kills, resumes, a second driver, and database outages.
+The result equals that of a sweep with a SQLite ledger.
 """
 
 from __future__ import annotations

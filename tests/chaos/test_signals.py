@@ -1,4 +1,4 @@
-"""Rows 7 to 10: the driver is asked to end by signals, in every phase of its life."""
+"""Rows 7 to 10: signals to the driver in every phase of its life."""
 
 from __future__ import annotations
 

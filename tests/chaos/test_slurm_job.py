@@ -1,4 +1,4 @@
-"""The Slurm script with a real Ray of two nodes, and a real sweep on them; Slurm alone is not."""
+"""The Slurm script with a real Ray of two nodes and a real sweep, without Slurm itself."""
 
 from __future__ import annotations
 

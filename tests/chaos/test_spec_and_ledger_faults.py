@@ -1,4 +1,4 @@
-"""Rows 15, 16, 26 and 30: what a sweep is written down in, damaged, locked or changed."""
+"""Rows 15, 16, 26 and 30: the spec, the ledger or the data is damaged, locked or changed."""
 
 from __future__ import annotations
 

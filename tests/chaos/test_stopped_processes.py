@@ -1,4 +1,4 @@
-"""Row 28: processes that stand still for a while and then go on."""
+"""Row 28: processes are stopped (SIGSTOP) and continue later."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Row 2 and row 33 through the command line: a worker is killed before each persisting call of a
-save, and a whole sweep is found as a power loss left it.
+"""Rows 2 and 33 with whole sweeps: kill a worker before each persisting call of a save; resume a
+sweep after a power loss.
 
 `test_crash_points.py` does the same to each piece alone, at every call. What must not live
 here: how calls are recorded and stopped (`faults.py`), what a power loss leaves (`power_loss.py`).

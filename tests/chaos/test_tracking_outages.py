@@ -1,4 +1,4 @@
-"""Rows 17 to 20: whole sweeps through the command line, before a tracking server with bad days.
+"""Rows 17 to 20: whole sweeps with an unreliable tracking server.
 
 What is compared is a sweep that nothing happened to. `test_delivery_faults.py` has single
 requests.

@@ -1,4 +1,4 @@
-"""Row 35: the tracking store loses what it was told, while nobody runs the sweep."""
+"""Row 35: the tracking store loses records between two attempts."""
 
 from __future__ import annotations
 

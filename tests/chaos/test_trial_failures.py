@@ -1,6 +1,4 @@
-"""Rows 22, 23, 24 and 31: trials that fail, each by its kind, steps that are skipped, and workers
-that die again and again.
-"""
+"""Rows 22, 23, 24 and 31: failing trials, skipped steps, and workers that die repeatedly."""
 
 from __future__ import annotations
 

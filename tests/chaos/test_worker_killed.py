@@ -1,4 +1,4 @@
-"""Row 1: the process in which a trial is trained dies, wherever it is."""
+"""Row 1: kill the process that trains a trial."""
 
 from __future__ import annotations
 

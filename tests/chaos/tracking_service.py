@@ -1,4 +1,4 @@
-"""A real `mlflow server` that can be killed and started again, and what lies in its database.
+"""A real `mlflow server` that can be killed and restarted, and the contents of its database.
 
 What must not live here: faults (`scripted_proxy.py`), and what must be true (`invariants.py`).
 """

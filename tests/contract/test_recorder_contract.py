@@ -1,4 +1,4 @@
-"""What every recorder keeps to, whichever it is; the real one is read back from a real store."""
+"""The contract of every recorder; the real one is read back from a real store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite for users' own tasks: it passes good ones and names what is wrong."""
+"""`check_task` passes valid tasks and names contract violations."""
 
 # ruff: noqa: ARG001, ARG005  what stands in for something keeps its signature
 

@@ -1,4 +1,4 @@
-"""What the commands that only look print of a sweep, as files: with one metric and with two.
+"""The output of the inspecting commands as golden files: with one metric and with two.
 
 To accept a change:  UPDATE_GOLDEN=1 python -m pytest tests/golden/test_inspect_output.py
 """

@@ -1,4 +1,4 @@
-"""Several processes on one GPU: what a trial takes of it, and what its cap keeps it from taking.
+"""Several processes on one GPU: the memory that a trial takes, and its cap.
 
 A CPU has no cap, so all of it needs a CUDA device; see `test_training_gpu.py` for what else.
 """

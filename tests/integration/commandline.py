@@ -1,4 +1,4 @@
-"""The command line as a user has it: a real process, in a directory of its own."""
+"""Run the command line as a user does: in a real process and its own directory."""
 
 from __future__ import annotations
 

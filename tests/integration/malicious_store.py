@@ -1,5 +1,5 @@
-"""A store that an attacker runs: it takes any connection, asks for a password in clear, and keeps
-all that it is told.
+"""A store of an attacker: it accepts any connection, asks for a password in clear, and records
+what it receives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be seen of a sweep from outside while it runs: command lines, servers, Ray's files."""
+"""Observe a running sweep from outside: command lines, servers, and files of Ray."""
 
 from __future__ import annotations
 

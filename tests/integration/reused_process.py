@@ -1,4 +1,4 @@
-"""A process that runs one trial after the other, as a warm actor does; prints what it came to.
+"""Run many trials in one process, as Ray's reused actors do, and print the results.
 
 `python -m tests.integration.reused_process DIRECTORY TRIALS`. Of each five trials one changes all
 that a task can change for its process and then fails, one reads its samples in a process of its

@@ -1,4 +1,4 @@
-"""A serial search without training: proposals from a real ledger, and a made-up loss."""
+"""Search serially without training: suggestions from a real ledger, and an invented loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fifty trials in one process: none notices those before it, and none leaves anything behind."""
+"""Fifty trials in one process: none affects a later one, and none leaks anything."""
 
 from __future__ import annotations
 

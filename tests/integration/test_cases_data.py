@@ -1,4 +1,4 @@
-"""Inputs by which strangers broke the product: epochs, batches, tasks and checks."""
+"""Cases of `tests/cases` about data: epochs, batches, tasks and checks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What strangers brought about the processes that import a task, and about search spaces, as it
-stands: the same answer from `sweep check`, `train` and `run`.
+"""Cases of `tests/cases` about imports and search spaces: `sweep check`, `train` and `run` give
+the same answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tasks that hang, or that limit their own process: one trial's failure, and nobody else's."""
+"""Cases of `tests/cases` that hang or limit their own process: only that trial fails."""
 
 from __future__ import annotations
 

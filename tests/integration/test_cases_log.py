@@ -1,4 +1,4 @@
-"""What strangers tried with metrics and with MLflow's plain API, as it stands."""
+"""Cases of `tests/cases` about metrics and MLflow's plain API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases of `tests/cases` about seeds, as they stand."""
+"""Cases of `tests/cases` about seeds."""
 
 from __future__ import annotations
 

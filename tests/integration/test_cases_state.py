@@ -1,4 +1,4 @@
-"""Strangers' inputs whose state torch, or the run, used to lose; each as it stands."""
+"""Cases of `tests/cases` about state that torch or the run once lost."""
 
 from __future__ import annotations
 

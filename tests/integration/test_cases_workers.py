@@ -1,4 +1,4 @@
-"""Tasks that leave their process in disorder, or end it: what a stranger tried, as it stands."""
+"""Cases of `tests/cases` that damage or end their process."""
 
 from __future__ import annotations
 

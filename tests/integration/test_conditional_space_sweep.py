@@ -1,6 +1,5 @@
-"""A sweep with a conditional, constrained space through the real command line: points to begin
-with, an edit of the space on resume, and every looking command on trials that differ in what they
-have.
+"""A sweep with a conditional, constrained space through the real command line: initial points, an
+edited space on resume, and every inspecting command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A drain in a process of its own: it ends with its driver, and may be killed at any time."""
+"""The delivery process: it ends with its driver, and survives kills at any time."""
 
 from __future__ import annotations
 

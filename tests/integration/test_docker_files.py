@@ -1,4 +1,4 @@
-"""What docker/ holds, without an engine: the image's recipe, the stack, the cluster's files.
+"""The files of docker/ without an engine: the image, the stack, and the cluster.
 
 The stack itself is built and run by `tests/chaos/test_containers.py`.
 """

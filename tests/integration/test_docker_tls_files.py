@@ -1,5 +1,4 @@
-"""The files of docker/ for TLS between containers, without an engine: the certificates,
-and which service is given which of them.
+"""The TLS files of docker/ without an engine: certificates, and the services that get them.
 
 The stack itself is built and run by `tests/chaos/test_containers_tls.py`.
 """

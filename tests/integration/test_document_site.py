@@ -1,4 +1,4 @@
-"""`make docs`: what it must refuse, and where its links to files of the repository lead.
+"""`make docs`: what it refuses, and links to files of the repository.
 
 What must not live here: the documents as they are, which `make check` builds.
 """

@@ -1,4 +1,4 @@
-"""The example that the README runs: how good its best is, and how much its driver holds."""
+"""The example of the README: the quality of its best trial, and the memory of its driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers as forks: what one has of the process that asked for it, and with whom it ends."""
+"""Forked workers equal their requesting process and end with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make env` compares packages with `.ci/hashes.txt`: one that was replaced is refused.
+"""`make env` compares packages with `.ci/hashes.txt` and refuses a replaced one.
 
 The packages come from a directory, so that no package index is needed. What must not live here:
 what our own file lists (`tests/unit/test_pinned_packages.py`).

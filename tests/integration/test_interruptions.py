@@ -1,4 +1,4 @@
-"""Sweeps that signals stop, a second driver, and a ledger that refuses an end. Kills are in
+"""Sweeps stopped by signals, a second driver, and a ledger that rejects an end. Kills are in
 `tests/chaos`, rows 1 and 6.
 """
 

@@ -1,5 +1,5 @@
-"""A sweep's directory that an attacker made names the attacker's stores: nothing connects there,
-and each command says so in a sentence.
+"""A sweep directory of an attacker names the attacker's stores: no command connects, and each
+names the reason.
 """
 
 from __future__ import annotations

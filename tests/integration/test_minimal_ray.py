@@ -1,4 +1,4 @@
-"""What Ray and Tune do for nobody in a driver, which has no option, is left out."""
+"""The driver disables the parts of Ray and Tune that it does not use."""
 
 from __future__ import annotations
 

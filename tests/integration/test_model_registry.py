@@ -1,4 +1,4 @@
-"""What the model registry is given, what it is not given, and what others can load of it."""
+"""Models in the registry: which are registered, and how others load them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A directory in which somebody left modules under the names of ours, of Python's and of what we
-need: no command imports one of them.
+"""Modules named like ours, the standard library's or a dependency's in the working directory: no
+command imports them.
 
 A sweep is run first, in the same directory and without them. What must not live here: how a task
 is imported (`test_cases_env`).

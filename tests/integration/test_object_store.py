@@ -1,5 +1,5 @@
-"""Checkpoints in an object store, over HTTP: found by the environment, whole or not there, and
-clear about a store that is away.
+"""Checkpoints in an object store over HTTP: complete or absent, and clear errors for an
+unavailable store.
 """
 
 from __future__ import annotations

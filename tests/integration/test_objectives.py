@@ -1,4 +1,4 @@
-"""A sweep after two metrics, killed once and resumed, through the real command line."""
+"""A sweep with two metrics through the real command line, killed once and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Optuna is told of one and the same sweep: by Ray's own OptunaSearch, and by ours.
+"""What Optuna's study holds after the same sweep by Ray's OptunaSearch and by ours.
 
 Five trials, one after the other, under ASHA. Their loss grows from the second epoch on, and one
 trial's is NaN. Both sides try the same points, so ASHA stops the same trials at the same epochs.

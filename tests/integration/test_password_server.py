@@ -1,4 +1,4 @@
-"""A real MLflow server that asks for a password, with the settings of docker/'s."""
+"""A real MLflow server with a login, configured like that of docker/."""
 
 from __future__ import annotations
 

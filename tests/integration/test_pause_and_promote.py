@@ -1,4 +1,4 @@
-"""Trials that pause and are promoted: a sweep killed in the middle of it, and one that was not."""
+"""Trials that pause and are promoted: a killed sweep equals an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A population on the real ledger and real checkpoints, with training in this process: whoever
-dies at whatever write, it ends as one that nobody interrupted, bit for bit.
+"""A population on the real ledger and real checkpoints: after a kill at any write it ends like an
+uninterrupted one, bit for bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is recorded of a sweep, read back by MLflow's own client.
+"""The runs of a sweep, read back by MLflow's own client.
 
 The sweep has a trial that is healthy, one whose gradients are huge, and one that diverges.
 """

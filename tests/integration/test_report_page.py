@@ -1,4 +1,4 @@
-"""The report in a real browser: it asks nothing of anyone, and shows what the ledger holds."""
+"""The report in a real browser: it loads nothing, and shows the ledger's contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that die with os._exit at every kind of moment; fresh ones that go on; one curve.
+"""Processes die with os._exit at every kind of moment; new ones resume; one curve results.
 
 A slice of the matrix in `tests/chaos/test_resume_matrix.py`, one case of each kind of kill.
 """

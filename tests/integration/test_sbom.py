@@ -1,4 +1,4 @@
-"""`make sbom` and `make audit`: what is installed, as CycloneDX, and what is looked up of it.
+"""`make sbom` and `make audit`: the installed packages as CycloneDX, and their look-up.
 
 What must not live here: the database of known holes, which is on the network.
 """

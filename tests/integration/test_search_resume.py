@@ -1,6 +1,4 @@
-"""Search over a driver's death: in serial mode, whatever is suggested after it is what one driver
-would have suggested, and the scheduler stands where it would have stood.
-"""
+"""Serial search after a kill of the driver: suggestions and rungs equal those of one driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers by name and by class: what they suggest depends on the ledger alone."""
+"""Samplers by name and by class: suggestions depend on the ledger alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial gets: points to begin with, conditions, constraints, and a space that is edited."""
+"""Suggested parameters: initial points, conditions, constraints, and edited spaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials of earlier sweeps teach the sampler, are fixed once they are taken, and show nowhere."""
+"""Trials of earlier sweeps inform the sampler, stay fixed, and are not shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep under random faults, against what must be true of it whatever happened.
+"""A sweep under random faults keeps its invariants.
 
 Real are the ledger, the curves, the manifests, the outbox and its delivery, the searcher, the
 scheduler, the bookkeeper and the reconciliation. Stand-ins are Ray (its calls are made here),

@@ -1,4 +1,4 @@
-"""`sweep stop` from another terminal: a trial that is trained, one that waits, the sweep."""
+"""`sweep stop` from another terminal: a running trial, a waiting one, the sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tracking store that lost what it was told: rolled back, emptied, cleaned by hand, damaged.
+"""A tracking store that lost records: rolled back, emptied, cleaned by hand, damaged.
 
 The store is MLflow's own; the sweep is made by hand, so that nothing is trained.
 """

@@ -1,6 +1,4 @@
-"""One small sweep through the real command line: a real Ray, a real MLflow store, read back from
-outside.
-"""
+"""A small sweep through the real command line, with a real Ray and a real MLflow store."""
 
 from __future__ import annotations
 

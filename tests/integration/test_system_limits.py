@@ -1,4 +1,4 @@
-"""Under resource limits that do not suffice, the answer comes soon and names the limit."""
+"""Too low resource limits: the error comes quickly and names the limit."""
 
 from __future__ import annotations
 

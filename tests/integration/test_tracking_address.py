@@ -1,5 +1,5 @@
-"""A tracking address that cannot be used is told before anything exists; offline it is not asked,
-and `sweep sync` delivers afterwards.
+"""An unusable tracking address is refused before anything exists; an offline sweep ignores it, and
+`sweep sync` delivers later.
 """
 
 from __future__ import annotations

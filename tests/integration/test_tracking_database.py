@@ -1,4 +1,4 @@
-"""A sweep that records into its user's own PostgreSQL, with no server before it."""
+"""A sweep that records directly into the user's PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sweep train`: one run in one process, with its pictures, and with the real compiler."""
+"""`sweep train`: one run in one process, with figures, and with the real compiler."""
 
 from __future__ import annotations
 

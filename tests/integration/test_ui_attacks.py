@@ -1,4 +1,4 @@
-"""What other users of the machine try against the server behind `sweep ui`.
+"""Attacks of other users of the machine on the server of `sweep ui`.
 
 What must not live here: what its pages show (`test_sweep.py`).
 """

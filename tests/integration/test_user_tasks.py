@@ -1,4 +1,4 @@
-"""A task from a package outside the project: one that works, and the ways in which one fails.
+"""Tasks of a user's package: a working one, and several failing ones.
 
 It knows secrets, and says them where it can; its sweep runs under secrets of its own.
 """

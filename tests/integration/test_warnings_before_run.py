@@ -1,4 +1,4 @@
-"""What the command line tells of a run before it starts: its memory, and what is doubtful.
+"""Output before a run starts: its memory, and warnings.
 
 That `sweep run` does so too is looked at where a sweep is run (`test_sweep.py`).
 """

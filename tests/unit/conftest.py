@@ -1,4 +1,4 @@
-"""Fixtures of the tests that start nothing."""
+"""Fixtures of the tests that start no processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands where a command takes a word: it is taken, or refused in a sentence.
+"""Random command lines: each is accepted or refused with a message.
 
 What a command then starts (a sweep, a server, a drawing) is not started here.
 """

@@ -1,4 +1,4 @@
-"""The problems and the tables of `tests.bench.quality`: nothing is measured here."""
+"""The problems and the tables of `tests.bench.quality`; nothing is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of the benchmarks, on made-up measurements: no clock is read here."""
+"""The table of the benchmarks on invented measurements; no clock is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fault matrix' own checks: each finds what it is there to find, and says where."""
+"""The checks of the fault matrix: each finds its violation and names the place."""
 
 from __future__ import annotations
 

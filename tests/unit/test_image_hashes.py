@@ -1,4 +1,4 @@
-"""What the image's recipe asks of packages that it installs: versions, and hashes where it can.
+"""The image's recipe installs packages by version, and by hash where possible.
 
 The recipe's commands run below a directory, with a pip and a uv that keep what they are given.
 What must not live here: the build itself (`tests/chaos/test_containers.py`).

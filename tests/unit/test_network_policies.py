@@ -1,4 +1,4 @@
-"""The NetworkPolicies beside the KubeRay file: which pod reaches which, by Kubernetes' own rules.
+"""The NetworkPolicies of the KubeRay file: which pod reaches which, by Kubernetes' own rules.
 
 What must not live here: the RayCluster itself (`tests/integration/test_docker_files.py`).
 """

@@ -1,5 +1,5 @@
-"""Far too much of one thing: names of metrics, one value, points of a grid, reasons of failed
-trials. The memory stays bounded, and where something is refused a sentence says so.
+"""Oversized input: metric names, values, grids, failure reasons. The memory stays bounded, and
+each refusal has a message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Versions and hashes of packages: both files agree, and what installs packages is given both.
+"""Versions and hashes of packages: both files agree, and every installation uses them.
 
 What must not live here: an installation; pip and uv compare the hashes.
 """

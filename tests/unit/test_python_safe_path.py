@@ -1,4 +1,4 @@
-"""Whoever starts Python says `-P`: no child imports from the working directory.
+"""Every start of Python has `-P`: no child imports from the working directory.
 
 The sources are read, not run. What must not live here: what the commands do in a directory with
 planted modules (`tests/integration/test_module_shadowing.py`).

@@ -1,4 +1,4 @@
-"""Commands, flags and arguments that there are not: exit code 2, one message, nothing created."""
+"""Unknown commands, flags and arguments: exit code 2, one message, no files."""
 
 from __future__ import annotations
 

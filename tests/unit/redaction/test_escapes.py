@@ -1,4 +1,4 @@
-"""No text drives a terminal, and none imitates another line."""
+"""No text controls a terminal or imitates another line."""
 
 from __future__ import annotations
 

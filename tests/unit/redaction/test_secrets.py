@@ -1,4 +1,4 @@
-"""What is hidden of any text, what is left as it is, and that it takes time linear in the text."""
+"""Redaction: what it hides, what it keeps, and that it is linear in the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A spec that is refused, and what is said of it."""
+"""Run the commands on an invalid spec and return their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where trials' checkpoints lie, by the spec alone."""
+"""The location of checkpoints follows from the spec alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep's directory with any of its files damaged: each command works or says what is wrong.
+"""A sweep's directory with any file damaged: each command works or names the damage.
 
 Nothing here goes on with such a sweep: its task is nowhere to be found, so that a resume is
 refused before anything is started, if the damage does not refuse it first.

@@ -1,4 +1,4 @@
-"""A sweep's format: an older one opens and is given its number, a newer one is left as it is.
+"""Format versions: an older sweep opens and gets its number, a newer one is left unchanged.
 
 `tests/assets/format-1` holds a sweep from before there was a number, as a real driver left it that
 was killed: pictures, logs and the older checkpoints are taken out, names of the machine replaced.

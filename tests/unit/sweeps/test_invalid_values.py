@@ -1,4 +1,4 @@
-"""Values that a sound file cannot hold are refused in a sentence by whoever reads them."""
+"""Values that a sound file cannot hold are refused with a message by every reader."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is no regular file, or far too large, in the place of a file of a sweep: each command ends
-at once and says what is wrong, without a traceback.
+"""Irregular or huge files in a sweep's directory: each command ends quickly and names the file,
+without a traceback.
 
 What must not live here: regular files with other content (`test_damaged_sweeps`), and files that
 are gone (`test_missing_files`).

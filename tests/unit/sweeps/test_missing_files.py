@@ -1,4 +1,4 @@
-"""What of a sweep is gone is said by name, with what is left, and nothing is made in its place."""
+"""Missing files of a sweep are named, and nothing is created in their place."""
 
 from __future__ import annotations
 

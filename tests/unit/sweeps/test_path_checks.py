@@ -1,4 +1,4 @@
-"""What a user names to be written to is no other user's to change."""
+"""Files are written only where no other user can change them."""
 
 from __future__ import annotations
 

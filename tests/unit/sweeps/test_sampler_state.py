@@ -1,4 +1,4 @@
-"""The state of a sampler that is a pickle is not read from another user's files."""
+"""A pickled sampler state is not read from another user's files."""
 
 from __future__ import annotations
 

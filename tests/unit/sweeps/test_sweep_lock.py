@@ -1,4 +1,4 @@
-"""The lock: one driver per sweep, its holder named, a dead holder's lock free at once."""
+"""The lock: one driver per sweep, its owner named, a dead owner's lock free immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery against a server that refuses, commits and then fails, or commits late."""
+"""Delivery to a server that rejects, commits and then fails, or commits late."""
 
 from __future__ import annotations
 

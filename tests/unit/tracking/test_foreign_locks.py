@@ -1,4 +1,4 @@
-"""A stranger who locks what everybody may read keeps nobody waiting, and few things are readable.
+"""Locks of another user block nobody, and few files are readable.
 
 What must not live here: the sweep's own lock (`tests/unit/sweeps/test_sweep_lock.py`).
 """

@@ -1,4 +1,4 @@
-"""Whether a store's file still is the one that was told of a sweep's runs."""
+"""Whether a store's file is still the one that holds a sweep's runs."""
 
 from __future__ import annotations
 

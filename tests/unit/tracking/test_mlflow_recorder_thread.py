@@ -1,4 +1,4 @@
-"""The recorder's thread makes no caller wait, raises into none, and stops in time."""
+"""The recorder's thread blocks no caller, raises into none, and stops in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables are those of the installed MLflow, told without importing it."""
+"""The schema version of the installed MLflow, read without importing it."""
 
 from __future__ import annotations
 

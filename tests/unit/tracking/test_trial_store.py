@@ -1,4 +1,4 @@
-"""The plain MLflow API inside a trial hands on what it is given, and refuses the rest."""
+"""The plain MLflow API inside a trial: logging is forwarded, and everything else refused."""
 
 from __future__ import annotations
 

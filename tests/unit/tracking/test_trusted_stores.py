@@ -1,4 +1,4 @@
-"""To which stores credentials go, and whose word counts."""
+"""Which stores get credentials, and who grants that trust."""
 
 from __future__ import annotations
 

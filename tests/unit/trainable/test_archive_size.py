@@ -1,4 +1,4 @@
-"""A checkpoint that would fill the memory is refused before it is read."""
+"""A checkpoint that would exhaust the memory is refused before it is read."""
 
 from __future__ import annotations
 

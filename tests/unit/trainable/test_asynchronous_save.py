@@ -1,4 +1,4 @@
-"""Saving beside the training: what is saved, who waits for whom, and where errors come out."""
+"""Asynchronous saving: what is saved, what waits, and where errors are raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task builds is compared with what the run was begun with."""
+"""What a task builds is compared with what the run started with."""
 
 from __future__ import annotations
 

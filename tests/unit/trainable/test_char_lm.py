@@ -1,4 +1,4 @@
-"""The small language model: what it reads, what it predicts, and that it cannot look ahead."""
+"""The small language model: its data, its predictions, and its causal mask."""
 
 from __future__ import annotations
 

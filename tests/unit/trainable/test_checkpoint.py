@@ -1,4 +1,4 @@
-"""The store: whole or not there, whatever is interrupted or damaged."""
+"""The checkpoint store: complete or absent, whatever is interrupted or damaged."""
 
 # ruff: noqa: ARG002  what stands in for something keeps its signature
 

@@ -1,4 +1,4 @@
-"""Precision, optimizers, state, seeds and diagnostics, each on its own."""
+"""Precision, optimizers, state, seeds and diagnostics, each alone."""
 
 # ruff: noqa: ARG005  what stands in for something keeps its signature
 

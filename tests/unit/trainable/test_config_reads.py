@@ -1,4 +1,4 @@
-"""A configuration notes what is read from it, in whatever way."""
+"""A configuration records which of its keys are read."""
 
 from __future__ import annotations
 

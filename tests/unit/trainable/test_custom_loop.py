@@ -1,4 +1,4 @@
-"""A loop of one's own runs like a task: reports, rows, checkpoints, resumption, and its errors."""
+"""A custom loop runs like a task: reports, rows, checkpoints, resume, and errors."""
 
 from __future__ import annotations
 

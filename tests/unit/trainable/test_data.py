@@ -1,4 +1,4 @@
-"""Windows: what they hold, in which order, and that nothing else decides it."""
+"""Windows: their samples, their order, and that seed and position alone decide both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints between kinds of devices, and the generators of devices, without having one.
+"""Checkpoints between kinds of devices, and device generators, without such a device.
 
 The same moves with a real GPU: `tests/gpu/test_training_gpu.py`.
 """

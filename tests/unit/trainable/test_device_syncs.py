@@ -1,4 +1,4 @@
-"""How often a step waits for its device, counted where there is no accelerator.
+"""The number of device synchronisations of a step, counted without an accelerator.
 
 Whatever would fetch a value from an accelerator is an operation on the CPU too: it is seen here
 by what it is, not by what it costs. `tests/gpu` asks the CUDA driver the same.

@@ -1,4 +1,4 @@
-"""The digits: scikit-learn's own, without the seconds that its import takes."""
+"""The digits equal scikit-learn's, without its slow import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of an exception is short, one line where it must be, and holds no secret."""
+"""Text of an exception is short, on one line if needed, and without secrets."""
 
 from __future__ import annotations
 

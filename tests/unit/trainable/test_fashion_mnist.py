@@ -1,4 +1,4 @@
-"""The task of the lab: read from real IDX files that the tests write themselves."""
+"""The FashionMNIST task, read from real IDX files that the tests write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures: that they are written, that they show what is in the rows, and what they cost."""
+"""Figures: that they are written, show the rows, and what they cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fingerprints: which files and which samples a task stands on."""
+"""Fingerprints: the files and samples that a task depends on."""
 
 from __future__ import annotations
 

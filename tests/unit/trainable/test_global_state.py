@@ -1,4 +1,4 @@
-"""What a task changes for its whole process is put back: the next trial computes the same bits."""
+"""Process-wide state that a task changes is restored: the next trial computes the same bits."""
 
 from __future__ import annotations
 

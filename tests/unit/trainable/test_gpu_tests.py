@@ -1,6 +1,4 @@
-"""The tests of `tests/gpu`, where there is no GPU: that they run with little installed, and that
-what they do is sound on the device there is.
-"""
+"""The tests of `tests/gpu` on a CPU and with few packages installed."""
 
 from __future__ import annotations
 

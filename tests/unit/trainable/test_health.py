@@ -1,4 +1,4 @@
-"""Health signals on synthetic histories: each is given when it should be, and not otherwise."""
+"""Health signals on synthetic histories: each fires exactly when it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a DataLoader is set up, and that data moves without waiting."""
+"""The options of a DataLoader, and data transfer without waiting."""
 
 from __future__ import annotations
 

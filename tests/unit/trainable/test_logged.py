@@ -1,4 +1,4 @@
-"""What a task or a loop logs becomes columns of the run's rows, and costs the step nothing."""
+"""Values that a task or a loop logs become columns of the rows at no cost for the step."""
 
 # ruff: noqa: ARG001, ARG005  what stands in for something keeps its signature
 

@@ -1,4 +1,4 @@
-"""What the loop reports, which value is the best, and how it ends when something is wrong."""
+"""The loop's reports, the best value, and its end after an error."""
 
 # ruff: noqa: ARG001, ARG004, ARG005  what stands in for something keeps its signature
 

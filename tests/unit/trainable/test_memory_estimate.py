@@ -1,4 +1,4 @@
-"""What a user is told about the optimizer's memory before anything is trained."""
+"""The estimate of the optimizer's memory before training."""
 
 from __future__ import annotations
 

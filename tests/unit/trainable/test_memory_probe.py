@@ -1,4 +1,4 @@
-"""Steps taken to see what a trial needs; what they take is measured in `tests/gpu`."""
+"""Steps that measure a trial's memory; `tests/gpu` checks the measurement."""
 
 from __future__ import annotations
 

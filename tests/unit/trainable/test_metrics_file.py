@@ -1,4 +1,4 @@
-"""The curve on disk: once each step, durable, and cut back on resume."""
+"""The metrics file: each step once, durable, and cut back on resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of how a model is run: the result stays, and evaluation still sees every output."""
+"""Model settings keep the result, and evaluation sees every output."""
 
 from __future__ import annotations
 

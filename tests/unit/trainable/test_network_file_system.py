@@ -1,4 +1,4 @@
-"""What a network file system does otherwise: open files that were removed, and stale handles."""
+"""Network file systems: removed files that are open, and stale handles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that no `state_dict()` has: a run cut in two ends as the whole one, or is refused."""
+"""State outside every `state_dict()`: a run cut in two equals a whole one, or is refused."""
 
 # ruff: noqa: ARG001  what stands in for something keeps its signature
 

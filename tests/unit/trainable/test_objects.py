@@ -1,4 +1,4 @@
-"""Generations in an object store: no rename, no sync, and the manifest is what commits."""
+"""Checkpoints in an object store: no rename, no sync; the manifest commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a task opens while it is built, without naming them, are compared at each start."""
+"""Files that a task opens while it is built are compared at each start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LAMB and Lion, which come with an extra: the update itself, the defaults, and resumption."""
+"""LAMB and Lion of the extra package: the update, the defaults, and resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Out of memory: recognised whoever says so; where allowed, the same steps in smaller parts."""
+"""Out of memory is recognised from every source; if allowed, the run continues with smaller
+micro-batches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task changes of its process is put back, or named: the next trial must not meet it."""
+"""Process state that a task changes is restored or named before the next trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trial as Ray sees it: the pointer that it is handed, and what a resumed one says first."""
+"""One trial under Ray: its checkpoint pointer, and the first result after a resume."""
 
 from __future__ import annotations
 

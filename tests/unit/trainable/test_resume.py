@@ -1,4 +1,4 @@
-"""The flagship promise: a run that was stopped anywhere ends bit for bit like one that was not."""
+"""A run stopped anywhere ends bit for bit like an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training rules: what holds for new runs, and what stays as it was for those begun before."""
+"""Training rules: those of new runs, and those kept for older ones."""
 
 from __future__ import annotations
 

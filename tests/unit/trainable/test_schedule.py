@@ -1,4 +1,4 @@
-"""Schedules against torch's own, at every step."""
+"""Learning rate schedules equal torch's at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step does when something is wrong: overflow, non-finite losses, ignored windows."""
+"""Errors within one step: overflow, non-finite losses, ignored windows."""
 
 # ruff: noqa: ARG002, ARG004  what stands in for something keeps its signature
 

@@ -1,4 +1,4 @@
-"""The order of a step, call by call, and that nothing of a step outlives it."""
+"""The order of calls in a step, and that nothing of it outlives the step."""
 
 from __future__ import annotations
 

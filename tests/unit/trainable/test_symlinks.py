@@ -1,4 +1,4 @@
-"""What is written to a run's directory goes through no link that somebody has put there."""
+"""Nothing is written through a link in a run's directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses, parameter groups, default evaluation, and finding tasks by name."""
+"""Losses, parameter groups, default evaluation, and tasks by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a few samples say of a task before a sweep: certain faults are refused, no others."""
+"""Checks of a task on a few samples before a sweep: certain faults are refused, no others."""
 
 # ruff: noqa: ARG001, ARG002, ARG005  what stands in for something keeps its signature
 

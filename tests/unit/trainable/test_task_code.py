@@ -1,4 +1,4 @@
-"""What a task raises inside our iteration is its error: no epoch ends early in silence."""
+"""Exceptions of a task within our iteration are its errors: no epoch ends early in silence."""
 
 # ruff: noqa: ARG001, PT012  what stands in for something keeps its signature; loops that raise
 

@@ -1,4 +1,4 @@
-"""What a process does before it imports a task, and what of a task cannot end it."""
+"""The state of a process before it imports a task, and imports that try to end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that others wrote, as they wrote them: they train, resume and export without a change."""
+"""Unchanged third-party models train, resume and export."""
 
 from __future__ import annotations
 

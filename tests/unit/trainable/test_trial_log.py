@@ -1,4 +1,4 @@
-"""What a trial prints reaches its log line by line, without secrets and control characters."""
+"""A trial's output reaches its log line by line, without secrets and control characters."""
 
 from __future__ import annotations
 

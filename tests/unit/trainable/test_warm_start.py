@@ -1,6 +1,4 @@
-"""A run that goes on from another one's weights: what it takes, what stays its own, and what
-becomes of it when it is interrupted or the files are damaged.
-"""
+"""A run that starts from the weights of another: what it takes and keeps, and interruptions."""
 
 from __future__ import annotations
 

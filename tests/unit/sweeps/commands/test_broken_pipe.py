@@ -1,4 +1,4 @@
-"""What becomes of output that nobody takes, in a process of its own."""
+"""Commands whose output nobody reads, in a real process."""
 
 from __future__ import annotations
 

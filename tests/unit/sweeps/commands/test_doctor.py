@@ -1,4 +1,4 @@
-"""What the doctor finds, and that looking leaves nothing behind."""
+"""`sweep doctor`: its findings, and that it leaves no files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The starter: two files that are valid as they are, and nothing overwritten."""
+"""`sweep init` writes two valid files and overwrites none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that only look load nothing heavy, so that they answer at once."""
+"""The inspecting commands import nothing heavy and answer quickly."""
 
 from __future__ import annotations
 

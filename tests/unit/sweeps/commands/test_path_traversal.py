@@ -1,4 +1,4 @@
-"""Names on the command line: none of them leads out of the root, whatever the command."""
+"""No name on the command line leads out of the root."""
 
 from __future__ import annotations
 

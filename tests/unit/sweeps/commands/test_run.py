@@ -1,4 +1,4 @@
-"""How an attempt ends that cannot go on: exit code, cause, and the command that continues."""
+"""Attempts that fail: exit code, cause, and the resume command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sweep stop --trial` on a sweep that nobody runs."""
+"""`sweep stop --trial` on a sweep without a driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run without Ray, as it is shown."""
+"""`sweep train`: one run without Ray."""
 
 from __future__ import annotations
 

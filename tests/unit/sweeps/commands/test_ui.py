@@ -1,4 +1,4 @@
-"""What people are told of a sweep that a tracking server of their own keeps."""
+"""`sweep ui` for a sweep on a tracking server."""
 
 from __future__ import annotations
 

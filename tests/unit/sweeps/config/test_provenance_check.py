@@ -1,4 +1,4 @@
-"""What a sweep stands on: which changes a resume refuses, and what it says about them."""
+"""The provenance of a sweep: which changes a resume refuses, and the message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep's spec file: revisions are appended, and what is damaged is never taken for a spec."""
+"""The spec file of a sweep: revisions are appended, and a damaged one is never read as a spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points of a search space: what exists beside what, and what constraints allow."""
+"""Points of a search space: active parameters and constraints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributions: reading the short form, writing it, and what Optuna gets."""
+"""Distributions: reading the short form, writing it, and converting it for Optuna."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stepped whole numbers, powers, lists and mappings as options; and remedies that are followed."""
+"""Stepped integers, powers, lists and mappings as options; and the remedies of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs that are right: reading, overriding, resolving a trial, writing and reading again."""
+"""Valid specs: reading, overriding, resolving a trial, and writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mutated spec is valid or refused in the documented form; valid ones survive writing."""
+"""A mutated spec is valid or refused in the documented form; a valid one survives writing."""
 
 from __future__ import annotations
 

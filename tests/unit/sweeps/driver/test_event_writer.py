@@ -1,4 +1,4 @@
-"""What is written of a trial, and in which order; and that Tune's loop does not wait for it."""
+"""The writes of a trial and their order; Tune's loop does not wait for them."""
 
 from __future__ import annotations
 

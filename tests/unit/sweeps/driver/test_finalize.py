@@ -1,4 +1,4 @@
-"""What the end of an attempt comes to: for whom calls the command, and for the sweep's own run."""
+"""The end of an attempt: its exit code, and the sweep's run."""
 
 from __future__ import annotations
 

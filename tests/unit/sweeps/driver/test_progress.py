@@ -1,4 +1,4 @@
-"""Which trials make no progress, by what their workers write and by which clock."""
+"""Hang detection: by the workers' heartbeats, on the driver's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a sweep: what is refused where trials go on, and how much is left to be done."""
+"""Opening a sweep: which changes are refused, and how many trials remain."""
 
 from __future__ import annotations
 

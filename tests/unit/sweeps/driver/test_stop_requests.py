@@ -1,4 +1,4 @@
-"""What is asked of a running sweep from elsewhere, and what the one who asked is told."""
+"""Stop requests to a running sweep, and their answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the bookkeeper writes down of a report, what it leaves to Tune, and that it writes nothing
-once another driver may run the sweep.
-"""
+"""What the callbacks record of a report, leave to Tune, and no longer write without the lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A thread that writes: in order, until something goes wrong; and nobody waits who need not.
+"""The write queue: it keeps the order, stops at the first error, and blocks callers only when
+full.
 
 A write that takes long is one that waits for an event; nothing here is timed.
 """

@@ -1,4 +1,4 @@
-"""Halving: who is promoted, who is left behind, and which bracket a trial belongs to."""
+"""Successive halving: promotions, dropped trials, and brackets."""
 
 from __future__ import annotations
 

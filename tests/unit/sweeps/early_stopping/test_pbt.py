@@ -1,4 +1,4 @@
-"""Population based training: when members pause, and that each waits for all others."""
+"""Population based training: members pause, and each waits for all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedulers: told the past, a fresh one decides as the one before it would have."""
+"""Schedulers: after replaying the past, a new one decides like the one before it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What is known of a cluster without one: addresses, what travels, what nodes answered, how it
-is lost.
-"""
+"""Cluster code without a cluster: addresses, uploaded code, answers of nodes, lost clusters."""
 
 from __future__ import annotations
 

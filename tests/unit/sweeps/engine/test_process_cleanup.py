@@ -1,4 +1,4 @@
-"""Orphans: a dead driver's processes are found by its token, and nobody else's are touched."""
+"""Orphans: processes of a dead driver are found by its token, and no others are touched."""
 
 from __future__ import annotations
 

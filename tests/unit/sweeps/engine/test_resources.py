@@ -1,4 +1,4 @@
-"""What the machine offers, and how trials share it."""
+"""The resources of the machine, and how trials share them."""
 
 from __future__ import annotations
 

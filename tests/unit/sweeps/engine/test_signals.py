@@ -1,4 +1,4 @@
-"""Signals, sent to this process for real."""
+"""Real signals to this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process has too little of is named; and an account that the system does not know."""
+"""System limits that are too low are named; an unknown account gets a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the child that loads a task is asked, and in what environment."""
+"""The child process that loads a task: its requests and its environment."""
 
 from __future__ import annotations
 

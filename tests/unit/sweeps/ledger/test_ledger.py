@@ -1,4 +1,4 @@
-"""The ledger: numbers, parameters and states of trials, told once and kept."""
+"""The ledger: numbers, parameters and states of trials are stored once and kept."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A ledger in PostgreSQL: one driver on whatever host, each transaction once, and what is said
-when the database is not there.
+"""A ledger in PostgreSQL: one driver on any host, each transaction once, and an unavailable
+database.
 
 What a ledger does wherever it lies is in `test_ledger.py` and `test_view.py`.
 """

@@ -1,4 +1,4 @@
-"""Reading a ledger by plain SQL gives what the ledger itself gives, whatever it holds."""
+"""Reading a ledger by plain SQL gives the same as the ledger itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failures end a sweep, and when a lost trial is given up."""
+"""Which failures end a sweep, and when retries of a trial end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stops of a whole sweep: what fires, from the ledger alone, and what looks at it afterwards."""
+"""Sweep-level stop criteria: when they fire, from the ledger alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which members of a population copy which, and with what hyperparameters."""
+"""Which members of a population copy which, and their new hyperparameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of PB2: what it chooses, and from which gains."""
+"""The model of PB2: its choices, and the gains that it learns from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published by a child process, when that process comes to no answer."""
+"""The export process, when it gives no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: what is counted and written into the page. How it looks: `test_report_page.py`."""
+"""The report: its counts and its page. For its look see `test_report_page.py`."""
 
 from __future__ import annotations
 

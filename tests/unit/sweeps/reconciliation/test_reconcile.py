@@ -1,4 +1,4 @@
-"""Reconciliation: which facts ask for which corrections, and that applying them leaves none."""
+"""Reconciliation: which facts give which repairs, and that none is needed afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of a curve tracking is given, and what runs say of themselves."""
+"""Which rows of a curve are sent to tracking, and the tags of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leaders of sweeps side by side."""
+"""`sweep compare`: the best trials of sweeps side by side."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a user's code said drives no terminal and imitates none of our lines, wherever it is
-shown.
-"""
+"""Text of a user's code controls no terminal and imitates no line of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands say that change something, or look before that."""
+"""Messages of commands that change something or check before."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Sweeps with several metrics: what a trial is told to have come to, which are the best, and what
-is refused.
-"""
+"""Sweeps with several metrics: the result of a trial, the Pareto front, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed is what is meant: brackets, colons and numbers in it are text."""
+"""Printed text is literal: brackets, colons and numbers have no markup meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The views of a running sweep: what a person reads, on a terminal and in a log."""
+"""The progress display of a running sweep, on a terminal and in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep has come to, read from a directory that no driver is working on."""
+"""The status of a sweep without a driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sampler is shown of trials that were trained for different lengths."""
+"""What a sampler sees of trials with different training lengths."""
 
 from __future__ import annotations
 

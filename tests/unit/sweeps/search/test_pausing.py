@@ -1,6 +1,4 @@
-"""What is written down of trials that pause: one attempt, one run, and the end that they come
-to.
-"""
+"""Records of pausing trials: one attempt, one run, one end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Search: what a trial is given depends on the ledger alone, not on how often the driver was
-restarted.
-"""
+"""Suggestions depend on the ledger alone, not on the number of restarts of the driver."""
 
 from __future__ import annotations
 
