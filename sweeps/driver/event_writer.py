@@ -15,7 +15,8 @@ from itertools import groupby
 from typing import Any
 
 from sweeps.config.logged_params import searched
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
+from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ending, Ledger, LedgerReport, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
@@ -29,9 +30,9 @@ from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, status_ta
 from sweeps.results.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
-from trainable.files import sync_file
 from trainable.metrics_file import Row, logged_files, read_logged, read_rows
 from trainable.ray_adapter import OBJECTIVE
+from trainable.storage.durable import sync_file
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,6 @@ class EventWriter:
         observer: Receives each trial's progress for the display.
         fence: Called right before the ledger is written; raises if another driver may run the
             sweep.
-        on_end: Called with the record of each trial that has ended.
     """
 
     def __init__(
@@ -90,7 +90,6 @@ class EventWriter:
         observer: ProgressObserver,
         *,
         fence: Callable[[], None],
-        on_end: Callable[[TrialRecord], None],
     ) -> None:
         self._spec = spec
         self._paths = paths
@@ -98,7 +97,6 @@ class EventWriter:
         self._recorder = recorder
         self._observer = observer
         self._fence = fence
-        self._on_end = on_end
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write queued entries in order; consecutive reports share one ledger transaction."""
@@ -323,4 +321,3 @@ class EventWriter:
         if last is not None:
             self._show(last)
         self._observer.ended(number, record.state, record.result, record.reason)
-        self._on_end(record)

@@ -14,7 +14,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.logged_params import flatten
-from sweeps.config.provenance_check import Origin, OriginChanged, check_origin
+from sweeps.config.provenance_check import Origin, check_origin
 from sweeps.config.resume_checks import check_search_changes
 from sweeps.config.revisions import (
     changes,
@@ -23,14 +23,15 @@ from sweeps.config.revisions import (
     read_spec,
     write_spec,
 )
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn
 from sweeps.engine.process_cleanup import untagged_env
+from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.reader import TrialRecord
 from sweeps.ledger.warm_start import collect_warm_start
-from sweeps.paths import SweepPaths, tracking_place
+from sweeps.paths import SweepPaths, program_name, tracking_place
 from sweeps.policies.stop_criteria import (
     BY_THE_SWEEP,
     StopCriterionMet,
@@ -42,7 +43,6 @@ from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_views
-from sweeps.results.messages import lost_runs as tell_lost_runs
 from sweeps.store_access import reach_tracking
 from tracking.mlflow_recorder import MlflowRecorder, set_target, tell_again
 from tracking.provenance import provenance
@@ -252,7 +252,10 @@ def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str |
         return str(error)
     lost = {one.trial: one.is_gone for one in found if not one.is_deleted}
     tell_again(paths.outbox, lost)
-    return tell_lost_runs(Missing.of(found), 1 + len(trials), paths) if found else None
+    if not found:
+        return None
+    command = paths.command("sync", "--verify", program=program_name())
+    return "; ".join(Missing.of(found).sentences(1 + len(trials), command))
 
 
 def open_ledger(

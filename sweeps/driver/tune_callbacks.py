@@ -27,13 +27,14 @@ from ray.tune.experiment import Trial
 
 from sweeps.checkpoint_locations import takes_checkpoints, trial_store
 from sweeps.config.logged_params import trial_parameters
-from sweeps.config.spec import SpecError, SweepSpec, trial_yaml
+from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.driver import stop_requests
 from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
 from sweeps.driver.progress import Hang, ProgressWatch
 from sweeps.driver.write_queue import WriteQueue
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker
-from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger, TrialRecord
+from sweeps.errors import SpecError
+from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
     MOST_LOST_STARTS,
@@ -46,8 +47,8 @@ from sweeps.policies.failure_policy import (
 from sweeps.recording.tags import BY_THE_USER, STOPPED_BY_INTERRUPT
 from sweeps.results.observer import ProgressObserver
 from tracking.recorder import Recorder
-from trainable.files import make_directory
-from trainable.regular_files import replace_regular
+from trainable.storage.durable import make_directory
+from trainable.storage.regular_files import replace_regular
 from trainable.trial_log import TRIAL_LOG, TrialLog
 
 _DROPPED_RESULT_KEYS = (
@@ -104,7 +105,6 @@ class TuneEventHandler(Callback):
         observer: Receives each trial's progress for the display.
         fence: Called right before each write; raises if another driver may run the sweep.
         on_step: Called once per turn of Tune's loop; the driver acts on signals there.
-        on_end: Called with the record of each trial that has ended, in the thread that writes.
         node_died: Whether an actor was lost with the whole node on which it ran.
         end_of_worker: How the process of a lost actor ended.
         grace: Seconds within which a trial that the user stops must end.
@@ -120,7 +120,6 @@ class TuneEventHandler(Callback):
         *,
         fence: Callable[[], None],
         on_step: Callable[[], None],
-        on_end: Callable[[TrialRecord], None],
         node_died: Callable[[Exception | None], bool] = lambda _: False,
         end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
         grace: float = math.inf,
@@ -134,9 +133,7 @@ class TuneEventHandler(Callback):
         self._on_step = on_step
         self._node_died = node_died
         self._end_of_worker = end_of_worker
-        self._event_writer = EventWriter(
-            spec, paths, ledger, recorder, observer, fence=fence, on_end=on_end
-        )
+        self._event_writer = EventWriter(spec, paths, ledger, recorder, observer, fence=fence)
         self._queue: WriteQueue[Entry] = WriteQueue(self._event_writer.write)
         self._num_existing = len(ledger.frozen_trials())
         self._live: set[int] = set()

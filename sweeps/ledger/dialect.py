@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sweeps.paths import LedgerError
+from sweeps.errors import LedgerError
 
 _SCHEMA = (12, "v3.2.0.a")
 """The tables' version: Optuna's own number, and its newest Alembic migration."""

@@ -20,6 +20,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
+from sweeps.errors import LedgerRefused
 from sweeps.ledger import sqlite as ledger_file
 from sweeps.ledger.bulk_writes import (
     end_trial,
@@ -31,7 +32,6 @@ from sweeps.ledger.bulk_writes import (
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.postgres import LedgerDatabase
 from sweeps.ledger.sqlite import LedgerFile
-from sweeps.paths import LedgerRefused
 
 _T = TypeVar("_T")
 

@@ -24,30 +24,29 @@ from typer.testing import CliRunner
 
 from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import app
+from sweeps.commands import messages
 from sweeps.commands.doctor import object_stores
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
-from sweeps.driver import finalize
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
 from sweeps.engine.node_checks import _make_look, fault_of
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing import export
-from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.reconciliation.repairs import close_store
-from sweeps.results import messages
 from tests.integration.commandline import TINY
 from tests.message_parts import assert_parts
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
-from trainable import objects
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import StorageError, WriterReplaced
-from trainable.files import MANIFEST, STATE, files_of
-from trainable.objects import StoreUnusable, connect, probe
+from trainable.storage import objects
+from trainable.storage.generations import MANIFEST, STATE
+from trainable.storage.locate import files_of
+from trainable.storage.objects import StoreUnusable, connect, probe
 
 PREFIX = f"s3://{BUCKET}/team/sweeps"
 RUN = f"{PREFIX}/digits/trials/0007/checkpoints"
@@ -385,11 +384,9 @@ def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkey
         recorder = _Delivered()
         sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)
         made.ledger.note_attempt({})
-        with FigureWorkerPool(made.spec, made.paths, [], recorder) as gallery:
-            return finalize_attempt(sweep, gallery, uninterrupted, None), recorder.runs[None]
+        return finalize_attempt(sweep, uninterrupted, None), recorder.runs[None]
 
     uninterrupted = SimpleNamespace(requested=False, exit_code=0)
-    monkeypatch.setattr(finalize, "_publish_report", lambda *_: None)  # has no weights in it
     with monkeypatch.context() as patch:
         if lost == "before they are read":
             patch.setattr(export, "best_generation", found_and_cut)

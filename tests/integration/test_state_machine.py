@@ -51,9 +51,9 @@ from tracking.delivery import Delivery
 from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox import Outbox
 from trainable.checkpoint import CheckpointStore
-from trainable.files import LocalFiles
 from trainable.manifest import STATE, Generation, format_manifest, read_state
 from trainable.metrics_file import History, Row, read_rows
+from trainable.storage.local import LocalFiles
 
 SPEC = """
 name: quad
@@ -298,7 +298,7 @@ class Driver:
         )
         self._book = TuneEventHandler(
             spec, paths, self.ledger, self.recorder, view,
-            fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+            fence=lambda: None, on_step=lambda: None,
         )  # fmt: skip
         self._book._queue = Lagging(self._book._event_writer.write)  # type: ignore[assignment]
 

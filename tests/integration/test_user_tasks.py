@@ -322,7 +322,7 @@ def test_file_beside_a_task_does_not_shadow_a_library(cli: CommandLine) -> None:
     done = cli("run", "tiny.yaml")
     assert done.returncode == 0, done.stderr
     assert "the process that delivers" not in done.stderr
-    cli.ok("sync", "small")  # whose pictures a busy machine's sweep does not wait for
+    cli.ok("sync", "small")
     assert list((cli.root / "small/trials/0000").rglob("*.png"))
     cli.ok("best", "small", "--export", "exported")
     cli.ok("report", "small")

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.commands.init import write_starter
-from sweeps.config.errors import UserError
 from sweeps.config.spec import load_spec
+from sweeps.errors import UserError
 from tests.message_parts import assert_parts
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.spec import SpecError, load_spec
+from sweeps.config.spec import load_spec
+from sweeps.errors import SpecError
 from tests.golden.messages import compare_messages
 from tests.unit.sweeps.spec_errors import HEAD, refusal
 

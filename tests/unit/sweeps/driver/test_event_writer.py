@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from sweeps.driver.tune_callbacks import TuneEventHandler
+from sweeps.errors import LedgerError, LockLost
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.paths import LedgerError
 from sweeps.recording.locked_recorder import LockedRecorder
-from sweeps.sweep_lock import LockLost
+from sweeps.sweep_lock import lock_lost
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.ray_adapter import OBJECTIVE
@@ -83,7 +83,7 @@ class Kept:
         self.keeper = TuneEventHandler(
             self.sweep.spec, self.sweep.paths, self.sweep.ledger,
             LockedRecorder(self.recorder, self.fence), view,
-            fence=self.fence, on_step=diary.note("turn"), on_end=diary.note("end"),
+            fence=self.fence, on_step=diary.note("turn"),
         )  # fmt: skip
         config = self.sweep.spec.trial_config(
             self.number, self.sweep.ledger.trial(self.number).params
@@ -134,7 +134,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     kept.keeper.close()
 
 
-_END = ["fence", "commit", "fence", "recorder.finish", "view.ended", "end"]
+_END = ["fence", "commit", "fence", "recorder.finish", "view.ended"]
 
 
 def test_report_reaches_the_ledger_before_tracking_and_display(kept: Kept) -> None:
@@ -174,7 +174,7 @@ def test_last_report_and_end_share_a_transaction_once_stored(kept: Kept) -> None
     kept.ends()
     assert kept.written() == [
         "fence", "recorder.log",
-        "fence", "commit", "fence", "recorder.finish", "view.reported", "view.ended", "end",
+        "fence", "commit", "fence", "recorder.finish", "view.reported", "view.ended",
     ]  # fmt: skip
     record = kept.sweep.ledger.trial(kept.number)
     assert (record.state, record.reports, record.value) == ("complete", {1: 1.0}, 1.0)
@@ -268,7 +268,7 @@ def test_replaced_driver_stops_writing(kept: Kept) -> None:
     kept.diary.may_commit.clear()
     for number in (kept.number, *others):
         kept.reports(1, number=number)
-    log, lost = kept.recorder.log, LockLost("it is another's", kept.sweep.paths.directory)
+    log, lost = kept.recorder.log, lock_lost("it is another's", kept.sweep.paths.directory)
 
     def log_and_stand_still(*told: Any) -> None:
         log(*told)

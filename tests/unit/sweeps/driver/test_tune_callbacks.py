@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.spec import SpecError
 from sweeps.driver.tune_callbacks import TuneEventHandler
+from sweeps.errors import LockLost, SpecError
 from sweeps.policies.failure_policy import MOST_LOST_STARTS
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.results.observer import TrialProgress
-from sweeps.sweep_lock import LockLost, SweepLock
+from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
@@ -57,7 +57,7 @@ def test_tune_keeps_only_result_keys_it_needs(tmp_path: Path) -> None:
     view: Any = SimpleNamespace(reported=shown.append)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     trial: Any = SimpleNamespace(config={"number": number, "params": {}})
     recorder.start(number, {}, {})
@@ -86,7 +86,7 @@ def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
     view: Any = SimpleNamespace(reported=lambda progress: shown.append(progress.epoch))
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     trial: Any = SimpleNamespace(config={"number": number, "params": {}})
     recorder.start(number, {}, {})
@@ -134,7 +134,7 @@ def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
     view: Any = SimpleNamespace(started=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
         node_died=lambda error: error is with_the_node,
     )  # fmt: skip
     given_up = []
@@ -154,7 +154,7 @@ def test_unstarted_trial_counts_no_loss(tmp_path: Path) -> None:
     view: Any = SimpleNamespace(started=lambda *_: None, ended=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     for _ in range(2):  # and what is lost before a start is forgotten with it
         for _ in range(MOST_LOST_STARTS - 1):
@@ -193,7 +193,7 @@ def test_finished_trial_is_complete_if_it_has_a_value(
     view: Any = SimpleNamespace(ended=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     recorder.start(number, {}, {})
     trial: Any = SimpleNamespace(config={"number": number}, last_result={"ending": "finished"})
@@ -225,7 +225,7 @@ ACTS: dict[str, Act] = {
     "reports": lambda keeper, trial: keeper.on_trial_result(0, [trial], trial, _result()),
     "is lost": lambda keeper, trial: [keeper.on_trial_recover(0, [], trial) for _ in range(3)],
     "is lost for good": lambda keeper, trial: [
-        keeper._begun.add(trial.config["number"]),  # type: ignore[func-returns-value]
+        keeper._training.add(trial.config["number"]),  # type: ignore[func-returns-value]
         keeper.on_trial_error(0, [trial], trial),  # type: ignore[func-returns-value]
     ],
     "is to stop": lambda keeper, _: keeper.stop(0, "enough", live=True),
@@ -246,7 +246,7 @@ def test_driver_without_the_lock_writes_nothing(tmp_path: Path, act: Act) -> Non
     view: Any = SimpleNamespace(started=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, LockedRecorder(recorder, lock.check), view,
-        fence=lock.check, on_step=lock.check, on_end=lambda _: None,
+        fence=lock.check, on_step=lock.check,
     )  # fmt: skip
     config = sweep.spec.trial_config(number, sweep.ledger.trial(number).params)
     told = {"number": number, "params": {}, "config": config.model_dump(mode="json")}
@@ -309,7 +309,7 @@ def test_error_in_the_trial_process_fails_that_trial(
     view: Any = SimpleNamespace(ended=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     recorder.start(trial_number, {}, {})
     said = "[Errno 27] File too large: 'state.pt'"

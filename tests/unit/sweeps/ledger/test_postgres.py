@@ -31,13 +31,14 @@ from sweeps.commands.doctor import sweeps_off
 from sweeps.config.provenance_check import Origin
 from sweeps.config.spec import load_spec
 from sweeps.driver.session import open_ledger
+from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused, LockLost, SweepLockedError
 from sweeps.ledger import postgres as ledger_database
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import ledger_lock
 from sweeps.ledger.postgres import LedgerDatabase, SweepTaken
 from sweeps.ledger.reader import LedgerReader
-from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
-from sweeps.sweep_lock import LockLost, SweepLock, SweepLockedError
+from sweeps.paths import SweepPaths
+from sweeps.sweep_lock import SweepLock
 from tests.chaos.postgres import Cluster, own_cluster
 from tests.make_trials import proposal
 from tests.postgres_ledger import held_place, holder
@@ -112,7 +113,7 @@ def test_second_driver_is_refused_until_the_first_is_dead(
             child.kill()
     _soon(lambda: here.holder() is None)
     mine = lock.acquire()
-    assert here.turn == 2
+    assert here.fencing_token == 2
     found = here.holder()
     assert found is not None
     assert (found.host, found.pid) == (mine.host, mine.pid)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sweeps.commands import messages
 from sweeps.config.spec import parse_spec
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import Failure, RepeatedFailure
-from sweeps.results import messages
 from sweeps.results.sweep_status import SweepOutcome, failure_cause
 from trainable.errors import ConfigError
 
@@ -69,11 +69,3 @@ def _said(outcome: SweepOutcome, root: Path) -> str:
         Console(file=io.StringIO()), Console(file=err), outcome, SweepPaths(root, "small")
     )
     return err.getvalue()
-
-
-def test_missing_figures_are_not_missing_trials(tmp_path: Path) -> None:
-    out = io.StringIO()
-    ended = SweepOutcome(0, [], 4, pending=0, undrawn=2)
-    paths = SweepPaths(tmp_path, "small")
-    messages.outcome(Console(file=out), Console(file=io.StringIO()), ended, paths)
-    assert re.search(r"^make the pictures of 2 more trials: .* sync small ", out.getvalue(), re.M)
