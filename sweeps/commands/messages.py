@@ -133,7 +133,7 @@ class ConsoleNotices(ShutdownNotices):
         """Say that trials save and end, and what another signal does."""
         print(
             f"\nstopping: trials save at their next step and end, within {grace:g} s; "
-            "another Ctrl-C leaves at once",
+            "another Ctrl-C exits immediately",
             file=sys.stderr,
             flush=True,
         )

@@ -25,7 +25,7 @@ from typing import Any
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 
-from sweeps.checkpoint_locations import takes_checkpoints, trial_store
+from sweeps.checkpoint_locations import accepts_checkpoints, trial_store
 from sweeps.config.logged_params import trial_parameters
 from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.driver import stop_requests
@@ -37,8 +37,8 @@ from sweeps.errors import SpecError
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
-    MOST_LOST_STARTS,
-    NOT_THE_TRIALS_DOING,
+    INFRASTRUCTURE_FAILURES,
+    MAX_LOST_STARTS,
     CrashCounter,
     Failure,
     RepeatedFailure,
@@ -335,7 +335,7 @@ class TuneEventHandler(Callback):
         if number not in self._training:
             self._lost_starts[number] += 1
             if (
-                self._lost_starts[number] == MOST_LOST_STARTS
+                self._lost_starts[number] == MAX_LOST_STARTS
                 and number not in self._retries_exhausted
             ):
                 trial.max_failures = 0  # no worker starts here; the next loss ends the sweep
@@ -363,8 +363,8 @@ class TuneEventHandler(Callback):
                     self._killed[number] = None
                     self._observer.warned(
                         number,
-                        f"came to no step within {self._grace:g} s after it was to stop; its "
-                        "process was ended, and the stacks of its threads are in trial.log",
+                        f"reached no step within {self._grace:g} s after the stop request; the "
+                        "driver killed its worker; the stacks of its threads are in trial.log",
                     )
 
     def _restart_after_kill(self, trial: Trial) -> None:
@@ -417,11 +417,11 @@ class TuneEventHandler(Callback):
 
     def _failed(self, number: int, failure: Failure) -> None:
         """Record a failure as the trial's own, or as one of the storage or node."""
-        if failure.may_be_the_trials_own(socket.gethostname()) and takes_checkpoints(
+        if failure.may_be_trial_specific(socket.gethostname()) and accepts_checkpoints(
             self._paths, self._spec, number
         ):
-            failure = failure.as_the_trials_own()
-        if failure.kind in NOT_THE_TRIALS_DOING:
+            failure = failure.as_trial_specific()
+        if failure.kind in INFRASTRUCTURE_FAILURES:
             self._failures.stopped(number, failure)
             self._interrupt(number)
         else:

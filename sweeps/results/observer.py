@@ -46,13 +46,13 @@ class ProgressObserver(Protocol):
 
 
 class ShutdownNotices:
-    """Receives what a driver has to say while it shuts down early; says nothing by itself."""
+    """Receives a driver's messages for the user during an early shutdown; prints none itself."""
 
     def stopping(self, grace: float) -> None:
-        """The first signal came: trials save and end within `grace` seconds."""
+        """The first signal arrived: trials save and end within `grace` seconds."""
 
     def exited_immediately(self, paths: SweepPaths) -> None:
-        """A second signal came: the process exits right after this call."""
+        """The second signal arrived: the process exits right after this call."""
 
     def cluster_lost(self, paths: SweepPaths, cause: str) -> None:
-        """The Ray cluster is gone: the process exits right after this call."""
+        """The Ray cluster is lost: the process exits right after this call."""

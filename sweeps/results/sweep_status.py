@@ -28,7 +28,7 @@ from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
-from sweeps.sweep_lock import locked_by_a_stranger
+from sweeps.sweep_lock import describe_foreign_lock
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import rank
 from trainable.errors import ConfigError
@@ -126,7 +126,7 @@ class SweepStatus:
         self.damage = self.revision.damage
         self.place = ledger_location(paths, self.spec)
         self.running, self.holder = holder_of(paths, self.place)
-        self.stranger = locked_by_a_stranger(paths.lock)
+        self.stranger = describe_foreign_lock(paths.lock)
         """A sentence about who has locked the sweep and is no driver; None: nobody."""
         self.ledger = LedgerReader(self.place)
         self.records = self.ledger.trials

@@ -72,7 +72,7 @@ def test_19_shadowing_module_name_is_refused(cli: CommandLine) -> None:
     _take(cli, "19-module-names")
     told = {_refused(cli(command, "s.yaml")) for command in COMMANDS}
     assert len(told) == 1
-    assert "the name 'sweeps' is the trouble" in (message := told.pop())
+    assert "the name 'sweeps' is taken" in (message := told.pop())
     assert f"{cli.directory}/sweeps.py" in message
     assert not cli.root.exists()
 
@@ -102,7 +102,7 @@ def test_module_named_like_stdlib_affects_only_its_importers(
     cli.write("net.py", "import random\n" + TASK)
     told = {_refused(cli(command, "s.yaml")) for command in COMMANDS[:2]}
     assert len(told) == 1
-    assert "imports 'random': the name 'random' is the trouble" in told.pop()
+    assert "imports 'random': the name 'random' is taken" in told.pop()
 
 
 @pytest.mark.parametrize("place", ["import", "__init__", "build_model", "build_data"])

@@ -212,7 +212,7 @@ def fork():
 os.fork = fork
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 os.setuid(int(user))
-listener.bind(worker_launcher.place(address))
+listener.bind(worker_launcher.socket_name(address))
 listener.listen()
 print("ready", flush=True)
 fork_server._Server(listener, address, os.open(os.devnull, os.O_WRONLY)).serve()
@@ -263,7 +263,7 @@ def test_other_users_server_is_not_used(program: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("said", [b"\xff" * 8, (200_000).to_bytes(8, "big") + b"[" * 200_000])
 def test_oversized_request_ends_no_process(program: Path, said: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as much:
-        much.connect(worker_launcher.place(os.environ[worker_launcher.VARIABLE]))
+        much.connect(worker_launcher.socket_name(os.environ[worker_launcher.VARIABLE]))
         much.sendall(said)
         done = subprocess.run(
             _command(program, "3"), capture_output=True, timeout=scaled(60), check=False
@@ -275,7 +275,7 @@ def test_oversized_request_ends_no_process(program: Path, said: bytes) -> None:
 @pytest.mark.usefixtures("server")
 def test_silent_client_delays_others_briefly(program: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
-        silent.connect(worker_launcher.place(os.environ[worker_launcher.VARIABLE]))
+        silent.connect(worker_launcher.socket_name(os.environ[worker_launcher.VARIABLE]))
         done = subprocess.run(
             _command(program, "3"), capture_output=True, timeout=scaled(60), check=False
         )
@@ -409,7 +409,7 @@ def test_silent_server_is_waited_for_within_a_limit(
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
     ):
-        listener.bind(worker_launcher.place(address))
+        listener.bind(worker_launcher.socket_name(address))
         listener.listen()
         with pytest.raises(TimeoutError):
             worker_launcher._ask(connection, address, [str(program), "3"], {})

@@ -71,7 +71,7 @@ with Interruption(lambda: print("heard"), lambda: None, grace=60) as interruptio
 LEAVES = """
 import os, signal, sys, time
 from pathlib import Path
-from sweeps.commands.broken_pipe import outlive_readers
+from sweeps.commands.broken_pipe import ignore_broken_pipes
 from sweeps.commands.messages import ConsoleNotices
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.shutdown import make_signal_handler
@@ -79,7 +79,7 @@ from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import SweepLock
 
 directory, grace, signals, wish = sys.argv[1:5]
-outlive_readers()
+ignore_broken_pipes()
 paths = SweepPaths(Path(directory), "s")
 paths.directory.mkdir()
 lock = SweepLock(paths.lock)
@@ -250,7 +250,7 @@ def test_ledger_that_rejects_an_end_stops_the_sweep(
         printed, _ = driver.communicate(timeout=scaled(60))
         ledger.execute("DROP TRIGGER held")
     assert driver.returncode == 4, printed
-    assert "another process has held the ledger" in printed
+    assert "another process has locked the ledger" in printed
     assert printed.splitlines()[-1] == "sweep resume small"
     cli.ok("resume", "small")
     after = cli.json("trials", "small")

@@ -85,7 +85,7 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
     assert not (cli.root / "small/control").exists()
     nothing = cli("stop", "small")
     assert nothing.returncode == 2
-    assert "nobody is running it" in nothing.stderr
+    assert "no driver runs it" in nothing.stderr
 
     # One trial at a time now: the other one that was interrupted waits, and is stopped there.
     driver = cli.start("resume", "small", "-s", "concurrency=1", "-s", "trials=3")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from sweeps.commands import ui
-from sweeps.commands.doctor import stores_off
+from sweeps.commands.doctor import check_stores
 from sweeps.commands.messages import synced
 from sweeps.commands.plain_console import PlainConsole
 from sweeps.commands.sync import deliver
@@ -255,15 +255,15 @@ def test_resume_resends_lost_runs(root: Path, name: str) -> None:
 
 
 def test_doctor_names_lost_runs_and_damage(root: Path) -> None:
-    assert stores_off(root) == []
+    assert check_stores(root) == []
     _roll_back(root)
-    (found,) = stores_off(root)
+    (found,) = check_stores(root)
     assert (found.level, found.what) == ("warn", NAME)
     assert "2 runs" in found.detail
     assert "sync" in found.remedy
     outbox = root / NAME / "outbox" / "outbox.db"
     outbox.write_bytes(b"x" * 5000)
-    assert any("outbox.db is damaged" in one.detail for one in stores_off(root))
+    assert any("outbox.db is damaged" in one.detail for one in check_stores(root))
 
 
 @pytest.mark.parametrize("how", ["no database", "a page", "truncated", "without tables"])

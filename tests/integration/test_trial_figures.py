@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from sweeps.commands import sync, ui
-from sweeps.commands.sync import Drawing, draw_what_is_missing, record_what_was_drawn
+from sweeps.commands.sync import Drawing, draw_missing, record_drawing
 from sweeps.config.spec import trial_yaml
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.publishing import trial_figures
@@ -66,10 +66,10 @@ class Sweep(MadeSweep):
 
     def draw(self) -> Drawing:
         (self.paths.directory / ".export-test").mkdir(exist_ok=True)
-        return draw_what_is_missing(self.view, self.paths.directory / ".export-test")
+        return draw_missing(self.view, self.paths.directory / ".export-test")
 
     def sync(self) -> int:
-        return record_what_was_drawn(self.paths, self.spec, self.draw())
+        return record_drawing(self.paths, self.spec, self.draw())
 
     def names(self, number: int | None) -> list[str]:
         return sorted(self.queue.runs[number].artifacts)
@@ -114,7 +114,7 @@ def test_figures_that_another_process_has_recorded_stay(sweep: Sweep) -> None:
     number = sweep.add_drawable()
     slow = sweep.draw()
     (sweep.paths.trial(number) / "figures").mkdir()
-    assert record_what_was_drawn(sweep.paths, sweep.spec, slow) == 0
+    assert record_drawing(sweep.paths, sweep.spec, slow) == 0
     assert number not in sweep.queue.runs
 
 

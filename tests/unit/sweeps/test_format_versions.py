@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.doctor import sweeps_off
-from sweeps.commands.train import _continued
+from sweeps.commands.doctor import check_sweeps
+from sweeps.commands.train import _resumed_config
 from sweeps.config.revisions import read_spec, write_spec
 from sweeps.config.spec import trial_yaml
 from sweeps.ledger.ledger import Ledger
@@ -167,7 +167,7 @@ def test_a_list_names_a_spec_of_a_newer_version(newer: SweepPaths) -> None:
 
 
 def test_the_doctor_names_a_newer_sweep(newer: SweepPaths) -> None:
-    (finding,) = sweeps_off(newer.root)
+    (finding,) = check_sweeps(newer.root)
     assert (finding.level, finding.what) == ("fail", "chaos")
     assert finding.detail == NEWER.format(path=newer.spec)
 
@@ -204,8 +204,8 @@ def test_single_run_keeps_its_training_rules(tmp_path: Path) -> None:
         if not line.startswith(("training_rules", "data_seed"))
     ]
     (tmp_path / "config.yaml").write_text("".join(written))
-    assert _continued(tmp_path, new) == new  # nothing was trained
+    assert _resumed_config(tmp_path, new) == new  # nothing was trained
     shutil.copytree(
         ASSET.parents[1] / "format-2/split/trials/0000/checkpoints", tmp_path / "checkpoints"
     )
-    assert _continued(tmp_path, new) == older
+    assert _resumed_config(tmp_path, new) == older

@@ -49,10 +49,14 @@ def test_missing_and_remaining_files_are_named(
 @pytest.mark.parametrize(
     ("ending", "lost", "said"),
     [
-        (None, ".", "trial 0 begins again: its directory is gone"),
-        (None, "checkpoints", "trial 0 begins again: its checkpoints are gone"),
-        (None, "metrics.jsonl", "trial 0 goes on, and the curve before that is gone"),
-        ("complete", ".", "trial 0 keeps its end, and its curve and checkpoints are gone"),
+        (None, ".", "trial 0 starts again: its directory is lost"),
+        (None, "checkpoints", "trial 0 starts again: its checkpoints are lost"),
+        (None, "metrics.jsonl", "trial 0 resumes, but its earlier metrics are lost"),
+        (
+            "complete",
+            ".",
+            "trial 0 has ended and keeps its result, but its metrics and checkpoints are lost",
+        ),
         (None, None, None),
     ],
 )
@@ -101,9 +105,9 @@ def _with_checkpoints(root: Path, *values: float) -> tuple[MadeSweep, list[Path]
         ([0], None),
         (
             [1],
-            "trial 0's best value, 0.25, is gone; the best that is left has 0.5",
+            "trial 0's best value, 0.25, is missing; the best remaining one has 0.5",
         ),
-        ([0, 1], "there is no sound checkpoint with a value at"),
+        ([0, 1], "there is no valid checkpoint with a value at"),
     ],
 )
 @pytest.mark.parametrize("damaged", [False, True])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import UserError
-from sweeps.path_checks import check_file, check_own_place
+from sweeps.path_checks import check_file, check_private
 
 GiveAway = Callable[[Path], None]
 
@@ -30,7 +30,7 @@ def give_away(monkeypatch: pytest.MonkeyPatch) -> GiveAway:
 def test_export_goes_into_the_users_own_directory(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     for name in ("own", "new", "new/deeper"):
-        check_own_place(tmp_path / name, "--export")
+        check_private(tmp_path / name, "--export")
     assert [each.name for each in tmp_path.iterdir()] == ["own"]
 
 
@@ -43,7 +43,7 @@ def test_export_into_another_users_directory_is_refused(
     with pytest.raises(
         UserError, match=r"theirs belongs to user .*choose a directory of your own"
     ):
-        check_own_place(tmp_path / place, "--export")
+        check_private(tmp_path / place, "--export")
     assert not [*(tmp_path / "theirs").iterdir()]
 
 
@@ -62,10 +62,10 @@ def test_new_directory_below_a_sticky_one_is_safe(
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(mode)
     if is_safe:
-        check_own_place(tmp_path / place, "--export")
+        check_private(tmp_path / place, "--export")
     else:
-        with pytest.raises(UserError, match=f"everybody may write to .*mode {mode:o}.*chmod o-w"):
-            check_own_place(tmp_path / place, "--export")
+        with pytest.raises(UserError, match=f"every user may write to .*mode {mode:o}.*chmod o-w"):
+            check_private(tmp_path / place, "--export")
 
 
 @pytest.mark.parametrize(("mode", "is_safe"), [(0o700, True), (0o777, False), (0o1777, True)])
@@ -77,7 +77,7 @@ def test_file_is_created_where_nobody_else_may_replace_it(
     if is_safe:
         check_file(tmp_path / "shared/report.html", "--output")
     else:
-        with pytest.raises(UserError, match="everybody may write to"):
+        with pytest.raises(UserError, match="every user may write to"):
             check_file(tmp_path / "shared/report.html", "--output")
 
 

@@ -52,13 +52,15 @@ def test_address_is_escaped_only_where_needed(name: str) -> None:
 @pytest.mark.parametrize("given", ["option", "variable"])
 def test_unknown_home_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, "~no-such-user/runs")
-    with pytest.raises(UserError, match=r"^--root ~no-such-user/runs: nobody .* write a path"):
+    with pytest.raises(
+        UserError, match=r"^--root ~no-such-user/runs: .* no such user; write a path"
+    ):
         resolve_root(None if given == "variable" else Path("~no-such-user/runs"))
     assert SweepPaths(Path("/r"), "a").command("status") == "sweep status a --root /r"
 
 
 def test_root_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"runs\udcff.*no UTF-8.*write a path"):
+    with pytest.raises(UserError, match=r"runs\udcff.*not valid UTF-8.*choose another"):
         resolve_root(tmp_path / os.fsdecode(b"runs\xff"))
 
 

@@ -146,15 +146,15 @@ def test_finished_trials_do_not_forbid_other_settings(tmp_path: Path) -> None:
     _resume(made, "train.clip.max_norm=2.5")
 
 
-NOTHING_LEFT = "nothing is left to train; what changed holds for new trials; "
+NOTHING_LEFT = "no trials remain; the changes affect only new trials; "
 ANOTHER = "start a new sweep with: sweep run FILE --name NAME"
 
 
 @pytest.mark.parametrize(
     ("more", "overrides", "remedy"),
     [
-        ("", ["budget.epochs=20"], "begin some with: {resume} -s trials=6 --root {root}"),
-        ("", ["train.batch_size=32"], "begin some with: {resume} -s trials=6 --root {root}"),
+        ("", ["budget.epochs=20"], "add trials with: {resume} -s trials=6 --root {root}"),
+        ("", ["train.batch_size=32"], "add trials with: {resume} -s trials=6 --root {root}"),
         ("search: {sampler: grid}", ["budget.epochs=20"], ANOTHER),
         ("", ["tracking.every=2"], None),
         ("", ["budget.epochs=20", "trials=4"], None),
@@ -185,7 +185,7 @@ def test_a_change_in_vain_of_a_sweep_that_a_stop_ended(tmp_path: Path) -> None:
         made.spec
     )
     assert told is not None
-    assert told.startswith(f"{NOTHING_LEFT}begin some with: sweep resume small -s stop.value=null")
+    assert told.startswith(f"{NOTHING_LEFT}add trials with: sweep resume small -s stop.value=null")
 
 
 def test_resume_warns_of_a_change_without_effect(

@@ -95,8 +95,8 @@ def test_a_driver_that_does_not_answer_is_named(paths: SweepPaths, driver: Drive
     del driver
     stopped = stop_requests.stop_sweep(paths, now=False, seconds=0.1, say=_silent)
     assert not stopped.done
-    assert stopped.message.endswith("leave at once with: " + paths.command("stop", "--now"))
-    assert "has not left after 0.1 s" in stopped.message
+    assert stopped.message.endswith("stop immediately with: " + paths.command("stop", "--now"))
+    assert "has not exited after 0.1 s" in stopped.message
 
 
 def test_trial_end_is_reported_with_its_result(paths: SweepPaths, driver: Driver) -> None:
@@ -112,7 +112,7 @@ def test_trial_end_is_reported_with_its_result(paths: SweepPaths, driver: Driver
         "trial": 1,
         "done": True,
         "state": "pruned",
-        "message": "trial 1 is pruned after epoch 1 with its best value 0.25; the sweep goes on",
+        "message": "trial 1 is pruned after epoch 1 with its best value 0.25; the sweep continues",
     }
     assert driver.wishes.trials == {1}
     assert not driver.wishes.drain
@@ -128,7 +128,7 @@ def test_driver_that_dies_meanwhile_is_noticed(paths: SweepPaths, driver: Driver
     stopped = stop_requests.stop_trial(paths, 1, seconds=10, say=_silent)
     assert not stopped.done
     assert stopped.message == (
-        f"the sweep ended before trial 1 did; it goes on with: {paths.command('resume')}"
+        f"the sweep ended before trial 1 did; resume it with: {paths.command('resume')}"
     )
 
 
@@ -154,7 +154,7 @@ def test_requests_to_an_earlier_driver_are_ignored(
 
 def test_impossible_stop_is_reported(paths: SweepPaths) -> None:
     with pytest.raises(
-        stop_requests.NotRunningError, match="'small' is interrupted and nobody is running"
+        stop_requests.NotRunningError, match="'small' is interrupted and no driver runs"
     ):
         stop_requests.stop_sweep(paths, now=False, seconds=1, say=_silent)
     with pytest.raises(
