@@ -212,7 +212,7 @@ def resume(
     from sweeps.commands.run import attempt
     from sweeps.config.durations import parse_duration
     from sweeps.config.revisions import is_unchanged
-    from sweeps.config.spec import parse_placed
+    from sweeps.config.spec import parse_with_positions
     from sweeps.engine.cluster_address import find_address
     from sweeps.ledger.location import check_kept
     from sweeps.ledger.warm_start import WarmStart
@@ -225,7 +225,9 @@ def resume(
         if view.running:  # refuse early, before slow imports; acquiring the lock decides
             raise sweep_locked(view.paths.directory, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
-        spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
+        spec, document = parse_with_positions(
+            written, file, settings or [], drawn=len(view.records)
+        )
         check_kept(view.paths, view.spec, spec)
         remember_named(spec, document)
         check_sampler_state(view.paths, spec)
@@ -470,11 +472,13 @@ def _loaded(
     Args:
         to_run: Trust the stores that the spec names, because the user asked to run it.
     """
-    from sweeps.config.spec import load_placed
+    from sweeps.config.spec import load_with_positions
     from sweeps.store_access import remember_named
 
     with input_errors():
-        spec, document = load_placed(file, settings or [], name=name, tracking_uri=tracking_uri)
+        spec, document = load_with_positions(
+            file, settings or [], name=name, tracking_uri=tracking_uri
+        )
         if to_run:
             remember_named(spec, document, file)
         with document.attach_locations():

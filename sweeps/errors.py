@@ -1,4 +1,4 @@
-"""Every error about a spec, a sweep's files, its lock and its ledger.
+"""The errors about a spec, a sweep's files, its lock and its ledger.
 
     ValueError
       SpecError            a spec is not valid; lists every issue with its location
@@ -93,7 +93,7 @@ class SpecError(ValueError):
 
 
 class InvalidName(UserError):
-    """A sweep's name cannot become a directory."""
+    """A sweep's name cannot be the name of a directory."""
 
 
 class WrongDuration(ValueError):
@@ -101,7 +101,7 @@ class WrongDuration(ValueError):
 
 
 class RevisionError(ValueError):
-    """No revision of a sweep's spec can be read, or a newer release wrote the sweep."""
+    """No revision of a sweep's spec is valid, or a newer release wrote the sweep."""
 
 
 class SearchChanged(ValueError):

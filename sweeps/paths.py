@@ -26,7 +26,7 @@ from pathlib import Path
 
 from sweeps.errors import InvalidName, UserError
 from sweeps.quoting import shown
-from tracking.address import address_of, is_database
+from tracking.address import is_database, sqlite_uri
 
 FORMAT = 2
 """The format version of all these files together. It increases when an earlier release would
@@ -76,8 +76,8 @@ def check_name(name: str, *, model: bool = False) -> str:
         )
     if name.lower() in _RESERVED_NAMES and not model:
         raise InvalidName(
-            f"{visible} is where the embedded tracking store lives; {rule} beside it; "
-            "choose another name"
+            f"{visible} is the name of the embedded tracking store; {rule} beside it; choose "
+            "another name"
         )
     return name
 
@@ -131,7 +131,7 @@ def program_name() -> str:
 
 def tracking_uri(root: Path) -> str:
     """Return the address of the embedded tracking store."""
-    return address_of(root / "mlflow.db")
+    return sqlite_uri(root / "mlflow.db")
 
 
 def artifact_root(root: Path) -> Path:

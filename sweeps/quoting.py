@@ -9,7 +9,7 @@ from __future__ import annotations
 from redaction.escapes import printable
 from redaction.secrets import redact
 
-_SHOWN = 60  # characters of a value that a message quotes
+_SHOWN = 60  # characters of a quoted value
 
 
 def shown(value: object) -> str:

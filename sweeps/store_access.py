@@ -15,7 +15,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.path_checks import is_ours
 from sweeps.paths import SweepPaths, tracking_place
 from tracking.store_origin import is_file
-from tracking.trusted_stores import StoreUntrusted, check_trusted, remember
+from tracking.trusted_stores import StoreUntrusted, add_trusted, check_trusted
 
 _STORES = (("tracking", "uri"), ("storage", "ledger"), ("storage", "checkpoints"))
 
@@ -91,8 +91,8 @@ def remember_named(spec: SweepSpec, document: Document, file: Path | None = None
     is_own = file is not None and _is_own(file)
     for path in _STORES:
         uri = getattr(getattr(spec, path[0]), path[1])
-        if uri is not None and (is_own or document.place(path).order == AFTER_THE_FILE):
-            remember(uri)
+        if uri is not None and (is_own or document.position(path).order == AFTER_THE_FILE):
+            add_trusted(uri)
 
 
 def _is_own(file: Path) -> bool:

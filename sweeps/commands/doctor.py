@@ -38,7 +38,7 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths, list_sweeps, tracking_place
 from sweeps.store_access import check_store
 from sweeps.sweep_lock import is_held, read_holder
-from tracking.address import file_of, is_database
+from tracking.address import is_database, sqlite_file
 from tracking.probe import TrackingUnusable, probe
 from tracking.trusted_stores import StoreUntrusted
 from trainable.errors import StorageError
@@ -428,7 +428,7 @@ def _tracking_store(root: Path, uri: str | None) -> Finding:
             probe(where, thorough=True)
         except TrackingUnusable as error:
             return Finding("fail", "tracking", error.message, "correct this, then resume")
-        file = file_of(where)
+        file = sqlite_file(where)
         if uri is None and file is not None and not file.exists():
             return Finding("ok", "tracking", "embedded in the root directory")
         return Finding("ok", "tracking", f"{visible} can be read")

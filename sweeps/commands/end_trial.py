@@ -34,12 +34,12 @@ def end_trial(view: SweepStatus, number: int) -> StopResult:
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
-    lock = SweepLock(paths.lock, ledger_lock(view.place))
+    lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
     lock.acquire()
     try:
         if lock.previous is not None:
             end_orphans(lock.previous.token)
-        ledger = Ledger.open(view.place)
+        ledger = Ledger.open(view.ledger_location)
         record = ledger.trial(number)
         state = trial_state(paths, spec, record, read_outbox(paths.outbox))
         for repair in unreported(state):

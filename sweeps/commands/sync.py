@@ -51,10 +51,10 @@ from sweeps.recording.tags import (
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from sweeps.store_access import reach_tracking
 from sweeps.sweep_lock import SweepLock
-from tracking.mlflow_recorder import MlflowRecorder, set_target, sync, tell_again
+from tracking.mlflow_recorder import MlflowRecorder, reset_trials, set_target, sync
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.probe import probe
-from tracking.recorder import Status, stored
+from tracking.recorder import Status, stored_status
 from tracking.store_reader import open_reader
 
 _INTERRUPTED: Status = "INTERRUPTED"
@@ -107,7 +107,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
     uri, artifacts = reach_tracking(paths, spec)
-    lock = SweepLock(paths.lock, ledger_lock(view.place))
+    lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
     with contextlib.ExitStack() as stack:
         drawing = Drawing()
         if view.state != "running":  # otherwise the lock cannot be acquired
@@ -121,7 +121,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
         set_target(paths.outbox, uri)
         drawn = record_drawing(paths, spec, drawing)
         before = read_outbox(paths.outbox)
-        resender = _Resender(paths, spec, before.sweep_told, uri)
+        resender = _Resender(paths, spec, before.tracked_sweep_status, uri)
         sent = left = 0
 
         def send() -> None:
@@ -151,7 +151,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
         sent - num_refused,
         left,
         after.refused,
-        after.held,
+        after.blocked_artifacts,
         drawn,
         Missing.of(missing),
         Missing.of(still),
@@ -166,7 +166,7 @@ def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
     """
     ledger = LedgerReader(ledger_location(paths, spec))
     records = {record.number: record for record in ledger.records()}
-    looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
+    looks_live = read_outbox(paths.outbox).tracked_sweep_status == "RUNNING"
     recorder = _queue(paths, spec, ledger)
     for first in range(0, len(records), _BATCH_SIZE):
         batch = list(records.values())[first : first + _BATCH_SIZE]
@@ -245,7 +245,7 @@ class _Resender:
     """
 
     def __init__(
-        self, paths: SweepPaths, spec: SweepSpec, sweep_told: str | None, uri: str
+        self, paths: SweepPaths, spec: SweepSpec, tracked_sweep_status: str | None, uri: str
     ) -> None:
         self._paths, self._spec = paths, spec
         self._ledger = LedgerReader(ledger_location(paths, spec))
@@ -253,10 +253,10 @@ class _Resender:
         self.records = self._ledger.records()
         self._concluded = _is_concluded(self._ledger)
         self._best = self._ledger.best() if len(spec.metrics) == 1 else None
-        if sweep_told is None and self._concluded:
-            sweep_told = "FINISHED" if self._ledger.front() else "FAILED"
+        if tracked_sweep_status is None and self._concluded:
+            tracked_sweep_status = "FINISHED" if self._ledger.front() else "FAILED"
         endings: tuple[Status, ...] = ("FINISHED", "FAILED")
-        self._ending = next((one for one in endings if one == sweep_told), _INTERRUPTED)
+        self._ending = next((one for one in endings if one == tracked_sweep_status), _INTERRUPTED)
         self._densities = [one.tracking.every for one in read_revisions(paths.spec)]
         known = read_outbox(paths.outbox).experiment_id
         self._store = open_reader(uri, spec.name, known)
@@ -288,7 +288,7 @@ class _Resender:
         """Queue missing records, and those that a killed driver could not send."""
         by_trial = {one.trial: one for one in missing}
         again = {one.trial: one.is_gone for one in by_trial.values() if one.is_of_the_run}
-        tell_again(self._paths.outbox, again)
+        reset_trials(self._paths.outbox, again)
         own = by_trial.pop(None, None)
         if own is not None:
             self._send_sweep_run(own)
@@ -308,7 +308,7 @@ class _Resender:
 
     def _status(self, delivered: DeliveryStatus) -> str | None:
         """Return the status of the sweep's own run; None: a killed driver did not send it."""
-        return None if delivered.sweep_told == "RUNNING" else stored(self._ending)
+        return None if delivered.tracked_sweep_status == "RUNNING" else stored_status(self._ending)
 
     def _send_sweep_run(self, missing: MissingData) -> None:
         recorder = _queue(self._paths, self._spec, self._ledger, announce=missing.is_of_the_run)

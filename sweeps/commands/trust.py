@@ -40,9 +40,9 @@ def trust(
         for address in addresses or ():
             origin = store_origin.origin_of(address)
             if not forget:
-                trusted_stores.remember(address, explicit=True)
+                trusted_stores.add_trusted(address, explicit=True)
                 message = f"credentials may be sent to {origin}"
-            elif trusted_stores.forget(address):
+            elif trusted_stores.remove_trusted(address):
                 message = f"{origin} is removed from {trusted_stores.trust_file()}"
             else:
                 message = f"{origin} was not in {trusted_stores.trust_file()}"

@@ -22,7 +22,7 @@ from sweeps.recording.tags import leaders_view
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.store_access import reach_tracking
 from tracking.address import is_server
-from tracking.idle_process import start_behind
+from tracking.idle_process import start_idle
 from tracking.mlflow_chart_view import of_sweep
 from tracking.probe import probe
 from tracking.trusted_stores import secured
@@ -54,11 +54,11 @@ def serve(
     try:
         console.print("Ctrl-C ends it")
         page = _page(server.url, view)
-        opening = None
+        redirect = None
         if open_browser:
             with contextlib.suppress(OSError):  # on a full disk, the user has the printed link
-                opening = server.opening(root, page).as_uri()
-        _open(console, server.link(page), opening)
+                redirect = server.redirect_file(root, page).as_uri()
+        _open(console, server.link(page), redirect)
         with _drawing(console, view):
             server.wait()
     except KeyboardInterrupt:
@@ -80,7 +80,7 @@ def _drawing(console: Console, view: SweepStatus | None) -> Iterator[None]:
     text = f"drawing the figures of {missing} trials; reload the page to see them"
     console.print(text, soft_wrap=True)
     command = ["sync", view.paths.name, "--root", str(view.paths.root)]
-    process = start_behind(
+    process = start_idle(
         [sys.executable, "-P", "-m", "sweeps.entry", *command],
         os.environ,
         silent=True,
@@ -120,8 +120,8 @@ def _page(base: str, view: SweepStatus | None) -> str:
     )
 
 
-def _open(console: Console, link: str, opening: str | None) -> None:
-    """Print a link, and open `opening` in a browser."""
+def _open(console: Console, link: str, redirect: str | None) -> None:
+    """Print a link, and open `redirect` in a browser."""
     console.print(link, soft_wrap=True)
-    if opening is not None:
-        webbrowser.open(opening)
+    if redirect is not None:
+        webbrowser.open(redirect)

@@ -44,7 +44,7 @@ from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_views
 from sweeps.store_access import reach_tracking
-from tracking.mlflow_recorder import MlflowRecorder, set_target, tell_again
+from tracking.mlflow_recorder import MlflowRecorder, reset_trials, set_target
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from tracking.store_reader import StoreUnreadable
@@ -251,7 +251,7 @@ def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str |
     except StoreUnreadable as error:  # a sweep runs while the server is unavailable
         return str(error)
     lost = {one.trial: one.is_gone for one in found if not one.is_deleted}
-    tell_again(paths.outbox, lost)
+    reset_trials(paths.outbox, lost)
     if not found:
         return None
     command = paths.command("sync", "--verify", program=program_name())

@@ -170,10 +170,10 @@ def stop_trial(
     def ended() -> bool:
         nonlocal gone
         gone = read_holder(paths.lock) != holder or not is_held(paths.lock)
-        return LedgerReader(status.place).trials[number].finished or gone
+        return LedgerReader(status.ledger_location).trials[number].finished or gone
 
     _wait(ended, seconds)
-    record = LedgerReader(status.place).trials[number]
+    record = LedgerReader(status.ledger_location).trials[number]
     if record.finished:
         value = (
             f" with its best value {format_number(record.value)}"

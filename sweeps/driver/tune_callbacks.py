@@ -32,6 +32,11 @@ from sweeps.driver import stop_requests
 from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
 from sweeps.driver.progress import Hang, ProgressWatch
 from sweeps.driver.write_queue import WriteQueue
+from sweeps.engine.ray_compat.tune_internals import (
+    end_at_next_loss,
+    release_trial,
+    worker_error,
+)
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
@@ -71,27 +76,14 @@ last result of each trial for the whole sweep, and statistics with two queues fo
 
 
 class TrialMemoryReleaser(Callback):
-    """Release the memory of trials that have ended.
-
-    Tune keeps the configuration, metrics and results of each trial for the whole sweep, and reads
-    them no more after the trial's end.
-    """
+    """Release the memory of trials that have ended."""
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Replace what Tune holds of the trial by the attributes of an empty one."""
+        """Replace what Tune holds of the trial."""
         del iteration, trials, info
-        empty = Trial(trial.trainable_name, config={"number": trial.config["number"]}, stub=True)
-        for attribute in (
-            "config",
-            "_Trial__unresolved_config",
-            "evaluated_params",
-            "experiment_tag",
-        ):
-            setattr(trial, attribute, getattr(empty, attribute))
-        trial.run_metadata = empty.run_metadata
-        trial._default_result_or_future = None
+        release_trial(trial)
 
 
 class TuneEventHandler(Callback):
@@ -328,7 +320,7 @@ class TuneEventHandler(Callback):
             self._training.discard(trial.config["number"])
             self._restart_after_kill(trial)
             return
-        if self._node_died(trial.get_pickled_error()):
+        if self._node_died(worker_error(trial)):
             self._training.discard(trial.config["number"])
             return
         number = trial.config["number"]
@@ -338,14 +330,14 @@ class TuneEventHandler(Callback):
                 self._lost_starts[number] == MAX_LOST_STARTS
                 and number not in self._retries_exhausted
             ):
-                trial.max_failures = 0  # no worker starts here; the next loss ends the sweep
+                end_at_next_loss(trial)  # no worker starts here; the next loss ends the sweep
             return
         self._training.discard(number)
         end = self._note_worker_end(trial)
         if not self._crash_counter.lost(number, self._newest_generation(number)):
             self._retries_exhausted[number] = self._describe_loss(trial, end)
             stop_requests.request_stop(self._paths, [number])
-            trial.max_failures = 0  # for a worker that is lost before it reads its stop file
+            end_at_next_loss(trial)  # for a worker that is lost before it reads its stop file
 
     def _kill_unresponsive_workers(self) -> None:
         """Kill workers that make no progress, and those that reach no step after a user's stop."""
@@ -447,7 +439,7 @@ class TuneEventHandler(Callback):
 
     def _note_worker_end(self, trial: Trial) -> WorkerEnd:
         """Append to a trial's log how its process ended."""
-        end = self._end_of_worker(trial.get_pickled_error())
+        end = self._end_of_worker(worker_error(trial))
         log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
         with contextlib.suppress(OSError), TrialLog(log) as file:
             output = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
@@ -460,14 +452,14 @@ class TuneEventHandler(Callback):
         count = f"{times} times in a row" if times > 1 else "once"
         how = f"; it ended {end.how}" if end.how else ""
         reason = f"lost: its process ended {count} without a new checkpoint{how}"
-        return Failure("lost", reason, f"{trial.get_pickled_error()}\n{end.last_lines}".strip())
+        return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())
 
     def _describe_lost_starts(self, trial: Trial) -> Failure:
         times = self._lost_starts[trial.config["number"]] + 1
-        end = self._end_of_worker(trial.get_pickled_error())
+        end = self._end_of_worker(worker_error(trial))
         how = f"; the last one ended {end.how}" if end.how else ""
         reason = f"lost: {times} workers in a row ended before they had begun with the trial{how}"
-        return Failure("lost", reason, f"{trial.get_pickled_error()}\n{end.last_lines}".strip())
+        return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())
 
     def _newest_generation(self, number: int) -> int:
         saved = trial_store(self._paths, self._spec, number).generations()

@@ -19,10 +19,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from sweeps.engine import local_ray
 from sweeps.engine.cluster_address import ClusterRefused, is_loopback, locate, tcp_probe
 from sweeps.engine.code_upload import CodePackage, package_code
 from sweeps.engine.node_checks import check_nodes
+from sweeps.engine.ray_compat.environment import (
+    CLUSTER_WORKERS,
+    configure_tune,
+    set_cluster_env,
+)
+from sweeps.engine.ray_compat.ray_internals import (
+    is_version_mismatch,
+    node_of_lost_actor,
+    preserve_signal_handlers,
+    query_head,
+    raylet_socket,
+    refuses_token,
+)
 from sweeps.engine.resources import Machine
 from sweeps.exit_codes import WRONG_INPUT
 
@@ -34,10 +46,6 @@ _PATIENCE_SECONDS = 20.0
 """How long the head may be unavailable. After 60 s Ray ends this process without a message."""
 _POLL_SECONDS = 1.0
 _PROBE_SECONDS = 3.0
-_WORKER_ENV = {
-    # workers of a local Ray inherit it from the driver
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-}
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class Cluster:
             concurrency: How many trials may wait for an actor at once.
             lost: Called in any thread with the reason when the cluster is lost; exits the process.
         """
-        local_ray.configure_tune(concurrency)
+        configure_tune(concurrency)
         over, once = threading.Event(), threading.Lock()
 
         def leave(cause: str) -> NoReturn:
@@ -110,13 +118,9 @@ class Cluster:
         """
         if self.health_error() is not None:
             return True
-        import ray
-
-        actor = getattr(error, "actor_id", None)
-        if actor is None:
+        if (lost := node_of_lost_actor(error)) is None:
             return False
-        address = ray._private.state.actors(actor).get("Address", {})
-        node = next((n for n in _nodes() if n["NodeID"] == address.get("NodeID")), None)
+        node = next((n for n in _nodes() if n["NodeID"] == lost), None)
         # The head notices a dead node late, so the node's port is tested, too.
         return node is not None and (
             not node["Alive"]
@@ -165,7 +169,7 @@ def connected(
         ExitRequested: A signal arrived.
     """
     address = locate(address)
-    _configure(address)
+    set_cluster_env(loopback=is_loopback(address))
     package = package_code(Path.cwd(), root, modules)
     if package is not None and (warning := package.warning()):
         tell(warning)
@@ -194,30 +198,19 @@ def disconnect() -> None:
         ray.shutdown()
 
 
-def _configure(address: str) -> None:
-    """Set the environment that Ray in this process reads; the cluster's nodes have their own."""
-    local_ray.set_ray_env()
-    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # the driver prints its own message
-    # Ray ends this process without a message when the raylet with this process id has ended. With
-    # the id of this process it raises an error instead.
-    os.environ["RAY_RAYLET_PID"] = str(os.getpid())
-    if not is_loopback(address):  # see `sweeps/__init__.py`; the cluster's Ray runs already
-        os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
-
-
 def _connect(address: str, package: CodePackage | None, hidden_env: Iterable[str]) -> str:
     """Connect, and return the socket of the local node."""
     import ray
 
     hashing = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}  # as in this process
     hidden = dict.fromkeys(hidden_env, "")
-    environment: dict[str, Any] = {"env_vars": _WORKER_ENV | hashing | hidden}
+    environment: dict[str, Any] = {"env_vars": CLUSTER_WORKERS | hashing | hidden}
     if package is not None:
         environment["working_dir"] = str(package.directory)
         environment["excludes"] = list(package.excludes)
     try:
         _check_token(address)
-        with warnings.catch_warnings(), local_ray.preserve_signal_handlers():
+        with warnings.catch_warnings(), preserve_signal_handlers():
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(
                 address=address,
@@ -228,19 +221,16 @@ def _connect(address: str, package: CodePackage | None, hidden_env: Iterable[str
     except Exception as error:  # Ray has no narrower type for wrong versions, tokens and ports
         disconnect()
         raise ClusterRefused(refusal(address, error)) from error
-    node: Any = ray._private.worker._global_node
-    return str(node.raylet_socket_name)
+    return raylet_socket()
 
 
 def _check_token(address: str) -> None:
     """Send the head a request, because `ray.init` retries for 20 s with a wrong token."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
     errors = os.dup(2)
     with open(os.devnull, "wb") as null:
         os.dup2(null.fileno(), 2)  # Ray's C++ library prints to it
     try:
-        GcsClient(address=address).internal_kv_keys(b"", None, _CONNECT_SECONDS)
+        query_head(address, _CONNECT_SECONDS)
     finally:
         os.dup2(errors, 2)
         os.close(errors)
@@ -251,14 +241,14 @@ def refusal(address: str, error: BaseException) -> str:
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
-    if any("authenti" in f"{type(one).__name__} {one}".lower() for one in chain):
+    if any(map(refuses_token, chain)):
         return (
             f"the Ray cluster at {address} refuses this process: its token is missing or wrong; "
             "a process needs the cluster's token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
             "RAY_AUTH_TOKEN_PATH to the values on its nodes"
         )
     words = next(filter(None, map(_words, reversed(chain))), "")
-    if "version mismatch" in words.lower():
+    if is_version_mismatch(words):
         return (
             f"the Ray cluster at {address} cannot be used: {words}; both must be the same; "
             "install the cluster's versions here, or these versions on its nodes"

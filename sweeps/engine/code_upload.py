@@ -7,8 +7,6 @@ sweeps and files too large to be code. What must not live here: starting Ray (`c
 
 from __future__ import annotations
 
-import logging
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from sweeps.engine.cluster_address import ClusterRefused
+from sweeps.engine.ray_compat.ray_internals import visit_uploaded
 from sweeps.formatting import format_bytes
 
 LARGE = 50 * 2**20
@@ -112,8 +111,6 @@ def _sources(directory: Path, modules: Iterable[str]) -> Iterator[str]:
 
 def _sizes(directory: Path, excludes: list[str]) -> dict[str, int]:
     """Return the files that Ray would upload, by path, with their sizes in bytes."""
-    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
-
     sizes: dict[str, int] = {}
 
     def note(path: Path) -> None:
@@ -126,13 +123,7 @@ def _sizes(directory: Path, excludes: list[str]) -> dict[str, int]:
                 "the sweep in the directory of its code, or list the others in .rayignore"
             )
 
-    silent = logging.getLogger(f"{__name__}.silent")
-    silent.disabled = True
-    obeyed = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
-    _dir_travel(
-        directory, [_get_excludes(directory, excludes)], note, include_gitignore=obeyed,
-        logger=silent,
-    )  # fmt: skip
+    visit_uploaded(directory, excludes, note)
     return sizes
 
 

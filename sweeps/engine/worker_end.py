@@ -5,21 +5,17 @@ What must not live here: what the end means for a trial (`driver`).
 
 from __future__ import annotations
 
-import glob
 import os
-import re
 import signal
-from pathlib import Path
 from typing import NamedTuple
 
 from redaction.escapes import visible
 from redaction.secrets import redact
 from sweeps.engine import fork_server
+from sweeps.engine.ray_compat.ray_internals import error_logs, lost_worker
 
 _PATIENCE = 1.0
 """Seconds by which Ray may notice a worker's end before the fork server does."""
-_PID = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
-_DETAIL = re.compile(r"Worker exit detail: (.*?)(?:\. |\.?$)", re.MULTILINE)
 _LAST_BYTES, _LAST_LINES = 16 << 10, 20
 
 
@@ -41,15 +37,12 @@ def end_of_worker(error: BaseException | None) -> WorkerEnd:
     Args:
         error: Ray's error about the lost actor.
     """
-    text = str(error)
-    if (found := _PID.search(text)) is None:
+    if (lost := lost_worker(error)) is None:
         return WorkerEnd("", "")
-    pid = int(found[1])
-    code = fork_server.exit_code(pid, _PATIENCE)
+    code = fork_server.exit_code(lost.pid, _PATIENCE)
     if code is not None:
-        return WorkerEnd(in_words(code), _last_lines(pid))
-    detail = _DETAIL.search(text)
-    return WorkerEnd(f"({detail[1]})" if detail else "", _last_lines(pid))
+        return WorkerEnd(in_words(code), _last_lines(lost.pid))
+    return WorkerEnd(f"({lost.detail})" if lost.detail else "", _last_lines(lost.pid))
 
 
 def in_words(code: int) -> str:
@@ -63,13 +56,7 @@ def in_words(code: int) -> str:
 
 
 def _last_lines(pid: int) -> str:
-    from ray._private import worker
-
-    node = worker._global_node
-    if node is None:
-        return ""
-    pattern = f"{glob.escape(node.get_logs_dir_path())}/worker-*-{pid}.err"
-    for path in map(Path, glob.glob(pattern)):
+    for path in error_logs(pid):
         try:
             with path.open("rb") as file:
                 cut = path.stat().st_size > _LAST_BYTES

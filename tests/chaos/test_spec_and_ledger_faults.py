@@ -28,7 +28,7 @@ from tests.chaos.kill_cases import SEED
 from tests.specs import with_overrides
 from trainable.checkpoint import CheckpointStore
 
-_NO_REVISION = "sweep.yaml holds no revision of the spec that is whole"
+_NO_REVISION = "sweep.yaml has no valid revision of the spec"
 _NUM_REPORTS = "SELECT COUNT(*) FROM trial_intermediate_values"
 _FOR_A_WHILE = 3.0
 

@@ -341,4 +341,4 @@ def test_driver_exits_immediately_whatever_fails(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 130, done.stderr
-    assert "left at once" in done.stderr
+    assert "exited immediately" in done.stderr

@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
-from tracking.address import address_of
+from tracking.address import sqlite_uri
 from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
@@ -376,5 +376,5 @@ def test_interrupted_store_creation_is_completed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["50%", "w%41?"])
 def test_store_path_needs_no_url_escaping(tmp_path: Path, name: str) -> None:
-    connect(address_of(tmp_path / name / "mlflow.db")).search_experiments(max_results=1)
+    connect(sqlite_uri(tmp_path / name / "mlflow.db")).search_experiments(max_results=1)
     assert [found.name for found in tmp_path.rglob("*")] == [name, "mlflow.db"]

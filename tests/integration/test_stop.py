@@ -129,7 +129,7 @@ def test_immediate_stop_waits_for_nothing(cli: CommandLine) -> None:
     printed, _ = driver.communicate(timeout=scaled(20))
     assert time.monotonic() - started < scaled(2.0 + CHANCE)
     assert driver.returncode == 130, printed
-    assert "left at once; what was saved is whole" in printed
+    assert "exited immediately; what was saved is complete" in printed
     assert printed.splitlines()[-1] == "sweep resume small"
     said, _ = stop.communicate(timeout=scaled(20))
     stopped = json.loads(said)

@@ -206,7 +206,7 @@ def test_counts_of_missing_records(root: Path) -> None:
     done = deliver(_view(root), verify=True)
     assert (done.missing.points, done.missing.statuses, done.missing.runs) == (3, 1, 0)
     said = _text(synced(done, _view(root).paths, verified=True))
-    assert "missing in the tracking store, and made good: 1 status, 3 metric values" in said
+    assert "missing in the tracking store, and sent again: 1 status, 3 metric values" in said
     said = _text(synced(deliver(_view(root), verify=True), _view(root).paths, verified=True))
     assert "compared 4 runs: nothing is missing" in said
     assert done.as_dict()["missing"]["points"] == 3
@@ -228,7 +228,7 @@ def test_deleted_runs_are_named_and_left_alone(root: Path, spoil: Callable[[Path
     left = _held(root)
     done = deliver(_view(root))
     assert _held(root) == left
-    assert "in the tracking store's trash" in _text(
+    assert "deleted in the tracking store" in _text(
         synced(done, _view(root).paths, verified=False)
     )
 

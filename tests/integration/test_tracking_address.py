@@ -217,8 +217,7 @@ def test_refused_connection_ends_run_before_it_starts(cli: CommandLine, nowhere:
         ),
         pytest.param(
             lambda path, _: _mlflow("2.7.1", path),
-            "is MLflow 2.7.1; 2.8 is the oldest that takes what a sweep records; "
-            "upgrade the server",
+            "is MLflow 2.7.1; a sweep needs at least 2.8; upgrade the server",
             id="old",
         ),
     ],
@@ -254,7 +253,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "take a backup of it and run: mlflow db upgrade 'sqlite:///{path}'",
             id="older",
         ),
-        pytest.param("f" * 12, "install the MLflow that made it", id="newer"),
+        pytest.param("f" * 12, "install the MLflow version that created it", id="newer"),
     ],
 )
 def test_other_schema_version_ends_run_before_it_starts(

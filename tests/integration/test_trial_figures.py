@@ -26,7 +26,7 @@ from tests.curves import append_rows
 from tests.integration.commandline import wait_until
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.idle_process import start_behind
+from tracking.idle_process import start_idle
 from tracking.recorder import MemoryRecorder
 from trainable.config import TrialConfig
 from trainable.metrics_file import Row
@@ -279,10 +279,10 @@ def test_end_of_the_page_ends_the_drawing(tmp_path: Path, monkeypatch: pytest.Mo
     started: list[subprocess.Popen[str]] = []
 
     def start(*given: Any, **options: Any) -> subprocess.Popen[str]:
-        started.append(start_behind(*given, **options))
+        started.append(start_idle(*given, **options))
         return started[-1]
 
-    monkeypatch.setattr(ui, "start_behind", start)
+    monkeypatch.setattr(ui, "start_idle", start)
     monkeypatch.setattr(ui, "start_server", lambda *_, **__: Served())
     ui.serve(Console(quiet=True), tmp_path, sweep.view, port=0, open_browser=False)
     (process,) = started

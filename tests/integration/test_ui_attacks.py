@@ -149,9 +149,9 @@ def test_login_is_not_visible_to_others(target: Target, tmp_path: Path) -> None:
     for process in (server, *server.children(recursive=True)):
         assert login not in " ".join(process.cmdline())
     assert login not in target.server.output()
-    opening = target.server.opening(tmp_path, target.server.url)
-    assert login in opening.read_text()
-    assert opening.stat().st_mode & 0o777 == 0o600
+    redirect = target.server.redirect_file(tmp_path, target.server.url)
+    assert login in redirect.read_text()
+    assert redirect.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,9 @@ def test_link_opens_its_page_and_drops_the_token(target: Target, tmp_path: Path)
     page_of_runs = runs_page(target.server.url, experiment, "loss", ascending=True)
     for address in (
         target.server.link(page_of_runs),
-        target.server.opening(tmp_path, page_of_runs).as_uri(),  # another site to the browser
+        target.server.redirect_file(
+            tmp_path, page_of_runs
+        ).as_uri(),  # another site to the browser
     ):
         with open_page(address) as page:
             page.wait_for_url(lambda url: "orderByKey" in url and "login" not in url)

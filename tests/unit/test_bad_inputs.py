@@ -21,7 +21,7 @@ import trainable
 from sweeps.cli import app
 from sweeps.config.provenance_check import Origin, check_origin
 from sweeps.config.revisions import write_spec
-from sweeps.config.spec import parse_placed, parse_spec
+from sweeps.config.spec import parse_spec, parse_with_positions
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.task_check import TaskInspector, TaskRefused, longest_warmup
 from sweeps.errors import OriginChanged, SpecError
@@ -339,7 +339,7 @@ def test_40_missing_module_is_found_without_a_child(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    spec, document = parse_placed(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
+    spec, document = parse_with_positions(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     compare_messages(request, [str(refused.value).replace(str(tmp_path), "{tmp_path}")])
@@ -353,7 +353,7 @@ def test_40_shadowing_file_is_found_without_a_child(
     path = tmp_path / stranger
     path.parent.mkdir(exist_ok=True)
     path.write_text("a = 1")
-    spec, document = parse_placed(SPEC, "s.yaml")
+    spec, document = parse_with_positions(SPEC, "s.yaml")
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     compare_messages(request, [str(refused.value).replace(str(tmp_path), "{tmp_path}")])
@@ -365,12 +365,12 @@ def test_40_second_copy_of_the_packages_is_accepted(
     (tmp_path / "trainable").mkdir()
     shutil.copy(trainable.__file__, tmp_path / "trainable")
     monkeypatch.chdir(tmp_path)
-    spec, _ = parse_placed(SPEC, "s.yaml")
+    spec, _ = parse_with_positions(SPEC, "s.yaml")
     TaskInspector(spec, ResourcePlan(1, 0, 1)).terminate()
 
 
 def test_40_unknown_built_in_task_is_found_without_a_child(request: pytest.FixtureRequest) -> None:
-    spec, document = parse_placed(SPEC, "s.yaml", ["task=digit"])
+    spec, document = parse_with_positions(SPEC, "s.yaml", ["task=digit"])
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     compare_messages(request, [str(refused.value)])
@@ -396,7 +396,7 @@ def test_40_unknown_built_in_task_is_found_without_a_child(request: pytest.Fixtu
 def test_error_of_the_child_names_the_place_of_its_key(
     request: pytest.FixtureRequest, lines: str
 ) -> None:
-    spec, document = parse_placed(SPEC.replace("task: digits\n", lines), "s.yaml")
+    spec, document = parse_with_positions(SPEC.replace("task: digits\n", lines), "s.yaml")
     configs = spec.trial_config(0, spec.example_params()), longest_warmup(spec)
     answer = _answer(*(config.model_dump_json() for config in configs))
     with pytest.raises(SpecError) as refused, document.attach_locations():

@@ -40,7 +40,7 @@ OF_A_SWEEP = [
     if command.callback is not None
     and (command.name or command.callback.__name__) not in NO_SWEEP_NEEDED
 ]
-NEWER = f"{{path}} says that the sweep is of format {FORMAT + 1}; this release reads formats up to {FORMAT} and leaves the sweep as it is; upgrade gradsweep"  # noqa: E501  compared whole
+NEWER = f"{{path}} says that the sweep has format {FORMAT + 1}; this release reads formats up to {FORMAT} and does not change the sweep; upgrade gradsweep"  # noqa: E501  compared whole
 
 
 @pytest.fixture

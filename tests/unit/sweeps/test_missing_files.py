@@ -123,7 +123,7 @@ def test_missing_weights_are_not_offered(
 
     done = CliRunner().invoke(app, ["best", "small", "--root", str(tmp_path)])
     words = " ".join(done.output.split())
-    assert ("no weights to take: " in words) is (said is not None), words
+    assert ("no weights to export: " in words) is (said is not None), words
     assert said is None or said in words
     assert (f"checkpoint: {generations[1]}".replace(" ", "") in "".join(words.split())) is (
         said is None
@@ -140,7 +140,7 @@ def test_missing_weights_are_not_offered(
     messages.outcome(*(Console(file=file, width=500) for file in told), outcome, sweep.paths)
     printed, warned = (file.getvalue() for file in told)
     assert ("--export" in printed) is (said is None)
-    assert said is None or ("there are no best weights to take: " in warned and said in warned)
+    assert said is None or ("there are no best weights to export: " in warned and said in warned)
 
     if said is not None:
         export = ["best", "small", "--root", str(tmp_path), "--export", str(tmp_path / "there")]

@@ -16,7 +16,7 @@ from sweeps.paths import (
     tracking_place,
     tracking_uri,
 )
-from tracking.address import file_of
+from tracking.address import sqlite_file
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_only_a_server_keeps_artifacts_itself(
 def test_the_store_is_the_file_that_its_address_names(name: str) -> None:
     file = Path("/r") / name / "mlflow.db"
     address = tracking_uri(file.parent)
-    assert file_of(address) == file
+    assert sqlite_file(address) == file
     assert make_url(address).database == str(file)
 
 

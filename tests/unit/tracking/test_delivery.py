@@ -293,7 +293,7 @@ def test_next_driver_backfills_a_run_lost_meanwhile(
     house.outbox.append(0, "finish", finish)
     house.deliver()
     known = read_outbox(house.outbox.directory)
-    assert known.told == {}
+    assert known.tracked_statuses == {}
     assert known.lacks(0, house.module.lines(0, 1, 1))
     for _ in range(2):
         house.outbox.close()
@@ -304,7 +304,7 @@ def test_next_driver_backfills_a_run_lost_meanwhile(
         house.outbox.append(0, "finish", finish)
         house.deliver()
         known = read_outbox(house.outbox.directory)
-        assert known.told[0] == "FINISHED"
+        assert known.tracked_statuses[0] == "FINISHED"
         assert not known.lacks(0, house.module.lines(0, 1, house.module.STEPS))
         assert house.server.points(0) == house.module.expected(0)
         [(status, params, _)] = house.server.runs(0)
@@ -443,14 +443,14 @@ def test_reason_of_a_waiting_artifact_is_shown_until_stored(house: House) -> Non
     house.delivery.connect()
     reason = (
         r"9 artifacts wait: 0/a of trial 0 cannot be stored at s3://\[hidden\]@bucket/\d "
-        r"\(PermissionError: \[Errno 13\] Permission denied: '/mlartifacts'\); let this machine "
+        r"\(PermissionError: \[Errno 13\] Permission denied: '/mlartifacts'\); give this machine "
     )
     with pytest.raises(NotStored, match=reason) as told:
         house.delivery.drain(lambda: False)
-    assert read_outbox(house.directory / "outbox").held == str(told.value)
+    assert read_outbox(house.directory / "outbox").blocked_artifacts == str(told.value)
     unwanted.clear()
     house.deliver()
-    assert read_outbox(house.directory / "outbox").held is None
+    assert read_outbox(house.directory / "outbox").blocked_artifacts is None
 
 
 def test_reason_of_a_rejected_artifact_is_not_shown_for_others(house: House) -> None:
@@ -464,7 +464,7 @@ def test_reason_of_a_rejected_artifact_is_not_shown_for_others(house: House) -> 
     house.outbox.refuse(refused, "never")
     found = read_outbox(house.directory / "outbox")
     assert found.pending > 0
-    assert found.held is None
+    assert found.blocked_artifacts is None
 
 
 def test_server_lost_during_an_upload_is_an_outage(house: House) -> None:
@@ -477,4 +477,4 @@ def test_server_lost_during_an_upload_is_an_outage(house: House) -> None:
     house.delivery.connect()
     with pytest.raises(ConnectionRefusedError):
         house.delivery.drain(lambda: False)
-    assert read_outbox(house.directory / "outbox").held is None
+    assert read_outbox(house.directory / "outbox").blocked_artifacts is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tracking.address import store_of
+from tracking.address import store_identity
 from tracking.metric_points import HighWaterMarks, PackedRow
 from tracking.outbox import SWEEP, Outbox, OutboxError
 from tracking.outbox_status import pending, read_outbox
@@ -463,7 +463,7 @@ def test_file_being_staged_is_no_orphan(tmp_path: Path) -> None:
     ],
 )
 def test_store_identity_excludes_password_and_path(uri: str, store: str) -> None:
-    assert store_of(uri) == store
+    assert store_identity(uri) == store
 
 
 @pytest.mark.parametrize(("store", "gone"), [("b", False), ("a", True)])
@@ -476,7 +476,7 @@ def test_state_of_another_store_is_dropped(tmp_path: Path, store: str, gone: boo
     outbox.set_target("a", gone=False)
     while batch := outbox.next_batch(0):
         outbox.delivered(batch)
-    outbox.set_run_id(0, "run", held=None)
+    outbox.set_run_id(0, "run", recorded=None)
     outbox.append_rows(0, [row(2, a=2.0)])
     outbox.append(0, "finish", {"status": "FINISHED"})
     outbox.append(0, "tags", {"x": "y"})
@@ -491,7 +491,7 @@ def test_state_of_another_store_is_dropped(tmp_path: Path, store: str, gone: boo
     outbox.set_target(store, gone=False)
     assert not outbox.needs_figures, "it is told once"
     known = read_outbox(tmp_path)
-    assert (known.run_ids, known.told, known.marks) == ({}, {}, {})
+    assert (known.run_ids, known.tracked_statuses, known.marks) == ({}, {}, {})
     batch = outbox.next_batch(0)
     assert batch is not None
     assert [record.kind for record in batch.records] == ["tags"]

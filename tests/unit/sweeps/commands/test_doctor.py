@@ -189,7 +189,7 @@ def test_interrupted_cleanup_is_named_and_left_to_resume(tmp_path: Path) -> None
     paths.spec.write_bytes(b"")
     [found] = check_sweeps(tmp_path)
     assert found.level == "fail"
-    assert "holds no revision" in found.detail
+    assert "has no valid revision" in found.detail
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import re
 import socket
@@ -37,6 +36,7 @@ from sweeps.engine.node_checks import (
     fault_of,
     machine_of,
 )
+from sweeps.engine.ray_compat.ray_internals import visit_uploaded
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
 from sweeps.paths import SweepPaths
 
@@ -153,12 +153,8 @@ def project(tmp_path: Path) -> Path:
 
 def _sent(package: code_upload.CodePackage) -> set[str]:
     """What Ray itself puts into its package, of the same directory with the same excludes."""
-    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
-
     found: list[Path] = []
-    excludes = [_get_excludes(package.directory, list(package.excludes))]
-    log = logging.getLogger(__name__)
-    _dir_travel(package.directory, excludes, found.append, include_gitignore=True, logger=log)
+    visit_uploaded(package.directory, package.excludes, found.append)
     return {str(path.relative_to(package.directory)) for path in found if path.is_file()}
 
 

@@ -82,7 +82,7 @@ def test_tunable_parameters_during_training() -> None:
 
 @given(st.integers(0, 10_000), st.floats(0, 1), st.integers(0, 10_000))
 def test_explored_values_stay_in_the_space(point: int, resample: float, seed: int) -> None:
-    before = SPACE.drawn(point)
+    before = SPACE.draw(point)
     assert before is not None
     after = explore(before, SPACE, resample=resample, seed=seed)
     assert SPACE.project(after) == after

@@ -474,8 +474,12 @@ def test_sync_repairs_tracking_only_and_once(sweep: Sweep) -> None:
     sweep.train(trained, [0.4, 0.3, 0.2, 0.1])  # and its driver died before it noted the end
     queue_interruptions(sweep.paths, sweep.spec)
     known = read_outbox(sweep.paths.outbox)
-    assert known.told == {failed: "FAILED", trained: "INTERRUPTED", going_on: "INTERRUPTED"}
-    assert known.sweep_told == "INTERRUPTED"
+    assert known.tracked_statuses == {
+        failed: "FAILED",
+        trained: "INTERRUPTED",
+        going_on: "INTERRUPTED",
+    }
+    assert known.tracked_sweep_status == "INTERRUPTED"
     assert not known.lacks(trained, [Row(8, 0, {"val/loss": 0.1})])
     queue_interruptions(sweep.paths, sweep.spec)
     assert read_outbox(sweep.paths.outbox).pending == known.pending
