@@ -15,7 +15,7 @@ _SCHEMA = (12, "v3.2.0.a")
 """The tables' version: Optuna's own number, and its newest Alembic migration."""
 
 
-class Rows(Protocol):
+class ReadConnection(Protocol):
     """A connection for reading. Parameters are written `:name`."""
 
     def execute(self, sql: str, parameters: Mapping[str, Any] = ..., /) -> Any:
@@ -52,7 +52,7 @@ class Dialect:
         return self.starts.format(text=text)
 
 
-def check_tables(db: Rows, location: str) -> None:
+def check_tables(db: ReadConnection, location: str) -> None:
     """Check that the tables have the version that this release reads.
 
     Args:

@@ -71,7 +71,7 @@ class SweepTaken(LedgerError):
     """The database already holds a sweep of that name."""
 
 
-class Rows:
+class PostgresConnection:
     """A psycopg2 connection whose statements write parameters as `:name`."""
 
     def __init__(self, connection: Any) -> None:
@@ -98,7 +98,7 @@ class LedgerDatabase:
         self.uri = uri
         self.study = study
         self.directory = directory
-        self.notes = {_DIRECTORY: f"{socket.gethostname()}:{directory}"}
+        self.study_attributes = {_DIRECTORY: f"{socket.gethostname()}:{directory}"}
         self.fencing_token: int | None = None
         """The token of the driver that may write; None until this object acquires the lock."""
         self.commit_count: int | None = None
@@ -128,8 +128,8 @@ class LedgerDatabase:
             import psycopg2  # 0.1 s, and not every installation has it
         except ImportError:
             raise LedgerRefused(
-                f"the ledger {self} cannot be used: psycopg2 is not installed, by which "
-                "PostgreSQL is asked; install it with: pip install 'gradsweep[postgres]'"
+                f"the ledger {self} cannot be used: psycopg2, the client library of PostgreSQL, "
+                "is not installed; install it with: pip install 'gradsweep[postgres]'"
             ) from None
         address = re.sub(r"^postgresql\+\w+:", "postgresql:", self.uri)
         given = psycopg2.extensions.parse_dsn(secured(address))
@@ -162,7 +162,7 @@ class LedgerDatabase:
             raise self.refusal(error) from error
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Rows]:
+    def reading(self) -> Iterator[PostgresConnection]:
         """Open the ledger for one read transaction, which sees one consistent snapshot.
 
         Raises:
@@ -171,7 +171,7 @@ class LedgerDatabase:
         try:
             with self.translate_errors(), contextlib.closing(self.connect()) as connection:
                 connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-                yield Rows(connection)
+                yield PostgresConnection(connection)
         except LedgerError:
             raise
         except Exception as error:  # a decoder may raise anything on rows of another program
@@ -229,10 +229,10 @@ class LedgerDatabase:
         study = "SELECT study_id FROM studies WHERE study_name = :name"
         with self.translate_errors(), contextlib.closing(self.connect()) as connection, connection:
             for table in ("study_directions", "study_user_attributes", "study_system_attributes"):
-                Rows(connection).execute(
+                PostgresConnection(connection).execute(
                     f"DELETE FROM {table} WHERE study_id = ({study})", {"name": self.study}
                 )
-            Rows(connection).execute(
+            PostgresConnection(connection).execute(
                 "DELETE FROM studies WHERE study_name = :name", {"name": self.study}
             )
 
@@ -254,7 +254,7 @@ class LedgerDatabase:
                 )
             )
         directory = None if stored is None else json.loads(stored)
-        if count == 0 and directory == self.notes[_DIRECTORY]:
+        if count == 0 and directory == self.study_attributes[_DIRECTORY]:
             return True
         where = f", whose files are at {directory}" if directory else ""
         # SQLAlchemy would use psycopg 3 for an address without a driver.
@@ -288,19 +288,19 @@ class LedgerDatabase:
         """Return the error about a database that lacks transactions that it had committed."""
         return LedgerRefused(
             f"the ledger {self} has lost {count} of the transactions that this driver had "
-            "committed, as it happens when a copy that lagged behind takes over; nothing is "
-            "written on top of what is left; resume, which goes on from there and names what is "
-            "in the way of a trial that was lost"
+            "committed, as happens when a replica that lagged behind becomes the primary; nothing "
+            "more is written; `sweep resume` continues from what is left, and names each trial "
+            "directory that has no trial any more"
         )
 
     @contextlib.contextmanager
-    def schema_lock(self) -> Iterator[Rows]:
+    def schema_lock(self) -> Iterator[PostgresConnection]:
         """Hold the lock that one driver needs to create tables in the database."""
         with self.translate_errors(), contextlib.closing(self.connect()) as connection:
             connection.autocommit = True
-            rows = Rows(connection)
-            rows.execute("SELECT pg_advisory_lock(:key)", {"key": _SCHEMA_LOCK})
-            yield rows
+            db = PostgresConnection(connection)
+            db.execute("SELECT pg_advisory_lock(:key)", {"key": _SCHEMA_LOCK})
+            yield db
 
     def retry_transient(self, do: Callable[[], _T], *, before_again: Callable[[], None]) -> _T:
         """Retry while the database is unavailable, for at most `WAIT_SECONDS`.
@@ -368,5 +368,5 @@ class LedgerDatabase:
             error = getattr(error, "orig", None) or error.__cause__
 
 
-def _has_table(db: Rows, name: str) -> bool:
+def _has_table(db: PostgresConnection, name: str) -> bool:
     return one(db.execute("SELECT to_regclass(:name)", {"name": name})) is not None

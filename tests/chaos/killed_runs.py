@@ -203,13 +203,13 @@ def open_case(
     task = Fragile(augmented=case.data != "memory", kill=die if kill else _nothing, **where)
     asked = iter(range(1, _NEVER))
 
-    def interrupted() -> bool:
+    def should_stop() -> bool:
         if next(asked) == steps:
             die()
         return False
 
     trainer = open_trainer(
-        configure(case), directory, device="cpu", threads=1, task=task, interrupted=interrupted
+        configure(case), directory, device="cpu", threads=1, task=task, should_stop=should_stop
     )
     assert isinstance(trainer, Trainer)
     if kill is not None and case.kill == "saving":

@@ -155,7 +155,7 @@ def test_resume_is_exact_on_the_same_device(tmp_path):
         tmp_path / "cut",
         device=DEVICE,
         task=Blobs(),
-        interrupted=lambda: next(steps) > 12,
+        should_stop=lambda: next(steps) > 12,
     )
     list(first.events())
     first.close()
@@ -176,7 +176,7 @@ def test_run_moves_to_another_kind_of_device(tmp_path, direction):
         tmp_path / "moved",
         device=first,
         task=Blobs(dropout=0.0),
-        interrupted=lambda: next(steps) > 12,
+        should_stop=lambda: next(steps) > 12,
     )
     list(begun.events())
     begun.close()

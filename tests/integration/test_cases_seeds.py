@@ -134,6 +134,5 @@ def test_trial_that_rebuilds_another_model_fails(tmp_path: Path) -> None:
     (trial,) = json.loads(_run(tmp_path, "-m", "sweeps.entry", "trials", "clocked", "--json"))
     assert trial["state"] == "failed"
     assert (
-        "builds something else than when this run was begun (model: its modules"
-        in (trial["reason"])
+        "builds something else than when this run started (model: its modules" in (trial["reason"])
     )

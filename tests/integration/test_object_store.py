@@ -236,7 +236,7 @@ def test_unavailable_store_is_refused(store):
     store.wire.cut()
     assert re.match(
         rf"{PREFIX} cannot be listed: .*NETWORK_CONNECTION"
-        r".*; trials list, write, read and remove objects there; correct the address, "
+        r".*; trials must list, write, read and remove objects there; correct the address, "
         r"AWS_ENDPOINT_URL, or the credentials in the environment$",
         _probed(),
     )
@@ -294,9 +294,9 @@ def test_error_names_location_before_anything_is_created(tmp_path, monkeypatch):
     told = (
         f"storage.checkpoints: {elsewhere} cannot be listed: When listing objects under key "
         "'team/sweeps/small/' in bucket 'no-bucket-of-ours': AWS Error NO_SUCH_BUCKET during "
-        "ListObjectsV2 operation: The specified bucket does not exist; trials list, write, read "
-        "and remove objects there; correct the address, AWS_ENDPOINT_URL, or the credentials in "
-        "the environment"
+        "ListObjectsV2 operation: The specified bucket does not exist; trials must list, write, "
+        "read and remove objects there; correct the address, AWS_ENDPOINT_URL, or the "
+        "credentials in the environment"
     )
     assert _refused("run", "s.yaml") == f"s.yaml:16:24: {told}"
     # Known here already, so that the nodes of a cluster are not asked.
@@ -383,7 +383,7 @@ def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkey
     def ended():
         recorder = _Delivered()
         sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)
-        made.ledger.note_attempt({})
+        made.ledger.add_attempt({})
         return finalize_attempt(sweep, uninterrupted, None), recorder.runs[None]
 
     uninterrupted = SimpleNamespace(requested=False, exit_code=0)
@@ -399,7 +399,7 @@ def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkey
     assert (outcome.exit_code, outcome.cause, outcome.best[0].number) == (0, None, number)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", f"waiting: {said}")
     assert run.artifacts == {}
-    assert not made.view.ledger.concluded, "the next resume has something to do"
+    assert not made.view.ledger.num_published, "the next resume has something to do"
     told = io.StringIO()
     monkeypatch.setattr("sys.argv", ["sweep", "run", "s.yaml"])
     messages.outcome(Console(file=io.StringIO()), Console(file=told), outcome, made.paths)
@@ -413,4 +413,4 @@ def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkey
     assert (outcome.exit_code, outcome.pending_weights) == (0, None)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", "")
     assert "best/model.safetensors" in run.artifacts
-    assert made.view.ledger.concluded == 1
+    assert made.view.ledger.num_published == 1

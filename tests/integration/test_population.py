@@ -78,13 +78,13 @@ class Driver:
             config: Any = self.searcher.suggest(f"t{turn}")
             if config == Searcher.FINISHED:
                 return self
-            number, until = config["number"], config["until"]
+            number, pause = config["number"], config["pause_at_epoch"]
             made = TrialConfig.model_validate(config["config"])
-            with open_trainer(made, Path(config["directory"]), device="cpu", until=until) as one:
+            with open_trainer(made, Path(config["directory"]), device="cpu", until=pause) as one:
                 for report in one.events():
                     told = report.metrics["val/loss"]
                     self.ledger.report(number, epoch=report.epoch, step=report.step, value=told)
-            if until is None:
+            if pause is None:
                 self.ledger.finish(number, "complete")
             self.searcher.on_trial_complete(f"t{turn}")
         raise AssertionError

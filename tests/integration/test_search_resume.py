@@ -126,7 +126,7 @@ class Driver:
 
     def _train(self, trial: Any, number: int, params: dict[str, Any]) -> None:
         directory = self.paths.trial(number)
-        until = trial.config["until"]
+        until = trial.config["pause_at_epoch"]
         last = until or self.spec.budget.epochs
         for epoch in range(1 + CheckpointStore(directory).saved_epoch(), last + 1):
             value = _loss(params, epoch)

@@ -14,7 +14,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from sweeps.search.dry_run import rehearse
+from sweeps.search.dry_run import dry_run
 from sweeps.search.gaussian_process import KERNEL
 from sweeps.search.samplers import SamplerRejected, Samplers, check_sampler
 from sweeps.search.suggest import Suggester
@@ -82,7 +82,7 @@ def test_nsgaii_generation_ends_when_its_trials_complete(
             end(ledger, number - 6, ended)
         proposal = proposer.propose(number)
         ledger.add(proposal)
-        found.append(proposal.notes["NSGAIISampler:generation"])
+        found.append(proposal.system_attrs["NSGAIISampler:generation"])
     assert found == [0] * 11 + [1]
 
 
@@ -237,7 +237,7 @@ def test_any_optuna_sampler_can_be_named(tmp_path: Path, name: str) -> None:
     if name == "BruteForceSampler":
         more.append("space={train.accumulation: {choice: [1, 2, 4]}, task.x: {choice: [32, 64]}}")
     spec = spec_of(f"search.sampler=optuna.samplers:{name}", "trials=6", *more)
-    rehearse(spec)
+    dry_run(spec)
     once = search(tmp_path / "once.db", spec)
     assert search(tmp_path / "died.db", spec, deaths=[2, 5]) == once
     assert len({str(params) for params in once}) == 6
@@ -322,7 +322,7 @@ def test_sampler_that_cannot_be_built_is_refused(
         f"search.sampler={name}", f"search.arguments={arguments}",
     )  # fmt: skip
     with pytest.raises(SamplerRejected) as refused:
-        rehearse(spec)
+        dry_run(spec)
     assert re.fullmatch(rf"search\.{message}", str(refused.value))
 
 
@@ -346,10 +346,10 @@ def test_argument_that_breaks_later_is_refused_at_start(
     spec = spec_of(f"search.sampler={sampler}", f"search.arguments={arguments}")
     check_sampler(spec)  # it can be built
     with pytest.raises(SamplerRejected) as refused:
-        rehearse(spec)
+        dry_run(spec)
     given = re.escape(arguments)
     assert re.fullmatch(
-        rf"search\.arguments: {sampler} with {given} fails at trial \d of a rehearsal {message}; "
+        rf"search\.arguments: {sampler} with {given} fails at trial \d of a dry run {message}; "
         r"a sampler suggests a point whatever has ended; change search\.arguments, or choose "
         "another sampler",
         str(refused.value),
@@ -361,9 +361,9 @@ def test_argument_that_forbids_warm_start_is_refused(
     arguments: str,
 ) -> None:
     cmaes = ("search.sampler=cmaes", f"search.arguments={arguments}")
-    rehearse(spec_of(*cmaes))
+    dry_run(spec_of(*cmaes))
     with pytest.raises(SamplerRejected) as refused:
-        rehearse(spec_of(*cmaes, "search.warm_start=old"))
+        dry_run(spec_of(*cmaes, "search.warm_start=old"))
     assert re.fullmatch(
         rf"search\.sampler: cmaes refuses {re.escape(arguments)} beside trials of "
         r"search\.warm_start: .*prohibited.*; change search\.arguments or leave "
@@ -386,15 +386,15 @@ def test_sampler_unfit_for_the_space_is_refused(more: tuple[str, ...], message: 
     with pytest.raises(
         SamplerRejected, match=rf"^search\.sampler: .*{message}.*; change the space"
     ):
-        rehearse(spec_of(*more))
+        dry_run(spec_of(*more))
 
 
-def test_dry_run_sees_only_trials_noted_by_its_sampler(own_module: str) -> None:
-    rehearse(spec_of(f"search.sampler={own_module}:Noting", "trials=40"))
+def test_dry_run_shows_a_sampler_only_its_own_attributes(own_module: str) -> None:
+    dry_run(spec_of(f"search.sampler={own_module}:Noting", "trials=40"))
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid"])
-def test_dry_run_passes_valid_samplers(sampler: str) -> None:
+def test_dry_run_accepts_working_arguments(sampler: str) -> None:
     spaces = [
         "{}",
         "{task.a: {choice: [1]}}",
@@ -404,12 +404,12 @@ def test_dry_run_passes_valid_samplers(sampler: str) -> None:
     for space in spaces if sampler != "grid" else spaces[1:]:
         for startup in (2, 30):
             wanted = (f"search.startup_trials={startup}", f"space={space}", "trials=1")
-            rehearse(spec_of(f"search.sampler={sampler}", *wanted))
+            dry_run(spec_of(f"search.sampler={sampler}", *wanted))
             if sampler != "grid":
-                rehearse(spec_of(f"search.sampler={sampler}", *wanted, "trials=40"))
+                dry_run(spec_of(f"search.sampler={sampler}", *wanted, "trials=40"))
     constrained = "search.constraints=['train.optimizer.lr * train.clip.max_norm < 0.1']"
     if sampler != "grid":
-        rehearse(spec_of(f"search.sampler={sampler}", constrained))
+        dry_run(spec_of(f"search.sampler={sampler}", constrained))
 
 
 def test_inexpressible_options_are_not_listed_as_valid() -> None:

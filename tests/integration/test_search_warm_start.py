@@ -17,7 +17,7 @@ from sweeps.ledger.reader import LedgerReader, PbtPerturbation
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_start
 from sweeps.paths import SweepPaths
-from sweeps.search.dry_run import rehearse
+from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import SamplerRejected
 from sweeps.search.suggest import Suggester
 from tests.integration.serial_search import end, loss, search, spec_of
@@ -77,14 +77,14 @@ def test_taken_and_skipped_trials_are_listed(tmp_path: Path) -> None:
     _add(made, 91, 0.5, None)
     _earlier(tmp_path, "more", trials=2)
     warm = collect_warm_start(tmp_path, _warm(names="[old, more]"))
-    assert warm.told == (
+    assert warm.summary == (
         "warm start from 6 trials of 'old' (left out: 1 unfinished, 1 without a result) and "
         "2 trials of 'more'"
     )
     assert [one.complete for one in warm.trials] == [True] * 4 + [False, True, True, True]
     narrow = _warm("space.train.clip.max_norm={uniform: [0.1, 5]}")
     inside = [t for t in made.ledger.trials()[:6] if t.params["train.clip.max_norm"] <= 5]
-    told = collect_warm_start(tmp_path, narrow).told
+    told = collect_warm_start(tmp_path, narrow).summary
     assert told.startswith(f"warm start from {len(inside)} trials of 'old'")
     assert f"{8 - 2 - len(inside)} outside the space" in told
 
@@ -132,16 +132,16 @@ def test_prior_trials_are_not_shown(tmp_path: Path) -> None:
 def test_prior_trials_of_a_prior_sweep_need_its_name(tmp_path: Path) -> None:
     _earlier(tmp_path, trials=6)
     middle = MadeSweep(tmp_path, "middle", space=SPACE)
-    middle.ledger.note_warm_start(collect_warm_start(tmp_path, _warm("name=middle")))
+    middle.ledger.store_warm_start(collect_warm_start(tmp_path, _warm("name=middle")))
     _add(middle, 50, 0.5, "complete")
     assert [one.value for one in collect_warm_start(tmp_path, _warm(names="middle")).trials] == [
         0.5
     ]
     both = collect_warm_start(tmp_path, _warm(names="[old, middle]"))
-    assert both.told == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
+    assert both.summary == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
 
 
-def test_dry_run_includes_warm_start_trials(
+def test_dry_run_uses_the_trials_of_a_warm_start(
     tmp_path: Path,
 ) -> None:
     """CMA-ES takes a `sigma0` beside fewer than it would learn from, and does not beside more."""
@@ -149,12 +149,12 @@ def test_dry_run_includes_warm_start_trials(
     _earlier(tmp_path, trials=9)
     _create(tmp_path, given)
     path = SweepPaths(tmp_path, "new").ledger
-    rehearse(given, WarmStart.from_data(LedgerReader(path).warm_start()))
+    dry_run(given, WarmStart.from_data(LedgerReader(path).warm_start()))
     _earlier(tmp_path, "more", trials=20)
     with pytest.raises(SamplerRejected, match="beside trials of"):
-        rehearse(given, collect_warm_start(tmp_path, _warm(names="more")))
+        dry_run(given, collect_warm_start(tmp_path, _warm(names="more")))
     made = MadeSweep(tmp_path, "alone")
-    rehearse(given, WarmStart.from_data(LedgerReader(made.paths.ledger).warm_start()))
+    dry_run(given, WarmStart.from_data(LedgerReader(made.paths.ledger).warm_start()))
 
 
 def test_edited_space_keeps_prior_trials_inside(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ class Driver:
             self._scheduler,
             fence=lambda: None,
             refuse=lambda *told: self._book.refuse(*told),
-            settle=lambda: self._book.flush(),
+            flush=lambda: self._book.flush(),
             concurrency=2,
             threads=1,
         )

@@ -144,7 +144,7 @@ class _Flooding(Task):
 def test_evaluate_returns_too_many_names(tmp_path: Path) -> None:
     config = _config("flooded:Flooding")
     with open_trainer(config, tmp_path, task=_Flooding(), device="cpu") as run:
-        with pytest.raises(TaskError, match=r"evaluate\(\) gives 100001 metrics .* at most 5000"):
+        with pytest.raises(TaskError, match=r"returned 100001 metrics .* at most 5000"):
             list(run.events())
         assert all(len(row.metrics) < 100 for row in read_rows(tmp_path))
 
@@ -168,10 +168,10 @@ def test_mlflow_api_gets_too_many_parameters_or_tags(tmp_path: Path, kind: Any) 
     log = Log()
     log.directory = tmp_path
     with _at_most(64 * MIB), pytest.raises(TaskError, match=r"100000 .* at most 1000, .*log_file"):
-        log.note(kind, {f"layer.{number}": "x" * 100 for number in range(100_000)})
+        log.set_values(kind, {f"layer.{number}": "x" * 100 for number in range(100_000)})
     assert not (tmp_path / NOTED).exists()
-    log.note(kind, {"layer": "8"})
-    assert log.take_notes() == {kind: {"layer": "8"}}
+    log.set_values(kind, {"layer": "8"})
+    assert log.take_values() == {kind: {"layer": "8"}}
 
 
 # --- one value ---------------------------------------------------------------------------------
@@ -180,12 +180,12 @@ def test_mlflow_api_gets_too_many_parameters_or_tags(tmp_path: Path, kind: Any) 
 def test_parameter_of_ten_megabytes_is_truncated(tmp_path: Path) -> None:
     log = Log()
     log.directory = tmp_path
-    log.note("params", {"vocabulary": "word " * 2 * MIB})
+    log.set_values("params", {"vocabulary": "word " * 2 * MIB})
     kept = json.loads((tmp_path / NOTED).read_text())["params"]["vocabulary"]
     assert kept.startswith("word word")
     assert kept.endswith("…")
     assert len(kept) == 10_000
-    assert log.take_notes() == {"params": {"vocabulary": kept}}
+    assert log.take_values() == {"params": {"vocabulary": kept}}
 
 
 @pytest.mark.parametrize("override", ["task.words={}", "{}", "task.{}=1", "space={}"])

@@ -86,7 +86,7 @@ def _store(directory, files, every="1 step", **options):
     return CheckpointStore(directory, config, metric="val/loss", files=files, **options)
 
 
-def _offer(store, step, state=dict, **options):
+def _maybe_save(store, step, state=dict, **options):
     return store.maybe_save(state, step=step, epoch=0, **options)
 
 
@@ -95,7 +95,7 @@ def test_training_continues_while_the_state_is_written(tmp_path, opened, configu
     """Every step after the second changes the parameters while its state is not yet on disk."""
     states, pointers = {}, []
 
-    def interrupted():
+    def should_stop():
         step = trainer.state.progress.step
         if step <= 4:
             states[step] = snapshot(trainer.state.state_dict())
@@ -107,7 +107,7 @@ def test_training_continues_while_the_state_is_written(tmp_path, opened, configu
         return step == 4
 
     config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, toy(samples=96), interrupted=interrupted)
+    trainer = opened(config, tmp_path, toy(samples=96), should_stop=should_stop)
     files = Gated.of(tmp_path)
     _put_under(trainer, files)
     list(trainer.events())
@@ -142,7 +142,7 @@ def test_next_step_waits_for_the_copy_of_moments(tmp_path, opened, configure, to
 
     states = {}
 
-    def interrupted():
+    def should_stop():
         step = trainer.state.progress.step
         states[step] = snapshot(trainer.state.state_dict())
         if step == 3:
@@ -151,7 +151,7 @@ def test_next_step_waits_for_the_copy_of_moments(tmp_path, opened, configure, to
 
     monkeypatch.setattr(Snapshots, "finish", finish_late)
     config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, Watched(samples=96), interrupted=interrupted)
+    trainer = opened(config, tmp_path, Watched(samples=96), should_stop=should_stop)
     list(trainer.events())
     assert seen == [False, True]
     store = CheckpointStore(tmp_path)
@@ -193,14 +193,14 @@ def test_parameters_are_copied_before_the_next_forward(
 
     states = {}
 
-    def interrupted():
+    def should_stop():
         step = trainer.state.progress.step
         states[step] = snapshot(trainer.state.state_dict())
         return step == 3
 
     monkeypatch.setattr(Snapshots, "finish", finish_late)
     config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, Adversarial(samples=96), interrupted=interrupted)
+    trainer = opened(config, tmp_path, Adversarial(samples=96), should_stop=should_stop)
     list(trainer.events())
     store = CheckpointStore(tmp_path)
     for generation in store.generations():
@@ -213,7 +213,7 @@ def test_parameters_are_copied_before_the_next_forward(
 def test_pointer_names_only_what_is_committed(tmp_path):
     files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
-    assert _offer(store, 1)
+    assert _maybe_save(store, 1)
     assert files.reached.wait(30)
     assert store.pointer is None
     assert store.newest() is None
@@ -226,8 +226,10 @@ def test_pointer_names_only_what_is_committed(tmp_path):
 def test_one_write_at_a_time_and_the_next_waits(tmp_path):
     files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
-    _offer(store, 1)
-    second = threading.Thread(target=_offer, args=(store, 2, lambda: order.append("copied") or {}))
+    _maybe_save(store, 1)
+    second = threading.Thread(
+        target=_maybe_save, args=(store, 2, lambda: order.append("copied") or {})
+    )
     order = []
     assert files.reached.wait(30)
     second.start()
@@ -245,18 +247,18 @@ def test_interval_in_seconds_never_blocks_training(tmp_path):
     saves = []
     for step in range(1, 5):
         now[0] += 1.0
-        saves.append(_offer(store, step))
+        saves.append(_maybe_save(store, step))
     assert saves == [True, False, False, False]
     files.gate.set()
-    assert _offer(store, 5, new_best=True)  # a best is never left out; it waits
+    assert _maybe_save(store, 5, new_best=True)  # a best is never left out; it waits
     store.wait()
     assert [g.step for g in store.generations()] == [1, 5]
 
 
 def test_end_waits_for_its_commit(tmp_path):
     store = _store(tmp_path, None)
-    _offer(store, 1)
-    _offer(store, 2, final=True)
+    _maybe_save(store, 1)
+    _maybe_save(store, 2, final=True)
     assert store.pointer == store.newest().pointer
     assert store.pointer.step == 2
 
@@ -272,10 +274,10 @@ def test_last_report_names_the_last_generation(tmp_path, opened, configure, toy)
 @pytest.mark.parametrize("meet", ["wait", "maybe_save"])
 def test_error_comes_out_once_and_leaves_the_rest(tmp_path, meet):
     store = _store(tmp_path, Full.of(tmp_path))
-    _offer(store, 1)
-    _offer(store, 2)
+    _maybe_save(store, 1)
+    _maybe_save(store, 2)
     with pytest.raises(CheckpointError, match=r"step 2 .*No space left"):
-        store.wait() if meet == "wait" else _offer(store, 3)
+        store.wait() if meet == "wait" else _maybe_save(store, 3)
     store.wait()
     assert CheckpointStore(tmp_path).newest().step == store.pointer.step == 1
 
@@ -285,8 +287,8 @@ def test_full_disk_during_a_tensor_keeps_no_partial_state(tmp_path, layer):
     bucket = NarrowBucket(MemoryFileSystem(), tmp_path)
     files = NarrowDirectory.of(tmp_path) if layer == "directory" else bucket
     store = _store(tmp_path, files)
-    _offer(store, 1)
-    _offer(store, 2, lambda: {"weights": torch.ones(2**19)})
+    _maybe_save(store, 1)
+    _maybe_save(store, 2, lambda: {"weights": torch.ones(2**19)})
     with pytest.raises(StorageError, match=r"step 2 \(2097152 bytes\) .*No space left"):
         store.wait()
     assert store.pointer.step == store.newest().step == 1
@@ -321,7 +323,7 @@ def test_unserializable_state_is_an_error(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"step 1 failed .*earlier checkpoints are untouched"
     ):
-        _offer(store, 1, lambda: {"x": _Unpicklable()}, final=True)
+        _maybe_save(store, 1, lambda: {"x": _Unpicklable()}, final=True)
 
 
 class _Unpicklable:
@@ -341,7 +343,7 @@ def test_rows_are_durable_before_the_checkpoint(tmp_path):
             super().commit(name, write)
 
     store = _store(tmp_path, Noting.of(tmp_path))
-    _offer(store, 1, before_commit=lambda: order.append("rows"), final=True)
+    _maybe_save(store, 1, before_commit=lambda: order.append("rows"), final=True)
     assert order == ["rows", "commit"]
 
 
@@ -396,7 +398,7 @@ def test_copy_that_fails_is_an_error_of_the_save(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Snapshots, "finish", finish)
     store = _store(tmp_path, LocalFiles.of(tmp_path))
-    assert _offer(store, 1, steady=["moments"])
+    assert _maybe_save(store, 1, async_copy_keys=["moments"])
     store.wait_for_copy()
     with pytest.raises(CheckpointError, match=r"step 1 failed \(MemoryError: no more\)"):
         store.wait()

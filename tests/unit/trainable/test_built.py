@@ -21,7 +21,7 @@ from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
 from trainable.rules import BUILT
-from trainable.seeding import HostRandomness
+from trainable.seeding import HostRngState
 from trainable.task import Data, Task
 
 
@@ -63,7 +63,7 @@ class Differing(Task):
 
 
 def _train(
-    directory: Path, task: Task, until: int | None = None, num_workers: int = 0
+    directory: Path, task: Task, pause: int | None = None, num_workers: int = 0
 ) -> list[float]:
     config = TrialConfig.model_validate(
         {
@@ -74,7 +74,7 @@ def _train(
             "train": {"batch_size": 8, "loader": {"num_workers": num_workers}},
         }
     )
-    with open_trainer(config, directory, device="cpu", task=task, until=until) as trainer:
+    with open_trainer(config, directory, device="cpu", task=task, until=pause) as trainer:
         return [report.metrics["val/loss"] for report in trainer.events()]
 
 
@@ -91,7 +91,7 @@ def _train(
 def test_resume_with_a_changed_build_is_refused(
     tmp_path: Path, other: Differing, named: str
 ) -> None:
-    _train(tmp_path, Differing(), until=1)
+    _train(tmp_path, Differing(), pause=1)
     with pytest.raises(ConfigError, match=f"^task: builds something else .*{named}"):
         _train(tmp_path, other)
     assert len(_train(tmp_path, Differing())) == 1  # nothing was lost
@@ -104,7 +104,7 @@ def test_run_without_a_checkpoint_starts_over(tmp_path: Path) -> None:
 
 
 def test_run_without_a_summary_gets_one(tmp_path: Path) -> None:
-    _train(tmp_path, Differing(), until=1)
+    _train(tmp_path, Differing(), pause=1)
     (tmp_path / BUILT).unlink()
     _train(tmp_path, Differing(order=1))
     assert (tmp_path / BUILT).exists()
@@ -112,12 +112,12 @@ def test_run_without_a_summary_gets_one(tmp_path: Path) -> None:
 
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = _train(tmp_path / "whole", Differing())
-    first = _train(tmp_path / "cut", Differing(), until=1)
+    first = _train(tmp_path / "cut", Differing(), pause=1)
     assert [*first, *_train(tmp_path / "cut", Differing())] == whole
 
 
 def test_items_fetched_by_loader_workers_are_compared(tmp_path: Path) -> None:
-    _train(tmp_path, Differing(), until=1, num_workers=2)
+    _train(tmp_path, Differing(), pause=1, num_workers=2)
     with pytest.raises(ConfigError, match=r"builds something else .*train\[0\]"):
         _train(tmp_path, Differing(order=1), num_workers=2)
     assert len(_train(tmp_path, Differing(), num_workers=2)) == 1
@@ -126,11 +126,11 @@ def test_items_fetched_by_loader_workers_are_compared(tmp_path: Path) -> None:
 def test_a_summary_leaves_the_generators_as_they_are() -> None:
     task = Differing()
     model, data = task.build_model(), task.build_data()
-    before = HostRandomness()
+    before = HostRngState()
     assert summarise(Task(), model, data, arguments={}, apart=False) == summarise(
         Task(), model, data, arguments={}, apart=False
     )
-    assert not before.moved()
+    assert not before.has_changed()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_item_that_kills_the_process_is_reported() -> None:
 
 
 def test_run_without_an_item_summary_is_resumed(tmp_path: Path) -> None:
-    _train(tmp_path, Differing(), until=1)
+    _train(tmp_path, Differing(), pause=1)
     file = tmp_path / BUILT
     before = {k: v for k, v in json.loads(file.read_text()).items() if "[" not in k}
     file.write_text(json.dumps(before))
@@ -203,7 +203,7 @@ def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
             return super().build_model()
 
     base.write_bytes(b"whole weights")
-    _train(tmp_path / "run", Pretrained(), until=1)
+    _train(tmp_path / "run", Pretrained(), pause=1)
     base.write_bytes(b"whole w")
     with pytest.raises(ConfigError, match=rf"\(file {base}\)"):
         _train(tmp_path / "run", Pretrained())
@@ -228,7 +228,7 @@ class Collating(Differing):
 
 
 def test_resume_with_another_collate_function_is_refused(tmp_path: Path) -> None:
-    _train(tmp_path, Collating(), until=1)
+    _train(tmp_path, Collating(), pause=1)
     with pytest.raises(ConfigError, match=r"\(val: its collated batch\)"):
         _train(tmp_path, Collating(scale=2.0))
     built = json.loads((tmp_path / BUILT).read_text())

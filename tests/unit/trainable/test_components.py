@@ -20,7 +20,7 @@ from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.optim import build_optimizer
 from trainable.precision import Precision, resolve_precision
 from trainable.schedule import Schedule
-from trainable.seeding import derive_seed, isolated_host_randomness, set_determinism, set_seed
+from trainable.seeding import derive_seed, preserved_host_rng, set_determinism, set_seed
 from trainable.task import decay_groups
 from trainable.train_state import TrainState
 
@@ -364,7 +364,7 @@ def test_isolated_randomness_is_restored_after_an_error():
         set_seed(2)
         raise KeyError
 
-    with pytest.raises(KeyError), isolated_host_randomness():
+    with pytest.raises(KeyError), preserved_host_rng():
         fail()
     assert (torch.rand(()).item(), numpy.random.rand(), random.random()) == expected
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from trainable.config import OptimizerConfig, TrainConfig, TrialConfig
-from trainable.config_reads import recorded
+from trainable.config_reads import record_reads
 
 PLAIN = TrialConfig.model_validate(
     {
@@ -23,7 +23,7 @@ PLAIN = TrialConfig.model_validate(
 
 
 def _keys(read):
-    config, reads = recorded(PLAIN)
+    config, reads = record_reads(PLAIN)
     read(config)
     return reads
 
@@ -101,7 +101,7 @@ def test_printing_or_passing_a_section_reads_nothing(read):
 
 
 def test_recording_config_behaves_like_the_plain_one():
-    config, _ = recorded(PLAIN)
+    config, _ = record_reads(PLAIN)
     assert isinstance(config, TrialConfig)
     assert isinstance(config.train, TrainConfig)
     assert isinstance(config.train.optimizer, OptimizerConfig)
@@ -125,7 +125,7 @@ def test_missing_key_that_is_requested_is_noted():
 
 
 def test_read_overhead_is_negligible():
-    config, _ = recorded(PLAIN)
+    config, _ = record_reads(PLAIN)
     start = time.perf_counter()
     for _ in range(10_000):
         _ = config.train.optimizer.lr

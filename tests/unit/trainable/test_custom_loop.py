@@ -1,4 +1,4 @@
-"""A custom loop runs like a task: reports, rows, checkpoints, resume, and errors."""
+"""A custom loop runs like a task: reports, rows, checkpoints, resumption, and its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainable.custom_loop import CustomLoop
 from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.export import export_weights
-from trainable.inspect_task import examine
+from trainable.inspect_task import inspect_config
 from trainable.metrics_file import read_rows
 from trainable.train_state import check_state
 
@@ -142,12 +142,12 @@ class Crash(BaseException):
 def _crash_after(reports):
     counter = itertools.count(1)
 
-    def interrupted():
+    def should_stop():
         if next(counter) == reports:
             raise Crash
         return False
 
-    return interrupted
+    return should_stop
 
 
 @pytest.mark.parametrize("every", ["1 epoch", "2 epochs"])
@@ -157,7 +157,7 @@ def test_crash_and_resume_equals_an_uninterrupted_run(tmp_path, stale_writer, cr
     with open_trainer(config, tmp_path / "whole", device="cpu") as whole:
         last = list(whole.events())[-1]
     crashed = stale_writer(
-        open_trainer(config, tmp_path / "cut", device="cpu", interrupted=_crash_after(crash))
+        open_trainer(config, tmp_path / "cut", device="cpu", should_stop=_crash_after(crash))
     )
     with pytest.raises(Crash):
         list(crashed.events())
@@ -199,7 +199,7 @@ def test_process_that_dies_leaves_one_continuous_curve(tmp_path):
 def test_loop_without_state_starts_again(tmp_path, stale_writer):
     config = _config("ownloops:stateless", epochs=4)
     crashed = stale_writer(
-        open_trainer(config, tmp_path, device="cpu", interrupted=_crash_after(3))
+        open_trainer(config, tmp_path, device="cpu", should_stop=_crash_after(3))
     )
     with pytest.raises(Crash):
         list(crashed.events())
@@ -213,11 +213,11 @@ def test_loop_without_state_starts_again(tmp_path, stale_writer):
     assert [step for step, _ in _curve(tmp_path)] == [1, 2, 3, 4]
 
 
-def test_interrupted_loop_saves_where_it_stands(tmp_path):
+def test_interrupted_loop_saves_its_last_epoch(tmp_path):
     asked = itertools.count(1)
     config = _config(every="100 epochs", mode="max")
     loop = _values(3.0, 2.0, 1.0, 0.5, 0.4, 0.3, state={"x": 1})
-    with _open(loop, tmp_path, config, interrupted=lambda: next(asked) >= 3) as trainer:
+    with _open(loop, tmp_path, config, should_stop=lambda: next(asked) >= 3) as trainer:
         reports = list(trainer.events())
     assert [r.epoch for r in reports] == [1, 2, 3]
     assert reports[-1].checkpoint.step == 3
@@ -234,7 +234,7 @@ def _pairs(*pairs):
     return loop
 
 
-def test_first_metric_decides_and_others_come_from_its_best(
+def test_secondary_metrics_are_those_of_the_best_report(
     tmp_path,
 ):
     several = {"metric": ("val/loss", "val/speed"), "mode": ("min", "max")}
@@ -275,7 +275,7 @@ def test_loop_that_ends_early_finishes_the_run(tmp_path):
     assert again.metrics == reports[-1].metrics
 
 
-def test_loop_beyond_the_budget_is_closed(tmp_path):
+def test_endless_loop_is_closed_at_the_budget(tmp_path):
     closed = []
 
     def endless(config, context):  # noqa: ARG001
@@ -300,7 +300,7 @@ def test_run_starts_from_another_runs_generation(tmp_path):
         assert [r.epoch for r in heir.events()] == [2]
 
 
-def test_context_provides_what_a_loop_needs(tmp_path):
+def test_context_has_what_a_loop_needs(tmp_path):
     seen = []
 
     def loop(config, context):
@@ -375,7 +375,7 @@ def test_contract_violations_are_named(tmp_path, loop, error, message):
 
 
 @pytest.mark.parametrize("yielded", [7, {}, ({}, {}), ({"val/loss": 1.0}, {}, {}), {1: 2.0}])
-def test_invalid_report_is_refused(tmp_path, yielded):
+def test_invalid_reports_are_refused(tmp_path, yielded):
     def loop(config, context):  # noqa: ARG001
         yield yielded
 
@@ -383,7 +383,7 @@ def test_invalid_report_is_refused(tmp_path, yielded):
         list(t.events())
 
 
-def test_a_bare_yield_is_no_end(tmp_path):
+def test_bare_yield_is_refused(tmp_path):
     def loop(config, context):  # noqa: ARG001
         yield {"val/loss": 1.0}
         yield
@@ -403,7 +403,7 @@ def test_metric_that_is_not_yielded_is_named(tmp_path):
         list(trainer.events())
 
 
-def test_56_pausing_loop_without_a_checkpoint_is_refused(tmp_path):
+def test_56_pausing_loop_without_state_is_refused(tmp_path):
     config = _config("ownloops:stateless")
     opened = open_trainer(config, tmp_path / "paused", device="cpu", until=2)
     with pytest.raises(ConfigError) as refused, opened as trainer:
@@ -424,7 +424,7 @@ def test_non_finite_metric_keeps_rows_and_best(tmp_path):
 
 def test_checkpoint_of_a_task_is_refused(tmp_path, opened, configure, toy):
     list(opened(configure(epochs=1), tmp_path, toy()).events())
-    with pytest.raises(CheckpointError, match="is not one of a loop of one's own"):
+    with pytest.raises(CheckpointError, match="is not one of a custom loop"):
         _open(_values(1.0), tmp_path)
 
 
@@ -478,7 +478,7 @@ def test_export_without_a_model_names_what_to_yield(tmp_path):
 
 
 def test_preflight_does_not_start_the_loop():
-    found = examine(_config(die_in=0))
+    found = inspect_config(_config(die_in=0))
     assert found["own_loop"] is True
     assert list(found["code"]) == ["ownloops.py"]
 
@@ -491,7 +491,7 @@ def test_preflight_does_not_start_the_loop():
         ("ownloopz:plain", "could not be imported"),
     ],
 )
-def test_unresolvable_names_are_explained(tmp_path, name, message):
+def test_unknown_loop_names_are_explained(tmp_path, name, message):
     with pytest.raises(ConfigError, match=message):
         open_trainer(_config(name), tmp_path / "run", device="cpu")
 
@@ -519,13 +519,13 @@ def test_unread_searched_key_fails_the_first_report(tmp_path):
         _first(tmp_path / "b", "task.late", late=3)
 
 
-def test_searched_key_that_is_read_is_accepted(tmp_path):
+def test_read_or_applied_searched_keys_are_accepted(tmp_path):
     first = _first(tmp_path / "run", "train.optimizer.lr", "train.deterministic")
     assert first.metrics["val/loss"] == 0.05
     assert first.signals == []
 
 
-def test_unread_argument_is_a_health_warning(tmp_path):
+def test_unread_argument_is_a_signal(tmp_path):
     config = _config(epochs=4, late=3, widht=5)
     with _open(_lazy, tmp_path / "run", config) as loop:
         events = loop.events()
@@ -539,7 +539,7 @@ def test_unread_argument_is_a_health_warning(tmp_path):
     assert any("task.widht is given" in sentence for sentence in third.signals)
 
 
-def test_resumed_run_remembers_which_keys_were_read(tmp_path):
+def test_resumed_run_need_not_read_keys_again(tmp_path):
     def loop(config, context):
         start = 0.0 if context.restored else config.task.start
         for epoch in context.remaining_epochs():
@@ -560,7 +560,7 @@ def _sparse(config, context):  # noqa: ARG001  a loop's signature
         yield found, {"epoch": epoch}
 
 
-def test_report_without_the_metric_decides_nothing(tmp_path):
+def test_row_without_metric_comes_with_the_next_report(tmp_path):
     with _open(_sparse, tmp_path / "run", _config(epochs=8)) as loop:
         reports = list(loop.events())
     assert [(r.epoch, r.finished, r.metrics["val/loss"]) for r in reports] == [
@@ -575,10 +575,10 @@ def test_report_without_the_metric_decides_nothing(tmp_path):
     assert loop.store.best().epoch == 6
 
 
-def test_run_killed_between_metric_reports_resumes_exactly(tmp_path):
+def test_resume_between_reports_equals_uninterrupted(tmp_path):
     asked = iter([False] * 4 + [True])
     with _open(
-        _sparse, tmp_path / "run", _config(epochs=8), interrupted=lambda: next(asked)
+        _sparse, tmp_path / "run", _config(epochs=8), should_stop=lambda: next(asked)
     ) as loop:
         assert [r.epoch for r in loop.events()] == [3]
     with _open(_sparse, tmp_path / "run", _config(epochs=8)) as loop:
@@ -587,12 +587,12 @@ def test_run_killed_between_metric_reports_resumes_exactly(tmp_path):
     assert [[row.step for row in r.rows] for r in reports] == [[4, 5, 6], [7, 8]]
 
 
-def test_pause_at_a_report_without_the_metric_repeats_the_last(tmp_path):
+def test_pause_without_metric_repeats_its_last_value(tmp_path):
     with _open(_sparse, tmp_path / "run", _config(epochs=8), until=4) as loop:
         assert [(r.epoch, r.metrics["val/loss"]) for r in loop.events()] == [(3, 3.0), (4, 3.0)]
 
 
-def test_a_metric_in_no_report_fails_at_the_end(tmp_path):
+def test_metric_in_no_report_fails_at_the_end(tmp_path):
     with (
         _open(_sparse, tmp_path / "run", _config(epochs=2)) as loop,
         pytest.raises(ConfigError, match=r"'val/loss' is not reported.*train/loss"),

@@ -119,7 +119,7 @@ class NowAndThen(Numbers):
         return torch.tensor(index), torch.tensor([draw])
 
 
-def test_rare_draws_of_samples_are_reproducible():
+def test_rarely_random_samples_are_reproducible():
     found = []
     for start, size in ((0, 3), (0, 43), (7, 2)):
         source = LoaderSource(
@@ -143,7 +143,7 @@ class OwnGenerator(Numbers):
         return torch.tensor(index), torch.tensor([draw])
 
 
-def test_torch_seed_is_equal_in_every_loader_worker():
+def test_initial_seed_is_the_same_in_any_loader_process():
     """And another one in each epoch, as without us."""
     found = []
     for workers, epochs, start in ((2, (1,), 0), (1, (0, 1), 0), (2, (1,), 2), (1, (1,), 2)):
@@ -195,7 +195,7 @@ def test_collate_randomness_depends_on_epoch_and_window_only(workers):
 
 
 @pytest.mark.parametrize("made", [lambda: _loader(WindowPlan(43, 12, 12)), _masking])
-def test_fetching_keeps_the_global_generators(made):
+def test_fetching_preserves_the_process_generators(made):
     source = made()
     torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
     expected = torch.rand(()), numpy.random.rand(), random.random()
@@ -206,22 +206,22 @@ def test_fetching_keeps_the_global_generators(made):
 
 
 @pytest.mark.parametrize("micro", [12, 3, 1])
-def test_generators_are_read_once_per_window(monkeypatch, micro):
+def test_generator_state_is_read_once_per_window(monkeypatch, micro):
     looks = []
 
-    class Counted(data.HostRandomness):
+    class Counted(data.HostRngState):
         def __init__(self):
             looks.append(None)
             super().__init__()
 
-    monkeypatch.setattr(data, "HostRandomness", Counted)
+    monkeypatch.setattr(data, "HostRngState", Counted)
     plan = WindowPlan(43, 12, micro)
     source = LoaderSource(list(range(43)), plan, split="train", device=CPU, loader=LoaderConfig())
     assert sum(len(batch) for window in source.windows(0) for batch in window) == 43
     assert len(looks) == plan.windows
 
 
-def test_model_draws_do_not_affect_samples():
+def test_model_randomness_does_not_change_samples():
     plan = WindowPlan(43, 12, 3, seed=1)
     expected = _drawn(_loader(plan))
     found = {}
@@ -233,7 +233,7 @@ def test_model_draws_do_not_affect_samples():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_collate_function_gets_one_micro_batch_at_a_time(workers):
+def test_collate_receives_one_micro_batch_at_a_time(workers):
     source = LoaderSource(
         Numbers(10),
         WindowPlan(10, 6, 2, shuffle=False),

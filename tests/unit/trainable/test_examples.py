@@ -63,15 +63,15 @@ class Crash(BaseException):
     """Stands for a kill."""
 
 
-def _interrupted(count):
+def _stop_after(count):
     asked = itertools.count(1)
 
-    def interrupted():
+    def should_stop():
         if next(asked) == count:
             raise Crash
         return False
 
-    return interrupted
+    return should_stop
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_loop_learns_and_resumes_exactly(tmp_path, name):
     with (
         pytest.raises(Crash),
         open_trainer(
-            config, tmp_path / "cut", device="cpu", interrupted=_interrupted(3)
+            config, tmp_path / "cut", device="cpu", should_stop=_stop_after(3)
         ) as crashed,
     ):
         list(crashed.events())

@@ -46,5 +46,5 @@ def test_unprintable_text_hides_no_error() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert reason_of(Mute(), "error") == "Mute: its text cannot be told: RuntimeError"
+    assert reason_of(Mute(), "error") == "Mute: its text cannot be shown: RuntimeError"
     assert "Mute" in traceback_of(_raised(Mute()))

@@ -110,7 +110,7 @@ def test_missing_network_names_where_to_put_files(tmp_path, monkeypatch):
 
     monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", unreachable)
     task = load_task("fashion_mnist", {"data_dir": str(tmp_path)})
-    with pytest.raises(ConfigError, match="could not be brought to") as caught:
+    with pytest.raises(ConfigError, match="could not be downloaded or unpacked to") as caught:
         task.build_data()
     assert str(tmp_path / "FashionMNIST" / "raw") in str(caught.value)
     assert "no route to host" in str(caught.value)
@@ -164,7 +164,7 @@ from trainable import TrialConfig, open_trainer
 config = TrialConfig.model_validate_json(sys.argv[1])
 asked = itertools.count(1)
 with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
-                  interrupted=lambda: next(asked) == 14 and os._exit(1)) as trainer:
+                  should_stop=lambda: next(asked) == 14 and os._exit(1)) as trainer:
     list(trainer.events())
 """
 

@@ -127,12 +127,12 @@ def _kinds(directory, rows):
 def test_figure_shows_nothing_of_the_previous_one(tmp_path, monkeypatch):
     rows = _rows(train__loss=[3.0, 2.0, 1.5], train__grad_norm=[0.7, 0.8, 0.9])
     used = []
-    monkeypatch.setattr(figures, "_used", used)
+    monkeypatch.setattr(figures, "_reusable", used)
     _kinds(tmp_path / "first", rows)
     (figure,) = used
     again = _kinds(tmp_path / "again", rows)
     assert used == [figure]
-    monkeypatch.setattr(figures, "_used", Forgetful())
+    monkeypatch.setattr(figures, "_reusable", Forgetful())
     assert again == _kinds(tmp_path / "fresh", rows)
 
 
@@ -155,7 +155,7 @@ def test_figure_has_a_palette_on_white(tmp_path):
 
 def test_failed_figure_leaves_no_state(tmp_path, monkeypatch):
     used = []
-    monkeypatch.setattr(figures, "_used", used)
+    monkeypatch.setattr(figures, "_reusable", used)
     with pytest.raises(FileNotFoundError):
         figures.curve(_rows(val__loss=[1.0]), tmp_path / "no" / "c.png", metric="val/loss")
     assert used == []

@@ -99,7 +99,7 @@ SICK = {
 
 
 @pytest.mark.parametrize(("look", "history"), HEALTHY.values(), ids=HEALTHY)
-def test_healthy_histories_raise_no_alarm(look, history):
+def test_healthy_histories_have_no_signal(look, history):
     assert look(history) is None
 
 
@@ -150,33 +150,34 @@ def _row(step, **metrics):
     return Row(step, 0, {key.replace("__", "/"): value for key, value in metrics.items()})
 
 
-def test_watch_sees_what_rows_tell():
-    watch = HealthMonitor()
+def test_monitor_derives_signals_from_rows():
+    monitor = HealthMonitor()
     for step in range(1, 31):
-        watch.see(_row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1), 0.1 / step)
-    watch.see(_row(31, val__loss=math.nan))
-    assert [s.name for s in watch.signals()] == ["loss_not_finite", "norm_spikes", "lr_stuck"]
-    assert watch.sentences()[0].startswith("val/loss is nan")
+        row = _row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1)
+        monitor.observe(row, 0.1 / step)
+    monitor.observe(_row(31, val__loss=math.nan))
+    assert [s.name for s in monitor.signals()] == ["loss_not_finite", "norm_spikes", "lr_stuck"]
+    assert monitor.sentences()[0].startswith("val/loss is nan")
 
 
-def test_watch_compares_epochs():
-    watch, step = HealthMonitor(), 0
+def test_monitor_compares_epochs():
+    monitor, step = HealthMonitor(), 0
     for epoch in range(5):
         for _ in range(3):
             step += 1
-            watch.see(_row(step, train__loss=1.0 - 0.1 * epoch))
-        watch.see(_row(step, val__loss=1.0 + 0.1 * epoch, train__samples_per_second=100.0))
-    assert [s.name for s in watch.signals()] == ["overfitting"]
+            monitor.observe(_row(step, train__loss=1.0 - 0.1 * epoch))
+        monitor.observe(_row(step, val__loss=1.0 + 0.1 * epoch, train__samples_per_second=100.0))
+    assert [s.name for s in monitor.signals()] == ["overfitting"]
 
 
-def test_resumed_monitor_gives_the_same_signals():
+def test_monitor_after_resume_equals_uninterrupted():
     rows = [_row(step, train__loss=2.0, train__grad_norm=200.0) for step in range(1, 250)]
     whole, resumed = HealthMonitor(), HealthMonitor()
     for row in rows:
-        whole.see(row)
+        whole.observe(row)
     resumed.load_history(rows[:100])
     for row in rows[100:]:
-        resumed.see(row)
+        resumed.observe(row)
     assert whole.signals() == resumed.signals()
     assert [s.name for s in whole.signals()] == ["loss_plateau", "norm_spikes"]
 
@@ -216,7 +217,7 @@ def test_memory_before_a_crash_does_not_count():
     assert watch.signals() == []
 
 
-def test_slow_loader_is_detected(tmp_path, opened, configure, toy):
+def test_slow_loader_is_a_signal(tmp_path, opened, configure, toy):
     class Slow(torch.utils.data.Dataset):
         def __init__(self, tensors):
             self.tensors = tensors
@@ -243,7 +244,7 @@ def test_healthy_run_reports_no_signal(tmp_path, opened, configure, toy):
     assert [report.signals for report in reports] == [[], [], [], []]
 
 
-def test_overwritten_lr_is_applied_logged_and_detected(tmp_path, opened, configure, toy):
+def test_foreign_lr_is_logged_and_a_signal(tmp_path, opened, configure, toy):
     """train/lr is read from the optimizer: what overwrites it cannot hide behind the plan."""
 
     class Meddling(toy):

@@ -79,7 +79,7 @@ def test_a_step_that_fp16_skips_logs_nothing(tmp_path, opened, configure, toy):
     [
         ("train/loss", 1.0, "the run itself reports"),
         ("best/x", 1.0, "the run itself reports"),
-        ("val/x", 1.0, "logged in evaluate"),
+        ("val/x", 1.0, "are for evaluate"),
         ("", 1.0, "a text of 1 to"),
         (3, 1.0, "a text of 1 to"),
         ("x" * 300, 1.0, "a text of 1 to"),
@@ -147,7 +147,7 @@ def test_values_with_own_steps_are_kept_apart_and_cut_back(tmp_path, configure):
         configure(),
         tmp_path,
         device=torch.device("cpu"),
-        interrupted=lambda: next(asked),
+        should_stop=lambda: next(asked),
     ) as run:
         reports = list(run.events())
     assert [row.step for row in reports[1].rows if "inner" in row.metrics] == [12, 13]
@@ -227,15 +227,15 @@ def test_logging_from_another_process_is_refused():
 
 def test_lost_parameters_and_tags_are_carried_over(tmp_path):
     log = run_log(tmp_path)
-    log.note("params", {"a": "1"})
-    log.note("tags", {"t": "x", "ü": "two\nlines"})
-    log.note("tags", {"t": "y"})
-    assert log.take_notes() == {"params": {"a": "1"}, "tags": {"t": "y", "ü": "two\nlines"}}
-    assert log.take_notes() == {}
+    log.set_values("params", {"a": "1"})
+    log.set_values("tags", {"t": "x", "ü": "two\nlines"})
+    log.set_values("tags", {"t": "y"})
+    assert log.take_values() == {"params": {"a": "1"}, "tags": {"t": "y", "ü": "two\nlines"}}
+    assert log.take_values() == {}
     close_run(tmp_path)  # and that report never arrived
     again = run_log(tmp_path)
-    again.note("tags", {"t": "z"})
-    assert again.take_notes() == {"params": {"a": "1"}, "tags": {"t": "z", "ü": "two\nlines"}}
+    again.set_values("tags", {"t": "z"})
+    assert again.take_values() == {"params": {"a": "1"}, "tags": {"t": "z", "ü": "two\nlines"}}
     close_run(tmp_path)
 
 
@@ -243,8 +243,8 @@ def test_lost_parameters_and_tags_are_carried_over(tmp_path):
 def test_a_damaged_file_of_notes_ends_nothing(tmp_path, content):
     (tmp_path / NOTED).write_text(content)
     log = run_log(tmp_path)
-    assert log.take_notes() == {}
-    log.note("params", {"a": "1"})
+    assert log.take_values() == {}
+    log.set_values("params", {"a": "1"})
     close_run(tmp_path)
-    assert run_log(tmp_path).take_notes() == {"params": {"a": "1"}}
+    assert run_log(tmp_path).take_values() == {"params": {"a": "1"}}
     close_run(tmp_path)

@@ -9,7 +9,7 @@ from sweeps.engine.task_check import TaskFacts
 from tests.message_parts import assert_parts
 from trainable.build import open_trainer
 from trainable.config import OptimizerConfig, TrialConfig
-from trainable.inspect_task import examine
+from trainable.inspect_task import inspect_config
 from trainable.optim import state_bytes
 
 
@@ -29,7 +29,7 @@ def test_estimated_bytes_equal_used_bytes(tmp_path, optimizer):
             "train": {"optimizer": optimizer},
         }
     )
-    told = examine(config)["optimizer_bytes"]
+    told = inspect_config(config)["optimizer_bytes"]
     with open_trainer(config, tmp_path, device="cpu") as trainer:
         list(trainer.events())
         saved = trainer.state.state_dict()["optimizer"]["state"].values()

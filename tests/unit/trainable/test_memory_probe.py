@@ -12,7 +12,7 @@ from torch import nn
 from trainable.config import TrialConfig
 from trainable.errors import NonFiniteLoss
 from trainable.memory import CONTEXT_BYTES, tensor_fraction
-from trainable.memory_probe import measure_step, rehearse
+from trainable.memory_probe import measure_step, run_two_steps
 from trainable.task import Data, Task
 
 CPU = torch.device("cpu")
@@ -74,13 +74,13 @@ def _nothing_seen() -> None:
 @pytest.mark.parametrize("samples", [20, 4])
 def test_probe_takes_two_steps_and_one_evaluation_batch(samples: int) -> None:
     """The optimizer's state exists in the second step only; also where an epoch has one step."""
-    rehearse(_config(samples=samples), CPU)
+    run_two_steps(_config(samples=samples), CPU)
     assert seen == [(True, 2)] * 4 + [(False, 2)]
 
 
 def test_error_in_the_probe_is_reported() -> None:
     with pytest.raises(NonFiniteLoss):
-        rehearse(_config(samples=4, poison=True), CPU)
+        run_two_steps(_config(samples=4, poison=True), CPU)
 
 
 def test_probe_needs_a_cuda_device() -> None:

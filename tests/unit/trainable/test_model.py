@@ -219,7 +219,7 @@ def test_nested_blocks_are_checkpointed_once():
     ("options", "message"),
     [
         ({"channels_last": True}, "no two-dimensional convolution; remove it"),
-        ({"activation_checkpointing": True}, "neither a ModuleList nor is it a Sequential"),
+        ({"activation_checkpointing": True}, "neither has a ModuleList nor is it a Sequential"),
     ],
 )
 def test_settings_without_effect_are_refused(options, message):

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from trainable.build import build_parts
 from trainable.errors import CheckpointError, TaskError
 from trainable.export import export_weights
-from trainable.read_back import check_state
+from trainable.read_back import check_resumable
 from trainable.task_state import move_modules
 
 
@@ -264,13 +264,11 @@ class Yielding(Iterating):
 )
 def test_unrestorable_state_is_refused(tmp_path, opened, configure, toy, how, named):
     kind = type("Refused", (how, toy), {})
-    message = (
-        rf"Refused\.{named} \(an object of type .*\) .*; a run that is resumed .*; .*override"
-    )
+    message = rf"Refused\.{named} \(an object of type .*\) .*; a resumed run .*; .*override"
     with pytest.raises(TaskError, match=message):
         list(opened(configure(every="1 step"), tmp_path, kind()).events())
     with pytest.raises(TaskError, match=message):
-        check_state(build_parts(configure(), device=torch.device("cpu"), task=kind()))
+        check_resumable(build_parts(configure(), device=torch.device("cpu"), task=kind()))
 
 
 def test_task_may_save_what_it_holds_itself(tmp_path, opened, configure, toy):
@@ -366,7 +364,7 @@ def test_unloadable_model_state_is_refused_immediately(
 ):
     kind = type("Other", (toy,), {"build_model": lambda self: model()})  # noqa: ARG005
     with pytest.raises(TaskError, match=r"(?s)" + message):
-        check_state(build_parts(configure(), device=torch.device("cpu"), task=kind()))
+        check_resumable(build_parts(configure(), device=torch.device("cpu"), task=kind()))
     with pytest.raises(TaskError, match=r"(?s)" + message):
         list(opened(configure(every="1 step"), tmp_path, kind()).events())
 
@@ -374,7 +372,7 @@ def test_unloadable_model_state_is_refused_immediately(
 def test_read_back_leaves_generators_alone(configure, toy):
     parts = build_parts(configure(), device=torch.device("cpu"), task=toy())
     before = torch.get_rng_state(), random.getstate()
-    check_state(parts)
+    check_resumable(parts)
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
 

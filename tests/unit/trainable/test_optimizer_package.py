@@ -103,12 +103,12 @@ def test_run_resumes_exactly(tmp_path, opened, configure, toy, name):
     expected = list(whole.events())[-1].metrics
     steps = itertools.count(1)
 
-    def interrupted():
+    def should_stop():
         if next(steps) == 7:
             raise Crash
         return False
 
-    crashed = opened(config, tmp_path / "cut", toy(), interrupted=interrupted)
+    crashed = opened(config, tmp_path / "cut", toy(), should_stop=should_stop)
     with pytest.raises(Crash):
         list(crashed.events())
     crashed.store.wait()

@@ -106,7 +106,7 @@ def test_fewer_samples_at_once_take_the_same_steps(
         for key in ("train/loss", "train/grad_norm"):
             assert one.metrics[key] == pytest.approx(other.metrics[key], rel=1e-12)
     log = (tmp_path / "parts/trial.log").read_text()
-    assert "out of memory: goes on from step 0 with 4 micro-batches of 4 samples" in log
+    assert "out of memory: resumes from step 0 with 4 micro-batches of 4 samples" in log
 
 
 def test_resumes_from_the_newest_checkpoint(

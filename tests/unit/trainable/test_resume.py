@@ -16,7 +16,7 @@ from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError
-from trainable.inspect_task import examine
+from trainable.inspect_task import inspect_config
 from trainable.metrics_file import History, read_resumptions, read_rows
 from trainable.storage.local import LocalFiles
 
@@ -50,12 +50,12 @@ def _curve(directory):
 def _crash_at(call):
     counter = itertools.count(1)
 
-    def interrupted():
+    def should_stop():
         if next(counter) == call:
             raise Crash
         return False
 
-    return interrupted
+    return should_stop
 
 
 def _run(trainer):
@@ -76,7 +76,7 @@ def test_crash_and_resume_equals_an_uninterrupted_run(
     whole = opened(config, tmp_path / "whole", toy())
     _run(whole)
 
-    crashed = opened(config, tmp_path / "cut", toy(), interrupted=_crash_at(crash_at))
+    crashed = opened(config, tmp_path / "cut", toy(), should_stop=_crash_at(crash_at))
     with pytest.raises(Crash):
         _run(crashed)
     torch.manual_seed(99)  # whatever happened in between must not matter
@@ -107,7 +107,7 @@ def test_every_kind_of_run_resumes_exactly(tmp_path, opened, configure, toy, opt
     whole = opened(config, tmp_path / "whole", toy())
     _run(whole)
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", toy(), interrupted=_crash_at(7)))
+        _run(opened(config, tmp_path / "cut", toy(), should_stop=_crash_at(7)))
     resumed = opened(config, tmp_path / "cut", toy())
     assert 0 < resumed.state.progress.step < whole.state.progress.step
     _run(resumed)
@@ -150,7 +150,7 @@ def test_run_with_groups_of_its_own_resumes_exactly(tmp_path, opened, configure,
     ]
 
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(crash_at)))
+        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(crash_at)))
     torch.manual_seed(99)
     resumed = opened(config, tmp_path / "cut", task())
     assert 0 < resumed.state.progress.step < whole.state.progress.step
@@ -184,7 +184,7 @@ def test_parameters_outside_the_model_resume_exactly(tmp_path, opened, configure
     trained = opened(config, tmp_path / "whole", whole)
     _run(trained)
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", kind(), interrupted=_crash_at(7)))
+        _run(opened(config, tmp_path / "cut", kind(), should_stop=_crash_at(7)))
     resumed = opened(config, tmp_path / "cut", cut)
     assert resumed.resumed_at > 0
     _run(resumed)
@@ -255,8 +255,8 @@ def test_moments_of_another_shape_are_refused(tmp_path, opened, configure, toy, 
     _run(opened(config, tmp_path, task(0, 3), until=1))
     with pytest.raises(
         CheckpointError,
-        match=r"does not fit .* is of a parameter of shape \[8, 5\], in whose place the task has "
-        r"one of shape \[3, 8\]\); ",
+        match=r"does not fit .* belongs to a parameter of shape \[8, 5\], but the task's "
+        r"parameter has shape \[3, 8\]\); ",
     ):
         opened(config, tmp_path, task(3, 0))
 
@@ -278,7 +278,7 @@ def _run_drawing(toy, opened, config, directory, *, crash_after=None):
             raise Crash
         return False
 
-    trainer = opened(config, directory, Drawing(), interrupted=after_each_step)
+    trainer = opened(config, directory, Drawing(), should_stop=after_each_step)
     try:
         _run(trainer)
     except Crash:
@@ -329,7 +329,7 @@ def test_fp16_skipped_last_window_survives_an_interruption(tmp_path, opened, con
     def before_it():
         return trainer.state.progress.step == 7
 
-    trainer = opened(config, tmp_path / "cut", Overflowing(), interrupted=before_it)
+    trainer = opened(config, tmp_path / "cut", Overflowing(), should_stop=before_it)
     assert len(_run(trainer)) == 1
     trainer = opened(config, tmp_path / "cut", Overflowing())
     assert [report.epoch for report in _run(trainer)] == [2, 3]
@@ -361,7 +361,7 @@ def test_interruptions_are_counted_where_the_run_resumed(tmp_path, opened, confi
     config = configure(every="2 steps")
     for crash in (3, 4):  # after step 3, and four steps after that
         with pytest.raises(Crash):
-            _run(opened(config, tmp_path, toy(), interrupted=_crash_at(crash)))
+            _run(opened(config, tmp_path, toy(), should_stop=_crash_at(crash)))
     last = opened(config, tmp_path, toy())
     marks = read_resumptions(tmp_path)
     assert marks == sorted({2, last.resumed_at})
@@ -381,7 +381,7 @@ def test_plateau_remembers_across_a_crash(tmp_path, opened, configure, toy):
     config = configure(every="2 steps", schedule=plateau, optimizer={"lr": 1e-3})
     _run(opened(config, tmp_path / "whole", task()))
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(7)))
+        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(7)))
     _run(opened(config, tmp_path / "cut", task()))
     curve = _curve(tmp_path / "cut")
     assert curve == _curve(tmp_path / "whole")
@@ -394,7 +394,7 @@ def test_rows_beyond_the_checkpoint_are_cut_back(tmp_path, opened, configure, to
     config = configure(every="3 epochs")
     _run(opened(config, tmp_path / "whole", task()))
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(11)))
+        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(11)))
     assert _curve(tmp_path / "cut")[-1][0] == 8
     resumed = opened(config, tmp_path / "cut", task())
     assert _curve(tmp_path / "cut")[-1][0] == resumed.state.progress.step == 4
@@ -426,7 +426,7 @@ def test_augmentation_is_equal_for_any_workers_and_a_crash(tmp_path, opened, con
         _run(trainer)
         states.append(trainer.state.state_dict())
         trainer.close()
-    crashed = opened(config, tmp_path / "cut", toy(augmented=True), interrupted=_crash_at(6))
+    crashed = opened(config, tmp_path / "cut", toy(augmented=True), should_stop=_crash_at(6))
     with pytest.raises(Crash):
         _run(crashed)
     crashed.close()
@@ -455,7 +455,7 @@ def test_interrupted_run_saves_and_resumes(tmp_path, opened, configure, toy):
     whole = opened(config, tmp_path / "whole", toy())
     expected = _run(whole)
     steps = itertools.count(1)
-    stopped = opened(config, tmp_path / "cut", toy(), interrupted=lambda: next(steps) >= 6)
+    stopped = opened(config, tmp_path / "cut", toy(), should_stop=lambda: next(steps) >= 6)
     first = _run(stopped)
     assert [report.epoch for report in first] == [1]
     resumed = opened(config, tmp_path / "cut", toy())
@@ -518,7 +518,7 @@ def test_batch_size_change_in_mid_epoch_loses_no_sample(
 
     asked = iter([False, True])
     first = opened(
-        configure(epochs=1), tmp_path, Seen(samples=60), interrupted=lambda: next(asked)
+        configure(epochs=1), tmp_path, Seen(samples=60), should_stop=lambda: next(asked)
     )
     _run(first)
     assert len(seen) == 24
@@ -566,7 +566,7 @@ def test_unreadable_state_is_refused_before_training(tmp_path, opened, configure
         _run(trainer)
     assert trainer.state.progress.step == 2
     with pytest.raises(CheckpointError, match=wanted):
-        examine(config)
+        inspect_config(config)
 
 
 def test_eager_momentum_is_kept_if_a_state_has_none(tmp_path, opened, configure, toy):
@@ -588,7 +588,7 @@ from trainable import TrialConfig, open_trainer
 config = TrialConfig.model_validate_json(sys.argv[1])
 step = iter(range(1, 1000))
 with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
-                  interrupted=lambda: next(step) == 52 and os._exit(1)) as trainer:
+                  should_stop=lambda: next(step) == 52 and os._exit(1)) as trainer:
     for report in trainer.events():
         pass
 """

@@ -255,7 +255,7 @@ def module(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("module")
-def test_load_error_names_module_or_class(name, arguments, message):
+def test_task_that_cannot_be_loaded_says_why(name, arguments, message):
     with pytest.raises(ConfigError, match=message):
         load_task(name, arguments)
 
@@ -279,7 +279,7 @@ class Stream(torch.utils.data.IterableDataset):
             r"train .*lengths \[2, 3\]",
         ),
         (Data(train=(torch.ones(0),), val=(torch.ones(1),)), "train has no samples"),
-        (Data(train=(torch.ones(1), 3), val=(torch.ones(1),)), "something else than tensors"),
+        (Data(train=(torch.ones(1), 3), val=(torch.ones(1),)), "does not hold tensors only"),
         (Data(train=(torch.ones(1),), val=Stream()), "val is an IterableDataset"),
         (Data(train=(torch.ones(1),), val=[]), "val has no samples"),
         (Data(train=7, val=[1]), "object of type int; give a Dataset"),

@@ -102,7 +102,7 @@ def _train(configure, opened, directory, task, *, epochs=2, interrupt_at=None, *
         config,
         directory,
         task,
-        interrupted=lambda: taken.append(None) or len(taken) == interrupt_at,
+        should_stop=lambda: taken.append(None) or len(taken) == interrupt_at,
     )
     return trainer, list(trainer.events())
 

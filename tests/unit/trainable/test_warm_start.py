@@ -26,14 +26,14 @@ DONOR, HEIR = {"lr": 0.05, "weight_decay": 0.3}, {"lr": 0.001, "weight_decay": 0
 def train(opened: Any, configure: Callable[..., TrialConfig], toy: Any) -> Train:
     """Train a run up to an epoch, and return its newest state."""
 
-    def go_on(directory: Path, until: int, *, seed: int, **optimizer: float) -> dict[str, Any]:
+    def run(directory: Path, pause: int, *, seed: int, **optimizer: float) -> dict[str, Any]:
         config = configure(epochs=4, seed=seed, optimizer={"name": "adamw", **optimizer})
-        trainer = opened(config, directory, toy(), until=until)
+        trainer = opened(config, directory, toy(), until=pause)
         list(trainer.events())
         trainer.close()
         return newest(directory)
 
-    return go_on
+    return run
 
 
 def newest(directory: Path) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_damaged_warm_start_is_reported_and_not_used(
     trainer = opened(config, heir, toy(), until=3)
     assert differences(trainer.state.state_dict()["model"], own["model"]) == []
     (told,) = trainer.store.set_aside
-    assert told.startswith("what was inherited is not used: the checkpoint cannot be used")
+    assert told.startswith("the inherited checkpoint is not used: the checkpoint cannot be used")
 
 
 def test_damaged_newer_checkpoints_fall_back_to_the_warm_start(

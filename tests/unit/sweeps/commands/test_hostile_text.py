@@ -15,7 +15,7 @@ from sweeps.commands.progress_display import PlainLines
 from sweeps.commands.tables import TextTable
 from sweeps.config.spec import parse_spec
 from sweeps.formatting import format_value, joined
-from sweeps.ledger.reader import noted
+from sweeps.ledger.reader import trial_fields
 from sweeps.publishing.report_page import table
 from trainable.errors import TaskError
 
@@ -70,11 +70,11 @@ def test_values_are_one_line() -> None:
 
 
 def test_text_of_an_earlier_release_is_escaped() -> None:
-    fields = noted({}, {"reason": HOSTILE, "traceback": f"Traceback\n{HOSTILE}"})
+    fields = trial_fields({}, {"reason": HOSTILE, "traceback": f"Traceback\n{HOSTILE}"})
     assert fields["reason"] == SHOWN
     assert "\x1b" not in fields["traceback"]
     assert fields["traceback"].startswith("Traceback\nbad\n")
-    assert noted({}, {})["reason"] is None
+    assert trial_fields({}, {})["reason"] is None
 
 
 def test_lines_of_a_traceback_do_not_begin_as_ours() -> None:

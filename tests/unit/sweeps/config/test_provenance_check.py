@@ -74,7 +74,7 @@ def test_equivalent_spelling_is_no_change(spec: SweepSpec) -> None:
 def test_ledger_keeps_the_fingerprint(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
     assert ledger.origin == Origin()
-    ledger.note_origin(BEFORE)
+    ledger.store_origin(BEFORE)
     assert Ledger.open(tmp_path / "l.db").origin == BEFORE
 
 
@@ -122,7 +122,7 @@ def test_samples_that_may_differ_are_accepted(
 
 def test_ledger_keeps_a_summary_of_the_samples(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
-    ledger.note_origin(BEFORE)
+    ledger.store_origin(BEFORE)
     assert ledger.origin.samples == {}
-    ledger.note_origin(_with_samples())
+    ledger.store_origin(_with_samples())
     assert Ledger.open(tmp_path / "l.db").origin == _with_samples()

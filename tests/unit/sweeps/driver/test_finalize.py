@@ -58,12 +58,12 @@ def test_repeated_failure_fails_sweep_unless_it_is_complete(
         recorder,
         recorder,
     )
-    made.ledger.note_attempt({})
+    made.ledger.add_attempt({})
     outcome = finalize_attempt(sweep, uninterrupted, same.abort_reason)
     assert (outcome.exit_code, recorder.runs[None].status) == (code, status)
     if code:
         assert "failed in the same way: ValueError: x (task.py:3)" in str(outcome.cause)
     else:
         assert recorder.runs[None].tags["best_trial"] == "0"
-        assert made.view.ledger.concluded == trials
+        assert made.view.ledger.num_published == trials
         assert made.view.outcome().exit_code == 0

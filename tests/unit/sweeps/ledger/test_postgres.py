@@ -145,7 +145,7 @@ def test_replaced_driver_writes_nothing(cluster: Cluster, tmp_path: Path) -> Non
     _end_sessions(cluster)
     with held_place(cluster, tmp_path, "taken"):
         taken = rf"was taken over by process {os.getpid()} on .* from this driver; only its holder"
-        for use in (lock.check, lambda: _add(ledger), lambda: ledger.note_seconds(3.0)):
+        for use in (lock.check, lambda: _add(ledger), lambda: ledger.store_seconds(3.0)):
             with pytest.raises(LockLost, match=taken):
                 use()
     assert LedgerReader(place).trials == []

@@ -110,7 +110,7 @@ def test_reader_equals_the_ledger(place: LedgerLocation, seed: int, mode: Any) -
     assert best is not None
     assert expected is not None
     assert best.number == expected.number
-    assert (view.sweep_id, view.concluded, view.minimize) == ("s-1", 25, mode == "min")
+    assert (view.sweep_id, view.num_published, view.minimize) == ("s-1", 25, mode == "min")
 
 
 def test_reader_equals_the_ledger_of_several_metrics(place: LedgerLocation) -> None:
@@ -130,7 +130,7 @@ def test_reader_equals_the_ledger_of_several_metrics(place: LedgerLocation) -> N
 def test_an_empty_ledger_has_no_trials_and_no_best(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.db", mode="min", sweep_id="s")
     view = LedgerReader(tmp_path / "ledger.db")
-    assert (view.trials, view.best(), view.concluded, view.reports()) == ([], None, 0, {})
+    assert (view.trials, view.best(), view.num_published, view.reports()) == ([], None, 0, {})
 
 
 def test_reading_rolls_back_a_killed_transaction(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_driver_time_adds_to_earlier_attempts(tmp_path: Path) -> None:
     now = [100.0]
     spec = _spec("{hours: 0.01}")  # 36 s
     first = StopMonitor(
-        spec, ledger, ends=lambda: 0, settle=lambda: None, fence=lambda: None, clock=lambda: now[0]
+        spec, ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None, clock=lambda: now[0]
     )
     now[0] += 9.0
     assert first.look() is None
@@ -219,7 +219,7 @@ def test_driver_time_adds_to_earlier_attempts(tmp_path: Path) -> None:
     assert LedgerReader(tmp_path / "l.db").seconds == ledger.seconds == 20.0
     now[0] += 5.0  # lost with a driver that is killed
     second = StopMonitor(
-        spec, ledger, ends=lambda: 0, settle=lambda: None, fence=lambda: None, clock=lambda: now[0]
+        spec, ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None, clock=lambda: now[0]
     )
     now[0] += 15.5
     assert second.look() is None
@@ -243,7 +243,7 @@ def test_criterion_is_checked_at_the_end_of_a_trial(tmp_path: Path) -> None:
         sweep.spec,
         sweep.ledger,
         ends=lambda: len(ends),
-        settle=lambda: [sweep.add("complete", 0.5) for _ in ends],
+        flush=lambda: [sweep.add("complete", 0.5) for _ in ends],
         fence=lambda: None,
     )
     assert stops.look() is None
@@ -263,7 +263,7 @@ def test_without_criteria_no_trial_is_read(
         sweep.spec,
         sweep.ledger,
         ends=lambda: 1,
-        settle=lambda: settled.append(None),
+        flush=lambda: settled.append(None),
         fence=lambda: None,
     )
     sweep.add("complete", 0.5)
@@ -320,5 +320,5 @@ def test_inspecting_a_stopped_sweep_shows_the_same_time(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, more="stop: {hours: 1}")
     sweep.add("complete", 0.5)
     assert SweepStatus(sweep.paths).state == "interrupted"
-    sweep.ledger.note_seconds(3600.0)
+    sweep.ledger.store_seconds(3600.0)
     assert SweepStatus(sweep.paths).state == "finished"

@@ -13,7 +13,7 @@ from sweeps.config.spec import parse_spec
 from sweeps.errors import UserError
 from sweeps.ledger.reader import PbtPerturbation, TrialRecord
 from sweeps.population.gain_model import PopulationBasedBandits
-from sweeps.search.dry_run import rehearse
+from sweeps.search.dry_run import dry_run
 
 RATES = SearchSpace({"train.optimizer.lr": LogUniform(1e-4, 1e-1)})
 
@@ -83,7 +83,7 @@ def test_missing_package_is_named_before_a_sweep_exists(
     head = "name: s\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 4\n"
     for scheduler in ("pbt", "pb2"):
         spec = parse_spec(head + space + population.replace("pb2", scheduler), "s.yaml")
-        rehearse(spec)
+        dry_run(spec)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"^early_stopping\.scheduler: pb2 needs .*; write pbt"):
-        rehearse(spec)
+        dry_run(spec)

@@ -52,7 +52,7 @@ class Driver:
             FIFOScheduler(),
             fence=lambda: None,
             refuse=lambda *told: self.book.refuse(*told),
-            settle=lambda: self.book.flush(),
+            flush=lambda: self.book.flush(),
             concurrency=1,
             threads=1,
         )
@@ -66,7 +66,7 @@ class Driver:
         )
         self.book = TuneEventHandler(
             spec, paths, self.ledger, recorder, view,
-            fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+            fence=lambda: None, on_step=lambda: None,
         )  # fmt: skip
         self.turn = 0
 
@@ -79,7 +79,7 @@ class Driver:
         number = config["number"]
         trial: Any = SimpleNamespace(config=config, last_result={})
         self.book.on_trial_start(0, [], trial)
-        last = config["until"] or 4
+        last = config["pause_at_epoch"] or 4
         for epoch in range(len(self.ledger.trial(number).reports) + 1, last + 1):
             value = LOSSES[number] / epoch
             trial.last_result = {
@@ -88,7 +88,7 @@ class Driver:
             }  # fmt: skip
             self.book.on_trial_result(0, [], trial, trial.last_result)
         commit(self.paths.trial(number), last, step=last)
-        trial.last_result["ending"] = "paused" if config["until"] else "finished"
+        trial.last_result["ending"] = "paused" if config["pause_at_epoch"] else "finished"
         self.searcher.on_trial_complete(f"t{self.turn}")
         self.book.on_trial_complete(0, [], trial)
         self.book.flush()
