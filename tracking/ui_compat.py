@@ -1,6 +1,6 @@
 """What `mlflow server` does before it serves, by MLflow's private parts (3.17).
 
-`test_mlflow_has_what_its_pages_are_served_with` names what is relied on. What must not live here:
+`test_mlflow_has_the_names_we_patch` names what is relied on. What must not live here:
 who may ask (`tracking.ui_guard`), and how artifacts are read (`tracking.ui_artifacts`).
 """
 

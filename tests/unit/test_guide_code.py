@@ -1,4 +1,4 @@
-"""The tasks and the loop in README and the guides: interrupted and resumed, they train the same.
+"""The tasks and the loop of README and the guides train the same after an interruption.
 
 What must not live here: that code blocks run at all, which the runner of all documents shows.
 """

@@ -1,4 +1,4 @@
-"""Which tables are those of the installed MLflow, told without importing it."""
+"""The schema version of the installed MLflow, read without importing it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tracking.schema_version import TablesDiffer, check_revision
 
 
 @pytest.mark.integration
-def test_the_revision_wanted_is_mlflows_own() -> None:
+def test_wanted_revision_is_mlflows_own() -> None:
     from mlflow.store.db.utils import _get_latest_schema_revision
 
     check_revision((_get_latest_schema_revision(),))

@@ -1,4 +1,4 @@
-"""Saving beside the training: what is saved, who waits for whom, and where errors come out."""
+"""Asynchronous saving: what is saved, what waits, and where errors are raised."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _maybe_save(store, step, state=dict, **options):
 
 
 @pytest.mark.seeds("S16 asynchronous")
-def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opened, configure, toy):
+def test_training_continues_while_the_state_is_written(tmp_path, opened, configure, toy):
     """Every step after the second changes the parameters while its state is not yet on disk."""
     states, pointers = {}, []
 
@@ -122,9 +122,7 @@ def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opene
 
 
 @pytest.mark.seeds("S16 asynchronous")
-def test_next_step_waits_for_the_copy_of_the_moments(
-    tmp_path, opened, configure, toy, monkeypatch
-):
+def test_next_step_waits_for_the_copy_of_moments(tmp_path, opened, configure, toy, monkeypatch):
     """They are copied beside the next forward and backward pass, and no later than these."""
     begun, copied, seen = threading.Event(), threading.Event(), []
     finish = Snapshots.finish
@@ -165,7 +163,7 @@ def test_next_step_waits_for_the_copy_of_the_moments(
 
 
 @pytest.mark.parametrize("undone", [True, False])
-def test_parameters_are_copied_before_the_next_pass_can_write_to_them(
+def test_parameters_are_copied_before_the_next_forward(
     undone, tmp_path, opened, configure, toy, monkeypatch
 ):
     """As adversarial training does: perturb an embedding past autograd, use it, put it back."""
@@ -225,7 +223,7 @@ def test_pointer_names_only_what_is_committed(tmp_path):
     assert store.pointer.step == 1
 
 
-def test_only_one_is_written_at_a_time_and_the_next_one_waits(tmp_path):
+def test_one_write_at_a_time_and_the_next_waits(tmp_path):
     files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
     _maybe_save(store, 1)
@@ -243,7 +241,7 @@ def test_only_one_is_written_at_a_time_and_the_next_one_waits(tmp_path):
     assert sorted(order) == ["copied", "opened"]
 
 
-def test_interval_in_seconds_never_holds_up_the_training(tmp_path):
+def test_interval_in_seconds_never_blocks_training(tmp_path):
     now, files = [0.0], Gated.of(tmp_path)
     store = _store(tmp_path, files, every="1 second", clock=lambda: now[0])
     saves = []
@@ -285,9 +283,7 @@ def test_error_comes_out_once_and_leaves_the_rest(tmp_path, meet):
 
 
 @pytest.mark.parametrize("layer", ["directory", "bucket"])
-def test_storage_that_fills_up_in_the_middle_of_a_tensor_is_named_and_keeps_nothing_of_it(
-    tmp_path, layer
-):
+def test_full_disk_during_a_tensor_keeps_no_partial_state(tmp_path, layer):
     bucket = NarrowBucket(MemoryFileSystem(), tmp_path)
     files = NarrowDirectory.of(tmp_path) if layer == "directory" else bucket
     store = _store(tmp_path, files)
@@ -311,7 +307,7 @@ def test_error_ends_the_run(tmp_path, opened, configure, toy):
     assert CheckpointStore(tmp_path).newest().epoch == 1
 
 
-def test_error_met_by_close_does_not_keep_the_curve_open(tmp_path, opened, configure, toy):
+def test_error_in_close_still_closes_the_curve(tmp_path, opened, configure, toy):
     trainer = opened(configure(epochs=3), tmp_path, toy())
     full = Full.of(tmp_path)
     full.step = 0
@@ -322,7 +318,7 @@ def test_error_met_by_close_does_not_keep_the_curve_open(tmp_path, opened, confi
     assert trainer._history._file.closed
 
 
-def test_what_cannot_be_saved_is_an_error_too(tmp_path):
+def test_unserializable_state_is_an_error(tmp_path):
     store = _store(tmp_path, None)
     with pytest.raises(
         CheckpointError, match=r"step 1 failed .*earlier checkpoints are untouched"
@@ -338,7 +334,7 @@ class _Unpicklable:
         raise TypeError("not this one")
 
 
-def test_rows_are_durable_before_the_generation_is_in_place(tmp_path):
+def test_rows_are_durable_before_the_checkpoint(tmp_path):
     order = []
 
     class Noting(LocalFiles):
@@ -351,7 +347,7 @@ def test_rows_are_durable_before_the_generation_is_in_place(tmp_path):
     assert order == ["rows", "commit"]
 
 
-def test_snapshot_shares_nothing_but_what_the_state_shares():
+def test_snapshot_shares_memory_only_as_the_state_does():
     tied = nn.Linear(3, 3)
     model = nn.Sequential(tied, nn.BatchNorm1d(3))
     model.add_module("head", nn.Linear(3, 3))
@@ -377,7 +373,7 @@ def test_snapshot_shares_nothing_but_what_the_state_shares():
     assert weights["0.weight"].data_ptr() == weights["head.weight"].data_ptr()
 
 
-def test_steady_tensors_are_copied_when_it_is_finished():
+def test_async_copied_tensors_are_copied_at_the_end():
     snapshots, shared = Snapshots(), torch.ones(2)
     for value in (1.0, 2.0):  # into new memory, then into the same again
         state = {
@@ -413,7 +409,7 @@ def _addresses(tensors):
     return {tensor.data_ptr() for tensor in tensors if tensor.layout is torch.strided}
 
 
-def test_next_snapshot_takes_the_memory_of_the_one_before_it():
+def test_next_snapshot_reuses_memory():
     """Whatever became of the state meanwhile: other values, shapes, kinds of memory."""
     snapshots = Snapshots()
     states = [

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.message_parts import assert_parts
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -407,16 +408,13 @@ def test_56_pausing_loop_without_state_is_refused(tmp_path):
     opened = open_trainer(config, tmp_path / "paused", device="cpu", until=2)
     with pytest.raises(ConfigError) as refused, opened as trainer:
         list(trainer.events())
-    assert str(refused.value) == (
-        "early_stopping.scheduler: trials pause after epoch 2 to be resumed later, and "
-        "ownloops:stateless yielded no state to resume from; a loop that pauses yields a pair "
-        "of metrics and state; yield one, or write asha, median or none"
-    )
+    parts = ("early_stopping.scheduler: ", "epoch 2", "ownloops:stateless", "asha, median or none")
+    assert_parts(str(refused.value), *parts)
     with open_trainer(config, tmp_path / "to the end", device="cpu") as trainer:
         assert [report.epoch for report in trainer.events()][-1] == 6
 
 
-def test_rows_before_a_non_finite_metric_are_kept_and_the_best_stays(tmp_path):
+def test_non_finite_metric_keeps_rows_and_best(tmp_path):
     loop = _values(2.0, 1.0, float("inf"), state={"x": 1})
     with pytest.raises(NonFiniteMetric), _open(loop, tmp_path) as trainer:
         list(trainer.events())
@@ -472,7 +470,7 @@ def test_weights_are_exported_from_the_key_model(tmp_path):
     assert (tmp_path / "w.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_export_without_a_model_says_what_to_yield(tmp_path):
+def test_export_without_a_model_names_what_to_yield(tmp_path):
     with _open(_values(1.0, state={"w": torch.ones(1)}), tmp_path, _config(epochs=1)) as t:
         list(t.events())
     with pytest.raises(CheckpointError, match=r"has the keys \['w'\].*'model'"):

@@ -1,4 +1,4 @@
-"""Windows: what they hold, in which order, and that nothing else decides it."""
+"""Windows: their samples, their order, and that seed and position alone decide both."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_drop_last_leaves_whole_windows_only():
         WindowPlan(43, 64, 64, drop_last=True)
 
 
-def test_order_depends_on_seed_and_epoch_and_nothing_else():
+def test_order_depends_on_seed_and_epoch_only():
     plans = [WindowPlan(43, 12, 3, seed=1), WindowPlan(43, 6, 6, seed=1)]
     torch.manual_seed(5)
     first = plans[0].order(2)
@@ -99,7 +99,7 @@ def test_resuming_at_a_window_gives_the_same_samples(start):
 
 
 @pytest.mark.seeds("S20")
-def test_randomness_of_a_sample_depends_on_its_epoch_and_index_alone():
+def test_sample_randomness_depends_on_epoch_and_index_only():
     reference = _drawn(_loader(WindowPlan(43, 12, 3, seed=1)))
     assert len(set(reference.values())) == 43
     assert _drawn(_loader(WindowPlan(43, 8, 8, seed=1))) == reference
@@ -181,7 +181,7 @@ def _masking(workers=0, seed=1):
 
 @pytest.mark.seeds("S20")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_randomness_of_a_collate_depends_on_its_epoch_and_window_alone(workers):
+def test_collate_randomness_depends_on_epoch_and_window_only(workers):
     reference = [list(window) for window in _masking().windows(0)]
     draws = [tuple(batch[1]) for window in reference for batch in window]
     assert len(set(draws)) == len(draws)
@@ -253,7 +253,7 @@ def _indices(samples):
     return [int(index) for index, _ in samples]
 
 
-def test_closing_ends_the_worker_processes_even_in_the_middle_of_an_epoch():
+def test_closing_ends_workers_in_mid_epoch():
     source = _loader(WindowPlan(43, 4, 4), workers=2)
     windows = source.windows(0)
     list(next(windows))
@@ -275,7 +275,7 @@ def test_validation_keeps_the_order_of_the_data():
     assert [w[0][0].tolist() for w in source.windows(0)] == [[0, 1], [2, 3], [4]]
 
 
-def test_move_keeps_containers_and_leaves_other_objects():
+def test_move_keeps_containers_and_other_objects():
     from collections import namedtuple
 
     Pair = namedtuple("Pair", "a b")

@@ -110,14 +110,14 @@ def test_loop_learns_and_resumes_exactly(tmp_path, name):
     assert curves[0] == curves[1]
 
 
-def test_loop_of_a_missing_package_says_what_to_install(monkeypatch):
+def test_missing_loop_package_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
     monkeypatch.delitem(sys.modules, "sweeps.examples.accelerate_loop", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'gradsweep\[accelerate\]'"):
         load_loop("sweeps.examples.accelerate_loop:run")
 
 
-def test_check_finds_a_loop_that_is_installed_and_does_not_start_it():
+def test_check_finds_a_loop_without_starting_it():
     """This project may be installed to be edited: its packages then lie on no path."""
     spec = load_spec(EXAMPLES / "plain_loop.yaml")
     facts = TaskInspector(spec, ResourcePlan(1, 0, 1)).facts()

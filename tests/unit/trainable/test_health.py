@@ -1,4 +1,4 @@
-"""Health signals on synthetic histories: each is given when it should be, and not otherwise."""
+"""Health signals on synthetic histories: each fires exactly when it should."""
 
 from __future__ import annotations
 
@@ -128,14 +128,14 @@ def test_converged_run_is_no_plateau():
         ([1.0, 0.8, 0.6, 0.4], [0.9, 0.95, 1.0, math.nan], False),  # another signal's business
     ],
 )
-def test_overfitting_is_a_rising_val_loss_under_a_falling_train_loss(train, val, alarm):
+def test_overfitting_is_rising_val_and_falling_train_loss(train, val, alarm):
     signal = health.overfitting(train, val)
     assert (signal is not None) == alarm
     if signal is not None:
         assert signal.sentence.startswith("val/loss rose from 0.9 to 1.1 over 3 epochs")
 
 
-def test_learning_rate_is_stuck_only_when_the_schedule_moves():
+def test_constant_lr_is_a_warning_only_if_the_schedule_moves():
     falling = [0.1 - 0.001 * step for step in range(30)]
     assert health.lr_stuck(falling, [0.1] * 30).name == "lr_stuck"
     assert "the schedule asks for 0.071" in health.lr_stuck(falling, [0.1] * 30).sentence
@@ -193,7 +193,7 @@ def test_reports_carry_the_sentences(tmp_path, opened, configure, toy):
     assert any("in 8 of the last 8 steps" in s for s in reports[1].signals)
 
 
-def test_memory_that_a_run_keeps_is_noticed_within_three_epochs(tmp_path, opened, configure, toy):
+def test_memory_leak_is_detected_within_three_epochs(tmp_path, opened, configure, toy):
     class Keeping(toy):
         kept = []  # noqa: RUF012  as the mistake is made: it outlives the step
 
@@ -211,7 +211,7 @@ def test_memory_that_a_run_keeps_is_noticed_within_three_epochs(tmp_path, opened
     )
 
 
-def test_memory_of_the_process_before_a_crash_does_not_count():
+def test_memory_before_a_crash_does_not_count():
     watch = HealthMonitor()
     watch.load_history([_row(step, memory__process_mb=100.0 * step) for step in range(1, 30)])
     assert watch.signals() == []

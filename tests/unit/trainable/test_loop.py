@@ -1,4 +1,4 @@
-"""What the loop reports, which value is the best, and how it ends when something is wrong."""
+"""The loop's reports, the best value, and its end after an error."""
 
 # ruff: noqa: ARG001, ARG004, ARG005  what stands in for something keeps its signature
 
@@ -321,7 +321,7 @@ def test_error_is_kept_when_the_device_is_lost(tmp_path, opened, configure, toy,
     ("precision", "dtype"),
     [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
 )
-def test_forced_precision_is_computed_in_training_and_evaluation(
+def test_forced_precision_holds_in_training_and_evaluation(
     tmp_path, opened, configure, toy, precision, dtype
 ):
     seen = set()
@@ -337,9 +337,7 @@ def test_forced_precision_is_computed_in_training_and_evaluation(
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_weights_that_an_evaluation_swaps_in_are_those_it_computes_with(
-    tmp_path, opened, configure, toy, precision
-):
+def test_weights_swapped_in_for_evaluation_are_used(tmp_path, opened, configure, toy, precision):
     def evaluate(self, model, batches):
         batches = list(batches)
         found = toy.evaluate(self, model, batches)
@@ -407,7 +405,7 @@ def test_out_of_memory_names_the_device_and_the_remedy(tmp_path, opened, configu
         list(trainer.events())
 
 
-def test_missing_deterministic_implementation_names_the_switch(tmp_path, opened, configure, toy):
+def test_missing_deterministic_op_names_the_setting(tmp_path, opened, configure, toy):
     def loss(self, model, batch):
         raise RuntimeError("put_ does not have a deterministic implementation, but ...")
 
@@ -482,7 +480,7 @@ def test_batch_norm_with_accumulation_warns(tmp_path, opened, configure, toy):
     opened(configure(), tmp_path / "alone", task)
 
 
-def test_model_in_evaluation_mode_warns_and_stays_in_it(tmp_path, opened, configure, toy):
+def test_model_in_eval_mode_warns_and_stays(tmp_path, opened, configure, toy):
     class Pretrained(toy):
         def build_model(self):
             return super().build_model().eval()
@@ -496,7 +494,7 @@ def test_model_in_evaluation_mode_warns_and_stays_in_it(tmp_path, opened, config
     ("frozen", "single", "warns"),
     [(False, False, True), (True, False, False), (False, True, False)],
 )
-def test_part_in_evaluation_mode_warns_where_it_is_trained(
+def test_trained_part_in_eval_mode_warns(
     tmp_path, opened, configure, toy, recwarn, frozen, single, warns
 ):
     """A ready-made backbone below one's own head; a frozen one and single modules are meant."""
@@ -566,7 +564,7 @@ def test_closing_twice_is_safe(tmp_path, opened, configure, toy):
     trainer.close()
 
 
-def test_events_reads_as_a_table_of_contents():
+def test_events_is_a_short_readable_function():
     import inspect
 
     from trainable.loop import Trainer
@@ -574,7 +572,7 @@ def test_events_reads_as_a_table_of_contents():
     assert len(inspect.getsource(Trainer.events).splitlines()) < 60  # its docstring included
 
 
-def test_a_metric_that_vanishes_between_reports_fails_the_run(tmp_path, opened, configure, toy):
+def test_metric_missing_from_a_later_report_fails_the_run(tmp_path, opened, configure, toy):
     queue = iter([{"loss": 1.0, "accuracy": 0.5}, {"loss": 1.0, "accuracy": 0.5}, {"loss": 0.9}])
     trainer = opened(
         configure(), tmp_path, _task(toy, evaluate=lambda self, model, batches: next(queue))
@@ -584,7 +582,7 @@ def test_a_metric_that_vanishes_between_reports_fails_the_run(tmp_path, opened, 
         reports.extend(trainer.events())
 
 
-def test_a_metric_that_vanishes_after_a_resume_fails_the_run(tmp_path, opened, configure, toy):
+def test_metric_missing_after_a_resume_fails_the_run(tmp_path, opened, configure, toy):
     queue = iter([{"loss": 1.0, "accuracy": 0.5}, {"loss": 0.9}])
     task = _task(toy, evaluate=lambda self, model, batches: next(queue))
     first = opened(configure(), tmp_path, task)
@@ -623,7 +621,7 @@ def test_validation_has_its_own_collate(tmp_path, opened, configure, toy):
     assert marks == {"trained": {1.0}, "evaluated": {2.0}}
 
 
-def test_validation_without_targets_says_so(tmp_path, opened, configure, toy):
+def test_validation_without_targets_is_reported(tmp_path, opened, configure, toy):
     def build_data(self):
         inputs, targets = toy().build_data().train
         return Data(train=(inputs, targets), val=(inputs, torch.full_like(targets, -100)))

@@ -1,4 +1,4 @@
-"""State that no `state_dict()` has: a run cut in two ends as the whole one, or is refused."""
+"""State outside every `state_dict()`: a run cut in two equals a whole one, or is refused."""
 
 # ruff: noqa: ARG001  what stands in for something keeps its signature
 
@@ -110,9 +110,7 @@ class Flipping(nn.Sequential):
 
 
 @pytest.mark.parametrize("model", [Unfreezing, Growing, Flipping])
-def test_what_torch_keeps_outside_the_state_dict_resumes_exactly(
-    tmp_path, opened, configure, toy, model
-):
+def test_state_outside_the_state_dict_resumes_exactly(tmp_path, opened, configure, toy, model):
     def build(self):
         return model()
 
@@ -210,7 +208,7 @@ def _factor(task, model, inputs):
 
 
 @pytest.mark.parametrize("hold", HOLDING)
-def test_what_a_task_holds_resumes_exactly(tmp_path, opened, configure, toy, hold):
+def test_state_of_the_task_resumes_exactly(tmp_path, opened, configure, toy, hold):
     class Holding(toy):
         def build_model(self):
             self.model = super().build_model()  # saved once, by the run
@@ -264,7 +262,7 @@ class Yielding(Iterating):
 @pytest.mark.parametrize(
     ("how", "named"), [(Lazily, "average"), (Iterating, "numbers"), (Yielding, "numbers")]
 )
-def test_what_could_not_be_restored_is_refused(tmp_path, opened, configure, toy, how, named):
+def test_unrestorable_state_is_refused(tmp_path, opened, configure, toy, how, named):
     kind = type("Refused", (how, toy), {})
     message = rf"Refused\.{named} \(an object of type .*\) .*; a resumed run .*; .*override"
     with pytest.raises(TaskError, match=message):
@@ -313,7 +311,7 @@ class Constants:
         return super().loss(model, batch)
 
 
-def test_what_does_not_change_is_neither_refused_nor_saved(tmp_path, opened, configure, toy):
+def test_constant_values_are_neither_refused_nor_saved(tmp_path, opened, configure, toy):
     task = type("Constant", (Constants, toy), {})()
     trainer = opened(configure(every="1 step"), tmp_path, task)
     list(trainer.events())
@@ -361,7 +359,7 @@ class Strange(nn.Sequential):
         (Strange, "cannot be read back.*more"),
     ],
 )
-def test_model_whose_state_no_new_one_takes_is_refused_at_once(
+def test_unloadable_model_state_is_refused_immediately(
     tmp_path, opened, configure, toy, model, message
 ):
     kind = type("Other", (toy,), {"build_model": lambda self: model()})  # noqa: ARG005
@@ -386,7 +384,7 @@ def test_modules_on_a_task_go_where_its_model_is(toy):
     assert task.holder["averages"][0].module.weight.device.type == "meta"
 
 
-def test_export_names_what_is_evaluated_in_the_model_s_place(tmp_path, opened, configure, toy):
+def test_export_names_what_is_evaluated_in_the_models_place(tmp_path, opened, configure, toy):
     class Averaging(toy):
         def build_model(self):
             model = super().build_model()

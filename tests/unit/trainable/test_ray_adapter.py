@@ -22,7 +22,7 @@ from ray.tune.result import SHOULD_CHECKPOINT
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
-from tests.chaos.runs import differences, without_measured
+from tests.chaos.killed_runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.custom_loop import Context
@@ -222,7 +222,7 @@ def test_early_failure_reports_its_device(tmp_path: Path) -> None:
     assert (result["ending"], result["resolved"]) == ("failed", ON_THE_CPU)
 
 
-def test_secrets_are_in_no_reason_traceback_or_log(
+def test_reasons_tracebacks_and_logs_hold_no_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORE_PASSWORD", "canary-1234")

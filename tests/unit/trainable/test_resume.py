@@ -1,4 +1,4 @@
-"""The flagship promise: a run that was stopped anywhere ends bit for bit like one that was not."""
+"""A run stopped anywhere ends bit for bit like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Weighing:
         return part * torch.exp(-self.balance) + weight * self.balance, weight
 
 
-def test_what_is_trained_outside_the_model_resumes_exactly(tmp_path, opened, configure, toy):
+def test_parameters_outside_the_model_resume_exactly(tmp_path, opened, configure, toy):
     kind = type("WeighingToy", (Weighing, toy), {})
     config = configure(every="2 steps")
     whole, cut = kind(), kind()
@@ -193,15 +193,13 @@ def test_what_is_trained_outside_the_model_resumes_exactly(tmp_path, opened, con
     assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
 
 
-def test_state_without_what_is_trained_outside_the_model_is_refused(
-    tmp_path, opened, configure, toy
-):
+def test_missing_state_of_outside_parameters_is_refused(tmp_path, opened, configure, toy):
     _run(opened(configure(), tmp_path, toy(), until=1))
     with pytest.raises(CheckpointError, match="lacks the keys \\['outside'\\]"):
         opened(configure(), tmp_path, type("WeighingToy", (Weighing, toy), {})())
 
 
-def test_what_is_trained_outside_the_model_keeps_its_shape(tmp_path, opened, configure, toy):
+def test_outside_parameters_keep_their_shape(tmp_path, opened, configure, toy):
     kind = type("WeighingToy", (Weighing, toy), {})
     _run(opened(configure(optimizer={"name": "sgd"}), tmp_path, kind(), until=1))
     other = kind()
@@ -231,9 +229,7 @@ class Decaying:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_state_whose_groups_hold_other_parameters_is_refused(
-    tmp_path, opened, configure, toy, optimizer
-):
+def test_groups_with_other_parameters_are_refused(tmp_path, opened, configure, toy, optimizer):
     before, now = type("Before", (Decaying, Sequences, toy), {}), type("Now", (Sequences, toy), {})
     config = configure(optimizer={"name": optimizer})
     _run(opened(config, tmp_path, before(), until=1))
@@ -248,9 +244,7 @@ def test_state_whose_groups_hold_other_parameters_is_refused(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_moments_of_parameters_of_another_shape_are_refused(
-    tmp_path, opened, configure, toy, optimizer
-):
+def test_moments_of_another_shape_are_refused(tmp_path, opened, configure, toy, optimizer):
     """Fused kernels would read beyond the end of the smaller ones."""
 
     def task(*order):
@@ -294,7 +288,7 @@ def _run_drawing(toy, opened, config, directory, *, crash_after=None):
 
 @pytest.mark.seeds("S15")
 @pytest.mark.parametrize("crash_after", [3, 4, 7])
-def test_generators_are_the_same_after_each_step_that_follows_a_crash(
+def test_generators_are_equal_after_each_resumed_step(
     tmp_path, opened, configure, toy, crash_after
 ):
     config = configure(every="2 steps")
@@ -315,9 +309,7 @@ def test_generators_are_the_same_after_each_step_that_follows_a_crash(
             assert _equal(whole[step][name], found[name]), (step, name)
 
 
-def test_epoch_whose_last_window_fp16_skips_is_the_same_across_an_interruption_before_it(
-    tmp_path, opened, configure, toy
-):
+def test_fp16_skipped_last_window_survives_an_interruption(tmp_path, opened, configure, toy):
     """The last row's metrics are in the file then, and nothing follows it but the boundary's."""
 
     class Overflowing(toy):
@@ -345,7 +337,7 @@ def test_epoch_whose_last_window_fp16_skips_is_the_same_across_an_interruption_b
     assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
 
 
-def test_first_epoch_that_fp16_skips_whole_stays_in_the_curve(tmp_path, opened, configure, toy):
+def test_fp16_skipped_first_epoch_stays_in_the_curve(tmp_path, opened, configure, toy):
     class Overflowing(toy):
         def loss(self, model, batch):
             part, weight = super().loss(model, batch)
@@ -365,7 +357,7 @@ def test_first_epoch_that_fp16_skips_whole_stays_in_the_curve(tmp_path, opened, 
     assert curve == _curve(tmp_path / "cut")
 
 
-def test_interruptions_are_remembered_where_the_run_went_on(tmp_path, opened, configure, toy):
+def test_interruptions_are_counted_where_the_run_resumed(tmp_path, opened, configure, toy):
     config = configure(every="2 steps")
     for crash in (3, 4):  # after step 3, and four steps after that
         with pytest.raises(Crash):
@@ -410,9 +402,7 @@ def test_rows_beyond_the_checkpoint_are_cut_back(tmp_path, opened, configure, to
     assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
 
 
-def test_rows_are_durable_before_the_checkpoint_that_covers_them(
-    tmp_path, opened, configure, toy, monkeypatch
-):
+def test_rows_are_durable_before_their_checkpoint(tmp_path, opened, configure, toy, monkeypatch):
     trainer = opened(configure(epochs=1), tmp_path, toy())
     order = []
     for owner, name in ((History, "sync"), (LocalFiles, "commit")):
@@ -427,9 +417,7 @@ def test_rows_are_durable_before_the_checkpoint_that_covers_them(
     assert order == ["sync", "commit"]
 
 
-def test_augmentation_is_the_same_for_any_workers_and_across_a_crash(
-    tmp_path, opened, configure, toy
-):
+def test_augmentation_is_equal_for_any_workers_and_a_crash(tmp_path, opened, configure, toy):
     """Dropout and augmentation on; no worker, two workers, and two workers with a crash."""
     states = []
     for workers in (0, 2):
@@ -462,7 +450,7 @@ def test_augmentation_does_not_depend_on_micro_batches(tmp_path, opened, configu
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_interrupted_run_saves_where_it_stands_and_goes_on(tmp_path, opened, configure, toy):
+def test_interrupted_run_saves_and_resumes(tmp_path, opened, configure, toy):
     config = configure()
     whole = opened(config, tmp_path / "whole", toy())
     expected = _run(whole)
@@ -490,7 +478,7 @@ def test_finished_run_repeats_its_last_report(tmp_path, opened, configure, toy):
     assert again.checkpoint == last.checkpoint
 
 
-def test_run_starts_from_another_runs_generation(tmp_path, opened, configure, toy):
+def test_run_starts_from_another_runs_checkpoint(tmp_path, opened, configure, toy):
     config = configure(epochs=2)
     donor = opened(config, tmp_path / "donor", toy())
     _run(donor)
@@ -500,9 +488,7 @@ def test_run_starts_from_another_runs_generation(tmp_path, opened, configure, to
     assert [r.epoch for r in _run(copied)] == [2]
 
 
-def test_run_that_starts_from_another_one_keeps_its_groups_multipliers(
-    tmp_path, opened, configure, toy
-):
+def test_warm_started_run_keeps_group_multipliers(tmp_path, opened, configure, toy):
     def task(multiplier):
         group = {"lr_multiplier": multiplier}
         groups = lambda self, model: [{"params": model.parameters(), **group}]  # noqa: ARG005, E731
@@ -518,7 +504,7 @@ def test_run_that_starts_from_another_one_keeps_its_groups_multipliers(
 
 
 @pytest.mark.parametrize(("size", "again"), [(12, 0), (6, 0), (4, 0), (8, 0), (9, 6), (30, 24)])
-def test_other_batches_in_the_middle_of_an_epoch_leave_no_sample_out(
+def test_batch_size_change_in_mid_epoch_loses_no_sample(
     tmp_path, opened, configure, toy, size, again
 ):
     """What is more than a whole new window comes twice instead."""
@@ -565,9 +551,7 @@ class Counted(Task):
 """
 
 
-def test_model_whose_state_could_not_be_read_back_is_refused_before_it_is_trained(
-    tmp_path, opened, configure, monkeypatch
-):
+def test_unreadable_state_is_refused_before_training(tmp_path, opened, configure, monkeypatch):
     """And by whoever saves it, for it may turn so later."""
     (tmp_path / "counting_task.py").write_text(COUNTING)
     monkeypatch.syspath_prepend(tmp_path)
@@ -585,7 +569,7 @@ def test_model_whose_state_could_not_be_read_back_is_refused_before_it_is_traine
         inspect_config(config)
 
 
-def test_momentum_made_in_advance_is_kept_where_a_state_has_none(tmp_path, opened, configure, toy):
+def test_eager_momentum_is_kept_if_a_state_has_none(tmp_path, opened, configure, toy):
     """Else a first step that fp16 skips would leave whatever the memory held."""
     donor = opened(configure(optimizer={"name": "sgd", "momentum": 0.0}), tmp_path, toy(), until=1)
     _run(donor)
@@ -611,7 +595,7 @@ with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
 
 
 @pytest.mark.seeds("S17")
-def test_process_that_dies_in_the_third_epoch_leaves_one_continuous_curve(tmp_path):
+def test_crash_in_the_third_epoch_leaves_one_continuous_curve(tmp_path):
     config = TrialConfig.model_validate(
         {
             "task": {"name": "digits", "model": "mlp", "width": 8, "dropout": 0.1},

@@ -1,6 +1,4 @@
-"""What a user's code said drives no terminal and imitates none of our lines, wherever it is
-shown.
-"""
+"""Text of a user's code controls no terminal and imitates no line of ours."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ def test_values_are_one_line() -> None:
     assert joined({"task.x": HOSTILE}) == f"task.x {SHOWN}"
 
 
-def test_what_an_earlier_release_kept_is_read_with_escapes() -> None:
+def test_text_of_an_earlier_release_is_escaped() -> None:
     fields = trial_fields({}, {"reason": HOSTILE, "traceback": f"Traceback\n{HOSTILE}"})
     assert fields["reason"] == SHOWN
     assert "\x1b" not in fields["traceback"]
