@@ -48,7 +48,7 @@ __all__ = [
 
 _RESIDUE_SECONDS = 30.0
 # MLflow's status and the reason beside it, for each end in the ledger.
-_STATUS = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
+_STATUS = {"complete": "FINISHED", "pruned": "FINISHED", "failed": "FAILED"}
 # Names of what is only there while something is being written.
 _UNFINISHED = re.compile(r"\.(writing|export|tmp)|tmp|.*(-journal|\.tmp|\.partial)$")
 _STORE_BEGUN = ".mlflow.db.new"

@@ -157,11 +157,15 @@ def test_mlflow_status_matches_each_trial(
     for trial in trials:
         run = children[trial["number"]]
         if trial["state"] == "complete":
-            assert run.info.status == "FINISHED"
             assert not run.data.tags.get("stopped_by")
         else:
-            assert run.info.status == "KILLED"
             assert run.data.tags["stopped_by"] == "asha"
+            assert trial["reason"] == run.data.tags["reason"]
+            assert re.fullmatch(
+                r"asha at epoch 1: val/loss \S+, needed <= \S+, rank \d+ of \d+", trial["reason"]
+            )
+        assert run.info.status == "FINISHED"
+        assert run.data.tags["outcome"] == trial["state"]
 
 
 def test_every_row_is_recorded_exactly_once(

@@ -34,7 +34,7 @@ def _outcome() -> Outcome:
     tags = {"gradsweep.attempts": "1", "gradsweep.device": "cpu", "gradsweep.precision": "fp32"}
     runs: dict[int | None, list[Run]] = {
         0: [Run("run-0", "FINISHED", {}, dict(tags), Counter(points))],
-        1: [Run("run-1", "KILLED", {}, {**tags, "stopped_by": "asha"}, Counter(points))],
+        1: [Run("run-1", "FINISHED", {}, {**tags, "stopped_by": "asha"}, Counter(points))],
         None: [Run("sweep", "FINISHED")],
     }
     states = {n: {"model": {"weight": torch.tensor([1.0, n])}} for n in range(2)}
@@ -77,7 +77,7 @@ def _second_run(found: Outcome) -> None:
 
 
 def _untruthful(found: Outcome) -> None:
-    found.runs[1][0].status = "FINISHED"
+    found.runs[1][0].status = "KILLED"
 
 
 def _without_end(found: Outcome) -> None:
@@ -106,7 +106,7 @@ def _other_parameters(found: Outcome) -> None:
         (_row_twice, r"U2: trial 0 metrics.jsonl: 2 entries are not 3"),
         (_lost, r"U3: trials \[0\] are there, must be \[0, 1\]"),
         (_second_run, r"U3: trial 0 has 2 runs"),
-        (_untruthful, r"U3: trial 1 is pruned, its run says FINISHED"),
+        (_untruthful, r"U3: trial 1 is pruned, its run says KILLED"),
         (_without_end, r"U3: trial 0 has no end: it is running"),
         (_other_parameters, r"U3: trial 0 params: "),
         (_miscounted, r"U3: trial 1 gradsweep.attempts: its run says '2', must be '1'"),

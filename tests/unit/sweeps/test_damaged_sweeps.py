@@ -194,7 +194,7 @@ def test_damaged_outbox_is_set_aside_and_rebuilt(tmp_path: Path) -> None:
     queue_interruptions(paths, spec)
     known = read_outbox(paths.outbox)
     assert known.damage is None
-    assert known.tracked_statuses == {0: "FINISHED", 1: "KILLED"}
+    assert known.tracked_statuses == {0: "FINISHED", 1: "FINISHED"}
     for number, steps in ((0, 15), (1, 5)):
         rows = read_rows(paths.trial(number))
         assert len(rows) == steps

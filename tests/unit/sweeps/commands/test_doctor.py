@@ -179,7 +179,7 @@ def test_interrupted_cleanup_is_named_and_left_to_resume(tmp_path: Path) -> None
     assert (found.level, found.what) == ("warn", "quad")
     assert found.detail == (
         "trial 0: tracking has no run of it; "
-        "trial 0: tracking does not know that its run is KILLED"
+        "trial 0: tracking does not know that its run is FINISHED"
     )
     assert found.remedy.endswith(f"sweep resume quad --root {tmp_path}")
     lock = SweepLock(paths.lock)

@@ -34,7 +34,7 @@ EARLY_HYPERBAND = EARLY.replace("asha", "hyperband")
 
 def _spec(more: str = "") -> SweepSpec:
     return parse_spec(
-        "name: x\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 9\nbudget: {epochs: 20}\n"
+        "name: x\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 9\nbudget: {epochs: 24}\n"
         f"space: {{train.optimizer.lr: {{loguniform: [0.001, 0.1]}}}}\n{more}",
         "x.yaml",
     )
@@ -46,15 +46,15 @@ def _trial(number: int, state: str, epoch: int) -> TrialSummary:
 
 def test_rungs_are_where_early_stopping_decides() -> None:
     for scheduler in ("asha", "asha_promote", "hyperband"):
-        assert rungs(_spec(EARLY.replace("asha", scheduler))) == [2, 6, 18, 20]
+        assert rungs(_spec(EARLY.replace("asha", scheduler))) == [2, 6, 18, 24]
     assert rungs(_spec()) == rungs(_spec(MEDIAN)) == []
     for scheduler in ("pbt", "pb2"):
         population = f"early_stopping: {{scheduler: {scheduler}, interval_epochs: 5}}\n"
-        assert rungs(_spec(population)) == [5, 10, 15, 20]
+        assert rungs(_spec(population)) == [5, 10, 15, 20, 24]
 
 
 def test_each_trial_has_one_outcome_per_reached_rung() -> None:
-    ends = [("complete", 20), ("pruned", 2), ("pruned", 6), ("failed", 7), ("running", 1)]
+    ends = [("complete", 24), ("pruned", 2), ("pruned", 6), ("failed", 7), ("running", 1)]
     trials = [_trial(number, *end) for number, end in enumerate(ends)]
     counts = survival(_spec(EARLY), trials)
     assert counts == {
@@ -68,8 +68,8 @@ def test_each_trial_has_one_outcome_per_reached_rung() -> None:
 def test_hyperband_trials_count_at_rungs_of_their_bracket() -> None:
     """One trial for each bracket, all of which were stopped at epoch 6 but for the last one's."""
     spec = _spec(EARLY_HYPERBAND)
-    brackets = [bracket_of(number, (2, 6, 18, 20), 3) for number in range(60)]
-    trials = [_trial(n, "pruned", 6 if b < 3 else 20) for n, b in enumerate(brackets)]
+    brackets = [bracket_of(number, (2, 6, 18, 24), 3) for number in range(60)]
+    trials = [_trial(n, "pruned", 6 if b < 3 else 24) for n, b in enumerate(brackets)]
     shares = [brackets.count(bracket) for bracket in range(4)]
     assert all(shares)
     assert survival(spec, trials) == {

@@ -124,7 +124,9 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
             id="killed before it closed its checkpoints, which somebody will",
         ),
         pytest.param(
-            TrialState(replace(OPEN, state="pruned"), tracked_status="KILLED", stale_writer=True),
+            TrialState(
+                replace(OPEN, state="pruned"), tracked_status="FINISHED", stale_writer=True
+            ),
             [StaleWriter(0)],
             id="killed before it closed its checkpoints, and stopped for good",
         ),
@@ -176,7 +178,7 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
         ),
         pytest.param(
             TrialState(replace(OPEN, state="pruned"), rows=ROWS),
-            [MissingRun(0, 5), StaleRunStatus(0, "KILLED", ROWS)],
+            [MissingRun(0, 5), StaleRunStatus(0, "FINISHED", ROWS)],
             id="the outbox is lost",
         ),
         pytest.param(
@@ -186,7 +188,7 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
         ),
         pytest.param(
             TrialState(replace(OPEN, state="pruned"), rows=ROWS, tracked_status="INTERRUPTED"),
-            [StaleRunStatus(0, "KILLED", ROWS)],
+            [StaleRunStatus(0, "FINISHED", ROWS)],
             id="interrupted, gone on and pruned, and all since the interruption is lost",
         ),
         pytest.param(
@@ -381,7 +383,12 @@ def test_trial_the_scheduler_would_stop_is_not_resumed(
     sweep.apply()
     assert sweep.ledger.trial(number).state == "pruned"
     run = sweep.recorder.runs[number]
-    assert (run.status, run.tags["stopped_by"]) == ("KILLED", "asha")
+    assert (run.status, run.tags["outcome"], run.tags["stopped_by"]) == (
+        "FINISHED", "pruned", "asha",
+    )  # fmt: skip
+    reason = "asha at epoch 1: val/loss 0.9, needed <= "
+    assert run.tags["reason"] == sweep.ledger.trial(number).reason
+    assert run.tags["reason"].startswith(reason)
 
 
 def test_trial_ended_by_a_stop_has_its_whole_curve(sweep: Sweep) -> None:

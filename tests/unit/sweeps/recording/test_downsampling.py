@@ -130,22 +130,35 @@ def test_sweep_tags_trials_with_health_warnings() -> None:
 @pytest.mark.parametrize(
     ("record", "tags"),
     [
-        (_record(0), {"stopped_by": ""}),
+        (_record(0), {"outcome": "complete", "stopped_by": ""}),
         (
             _record(0, best_step=30, best_epoch=2),
-            {"stopped_by": "", "best_step": "30", "best_epoch": "2"},
+            {"outcome": "complete", "stopped_by": "", "best_step": "30", "best_epoch": "2"},
         ),
-        (_record(0, "pruned"), {"stopped_by": "asha"}),
-        (_record(0, "pruned", reason="stopped by the user"), {"stopped_by": "user"}),
+        (_record(0, "pruned"), {"outcome": "pruned", "stopped_by": "asha"}),  # earlier releases
+        (
+            _record(0, "pruned", reason="asha at epoch 1"),
+            {"outcome": "pruned", "stopped_by": "asha", "reason": "asha at epoch 1"},
+        ),
+        (
+            _record(0, "pruned", reason="stopped by the user"),
+            {"outcome": "stopped", "stopped_by": "user", "reason": "stopped by the user"},
+        ),
         (
             _record(0, "failed", reason="oom: no"),
-            {"stopped_by": "", "reason": "oom: no", "failure.kind": "oom"},
+            {
+                "outcome": "failed",
+                "stopped_by": "",
+                "reason": "oom: no",
+                "failure.kind": "oom",
+            },
         ),
         (
             _record(
                 0, "failed", reason="KeyError: 1", traceback="Traceback\n" * 600 + "KeyError: 1"
             ),
             {
+                "outcome": "failed",
                 "stopped_by": "",
                 "reason": "KeyError: 1",
                 "failure.kind": "error",
