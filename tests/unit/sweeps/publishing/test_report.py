@@ -215,10 +215,10 @@ def test_trial_without_a_value_by_that_epoch_is_omitted() -> None:
 
 
 def test_ten_finished_trials_compare_by_their_final_values() -> None:
-    curves = {n: dict.fromkeys(range(1, 21), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
+    curves = {n: dict.fromkeys(range(1, 25), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
     states = dict.fromkeys(range(10), "complete") | {10: "pruned"}
     found = select_trials(_spec(EARLY), states, curves)
-    assert (found.epoch, found.target, sorted(found.values)) == (20, "val/loss", list(range(10)))
+    assert (found.epoch, found.target, sorted(found.values)) == (24, "val/loss", list(range(10)))
     assert "reached the last epoch" in found.sentence
 
 
