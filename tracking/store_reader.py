@@ -27,6 +27,15 @@ from urllib.parse import unquote, urlsplit
 from redaction.secrets import redact
 from tracking.address import file_of, is_database
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
+from tracking.mlflow_compat import (
+    CURVES_QUERY,
+    PARAMS_QUERY,
+    RUNS_PER_SWEEP_QUERY,
+    RUNS_TABLE,
+    STEPS_QUERY,
+    SWEEP_RUNS_QUERY,
+    TAGS_QUERY,
+)
 from tracking.outbox import SWEEP
 from tracking.trusted_stores import StoreUntrusted, check_artifacts
 
@@ -175,19 +184,11 @@ class _Database:
         self._client: _Client | None = None
 
     def runs(self, sweep_id: str) -> list[StoredRun]:
-        query = """
-            SELECT r.run_uuid, role.value, trial.value, r.status, r.lifecycle_stage,
-                e.lifecycle_stage, r.artifact_uri
-            FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid
-            JOIN experiments e ON e.experiment_id = r.experiment_id
-            LEFT JOIN tags role ON role.run_uuid = t.run_uuid AND role.{key} = :role
-            LEFT JOIN tags trial ON trial.run_uuid = t.run_uuid AND trial.{key} = :trial
-            WHERE t.{key} = :sweep AND t.value = :id ORDER BY r.start_time, r.run_uuid"""
         names = {"role": TAG_ROLE, "trial": TAG_TRIAL, "sweep": TAG_SWEEP, "id": sweep_id}
         found = []
         with self._connect() as db:
             for run_id, role, number, status, stage, within, artifacts in (
-                _rows(db, query, names) if db else ()
+                _rows(db, SWEEP_RUNS_QUERY, names) if db else ()
             ):
                 trial = SWEEP if role == "sweep" else _number(number)
                 if trial is not None:
@@ -196,14 +197,9 @@ class _Database:
         return found
 
     def sweeps(self, experiment: str) -> dict[str, int]:
-        query = """
-            SELECT t.value, COUNT(*) FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid
-            JOIN experiments e ON e.experiment_id = r.experiment_id
-            WHERE t.{key} = :sweep AND e.name = :name AND r.lifecycle_stage = 'active'
-            GROUP BY t.value ORDER BY MIN(r.start_time)"""
         with self._connect() as db:
             names = {"sweep": TAG_SWEEP, "name": experiment}
-            rows = _rows(db, query, names) if db else ()
+            rows = _rows(db, RUNS_PER_SWEEP_QUERY, names) if db else ()
             return {str(sweep): int(count) for sweep, count in rows}
 
     def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
@@ -214,26 +210,17 @@ class _Database:
             params: dict[str, set[str]] = {one: set() for one in run_ids}
             tags: dict[str, dict[str, str]] = {one: {} for one in run_ids}
             curves: dict[str, dict[str, Curve]] = {one: {} for one in run_ids}
-            within = "WHERE run_uuid IN :ids"
-            for run_id, key in _rows(db, f"SELECT run_uuid, {{key}} FROM params {within}", ids):
+            for run_id, key in _rows(db, PARAMS_QUERY, ids):
                 params[run_id].add(key)
-            for run_id, key, value in _rows(
-                db, f"SELECT run_uuid, {{key}}, value FROM tags {within}", ids
-            ):
+            for run_id, key, value in _rows(db, TAGS_QUERY, ids):
                 tags[run_id][key] = value or ""
-            for run_id, key, count, total in _rows(
-                db,
-                "SELECT run_uuid, {key}, COUNT(*), SUM(step) FROM metrics "
-                f"{within} GROUP BY run_uuid, {{key}}",
-                ids,
-            ):
+            for run_id, key, count, total in _rows(db, CURVES_QUERY, ids):
                 curves[run_id][key] = Curve(count, int(total))
         return {one: RunData(frozenset(params[one]), tags[one], curves[one]) for one in run_ids}
 
     def steps(self, run_id: str, key: str) -> set[int]:
-        query = "SELECT DISTINCT step FROM metrics WHERE run_uuid = :run AND {key} = :metric"
         with self._connect() as db:
-            return {step for (step,) in _rows(db, query, {"run": run_id, "metric": key})}
+            return {step for (step,) in _rows(db, STEPS_QUERY, {"run": run_id, "metric": key})}
 
     def files(self, run: StoredRun, folder: str) -> set[str]:
         if urlsplit(run.artifacts).scheme not in ("", "file"):
@@ -259,7 +246,7 @@ class _Database:
             raise StoreUnreadable(self._uri, error) from error
         try:
             with engine.connect() as db:
-                yield db if sqlalchemy.inspect(db).has_table("runs") else None
+                yield db if sqlalchemy.inspect(db).has_table(RUNS_TABLE) else None
         except (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
             raise StoreUnreadable(self._uri, error.__cause__ or error) from error
         finally:
