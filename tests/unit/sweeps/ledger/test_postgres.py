@@ -112,7 +112,7 @@ def test_a_driver_with_another_directory_is_refused_until_the_first_one_is_dead(
             child.kill()
     _soon(lambda: here.holder() is None)
     mine = lock.acquire()
-    assert here.turn == 2
+    assert here.fencing_token == 2
     found = here.holder()
     assert found is not None
     assert (found.host, found.pid) == (mine.host, mine.pid)
