@@ -3,7 +3,7 @@
 The rule: after anything but a clean acknowledgement nothing is assumed. The next attempt looks for
 the runs again by their tags, and compares metric records that were in flight with what the server
 holds. What must not live here: MLflow (see `tracking.mlflow_server`), threads and waiting (see
-`tracking.mlflow_recorder`).
+`tracking.outbox_recorder`).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Destination(NamedTuple):
     """Which outbox is taken where; all of it is plain data.
 
     Attributes:
-        uri: An MLflow tracking URI.
+        uri: The address of a tracking store.
         artifact_root: Where a new experiment keeps artifacts; None leaves that to the server.
         experiment: The experiment's name.
         sweep_id: The sweep's identity, by which its runs are found again.
@@ -50,11 +50,11 @@ class Destination(NamedTuple):
     name: str
 
     def open_server(self) -> TrackingServer:
-        """Import mlflow, which takes seconds, and connect."""
-        from tracking.mlflow_server import MlflowServer
+        """Connect to the tracking service, whose client may take seconds to import."""
+        from tracking.trackers import choose_tracker  # which imports this module
 
         root = None if self.artifact_root is None else Path(self.artifact_root)
-        return MlflowServer(self.uri, root, self.experiment, self.sweep_id)
+        return choose_tracker(self.uri, root).open_server(self.experiment, self.sweep_id)
 
 
 class DeliveryProgress(NamedTuple):

@@ -26,6 +26,7 @@ from tracking.mlflow_compat import (
     http_get,
 )
 from tracking.mlflow_server import connect
+from tracking.tracker import TrackingUnusable
 from tracking.trusted_stores import check_trusted, secured
 
 if TYPE_CHECKING:
@@ -44,18 +45,6 @@ _WITH_TIMEOUT = ("postgresql:", "postgresql+psycopg2:", "postgresql+psycopg:")
 """Whose driver knows a `connect_timeout`."""
 
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
-
-
-class TrackingUnusable(ValueError):
-    """A tracking address that nothing can be recorded at.
-
-    Args:
-        message: The address, without its credentials; what is wrong; what to do.
-    """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(f"tracking.uri: {message}")
-        self.message = message
 
 
 def check_address(uri: str) -> None:

@@ -21,10 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from redaction.secrets import redact
 from tracking.address import file_of, is_database
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
 from tracking.mlflow_compat import (
@@ -37,6 +36,7 @@ from tracking.mlflow_compat import (
     TAGS_QUERY,
 )
 from tracking.outbox import SWEEP
+from tracking.stored_runs import Curve, RunData, StoredRun, StoreReader, StoreUnreadable
 from tracking.trusted_stores import StoreUntrusted, check_artifacts
 
 if TYPE_CHECKING:
@@ -46,65 +46,6 @@ _CHILD_SECONDS = 20.0
 _PAGE = 1000
 _THREADS = 8
 """Histories that are asked of a server at a time."""
-
-
-class StoreUnreadable(ValueError):
-    """A tracking store cannot be read now."""
-
-    def __init__(self, uri: str, cause: object) -> None:
-        line = redact(str(cause)).strip().split("\n")[0][:300]
-        super().__init__(
-            f"the tracking store {redact(uri)} cannot be read ({line}); what it holds was not "
-            "compared with the trials; try again when it answers"
-        )
-
-
-class StoredRun(NamedTuple):
-    """One run of the sweep, as the store has it."""
-
-    run_id: str
-    trial: int
-    """The trial's number, or `SWEEP`."""
-    status: str
-    deleted: bool
-    """In the store's trash, or in an experiment that is."""
-    artifacts: str
-    """Where its artifacts lie."""
-
-
-class Curve(NamedTuple):
-    """How much a store has of one metric."""
-
-    num_points: int
-    sum_of_steps: int
-
-
-class RunData(NamedTuple):
-    """What a run holds beside its status."""
-
-    params: frozenset[str]
-    tags: Mapping[str, str]
-    curves: Mapping[str, Curve]
-
-
-class StoreReader(Protocol):
-    """Reads one store. Every method may raise `StoreUnreadable`."""
-
-    def runs(self, sweep_id: str) -> list[StoredRun]:
-        """All runs of a sweep, deleted ones included."""
-        ...
-
-    def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
-        """What some runs hold: a hundred at a time, so that memory is bounded."""
-        ...
-
-    def steps(self, run_id: str, key: str) -> set[int]:
-        """The steps at which a metric has values."""
-        ...
-
-    def files(self, run: StoredRun, folder: str) -> set[str]:
-        """The names of a run's artifacts in a folder; "" is the top."""
-        ...
 
 
 def open_reader(uri: str, experiment: str, experiment_id: str | None) -> StoreReader:
@@ -117,14 +58,6 @@ def open_reader(uri: str, experiment: str, experiment_id: str | None) -> StoreRe
     if is_database(uri):
         return _Database(uri)
     return _Client(uri, experiment, experiment_id)
-
-
-def choose_runs(runs: Sequence[StoredRun], known: Mapping[int, str]) -> dict[int, StoredRun]:
-    """Return one run per trial: the one that is known, else one that is not deleted."""
-    chosen: dict[int, StoredRun] = {}
-    for run in sorted(runs, key=lambda r: (known.get(r.trial) != r.run_id, r.deleted)):
-        chosen.setdefault(run.trial, run)
-    return chosen
 
 
 def read_runs(

@@ -15,9 +15,8 @@ from sweeps.paths import SweepPaths
 from sweeps.reconciliation.store_check import lost_runs
 from sweeps.results import messages
 from sweeps.results.sweep_status import SweepStatus
-from sweeps.store_access import reach_tracking
-from tracking.probe import probe
-from tracking.store_reader import StoreUnreadable, other_sweeps
+from sweeps.tracker import find_tracker
+from tracking.stored_runs import StoreUnreadable
 
 
 def find_loss(view: SweepStatus, err: Console, *, offline: bool) -> bool:
@@ -29,8 +28,7 @@ def find_loss(view: SweepStatus, err: Console, *, offline: bool) -> bool:
     """
     if offline:
         return False
-    uri, _ = reach_tracking(view.paths, view.spec)
-    probe(uri, known=True)
+    find_tracker(view.paths, view.spec).probe(known=True)
     try:
         found = lost_runs(
             view.paths,
@@ -47,9 +45,9 @@ def find_loss(view: SweepStatus, err: Console, *, offline: bool) -> bool:
 
 def name_other_sweeps(paths: SweepPaths, spec: SweepSpec, err: Console) -> None:
     """Say which runs lie in the experiment of a new sweep already."""
-    uri, _ = reach_tracking(paths, spec)
+    tracker = find_tracker(paths, spec)
     with contextlib.suppress(StoreUnreadable):  # it is not what was asked for
-        if others := other_sweeps(uri, spec.name):
+        if others := tracker.other_sweeps(spec.name):
             ids = ", ".join(f"{one} ({count} runs)" for one, count in others.items())
             messages.sentence(
                 err,

@@ -20,7 +20,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
 from sweeps.ledger.reader import LedgerReader
-from sweeps.paths import SweepPaths, tracking_place
+from sweeps.paths import SweepPaths
 from sweeps.publishing.export import NoReport, draw_report, export_trial
 from sweeps.publishing.figure_worker import FigureWorkerPool, drawn_files, undrawn
 from sweeps.reconciliation.collect_state import read_sweep_state
@@ -43,13 +43,12 @@ from sweeps.recording.tags import (
     leaders_views,
 )
 from sweeps.results.sweep_status import NoBest, SweepStatus
-from sweeps.store_access import reach_tracking
 from sweeps.sweep_lock import SweepLock
-from tracking.mlflow_recorder import MlflowRecorder, set_target, sync, tell_again
+from sweeps.tracker import find_tracker, open_tracker
+from tracking.outbox_recorder import set_target, sync, tell_again
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from tracking.probe import probe
 from tracking.recorder import Status, stored
-from tracking.store_reader import open_reader
+from tracking.tracker import OpenTracker, Tracker
 
 _INTERRUPTED: Status = "INTERRUPTED"
 _AT_ONCE = 50
@@ -100,23 +99,24 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
-    uri, artifacts = reach_tracking(paths, spec)
+    tracker = find_tracker(paths, spec)
+    place = tracker.uri, tracker.artifact_root
     lock = SweepLock(paths.lock, ledger_lock(view.place))
     lock.acquire()
     try:
         if lock.previous is not None:
             end_orphans(lock.previous.token)
-        probe(uri, known=spec.tracking.uri is None)
-        set_target(paths.outbox, uri)
+        tracker.probe(known=spec.tracking.uri is None)
+        set_target(paths.outbox, tracker)
         drawn = draw_what_is_missing(paths, spec)
         before = read_outbox(paths.outbox)
-        told = _SyncMessages(paths, spec, before.sweep_told, uri)
+        told = _SyncMessages(paths, spec, before.sweep_told, tracker)
         sent = left = 0
 
         def send() -> None:
             nonlocal sent, left
             waiting = read_outbox(paths.outbox).pending
-            left = sync(uri, artifacts, spec.name, told.sweep_id, paths.outbox, patience=patience)
+            left = sync(*place, spec.name, told.sweep_id, paths.outbox, patience=patience)
             sent += waiting - left
 
         still: list[MissingData] = []
@@ -156,14 +156,14 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     ledger = LedgerReader(ledger_location(paths, spec))
     records = {record.number: record for record in ledger.records()}
     looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
-    recorder = _queue(paths, spec, ledger)
+    recorder, delivery = _queue(paths, spec, ledger)
     for first in range(0, len(records), _AT_ONCE):
         some = list(records.values())[first : first + _AT_ONCE]
         for one in list(tracking_gaps(read_sweep_state(paths, spec, some, live=False))):
             send_to_tracker(one, paths, spec, records[one.number], recorder)
     if looks_live:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
-    recorder.close(0.0)
+    delivery.close(0.0)
 
 
 def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
@@ -174,7 +174,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
     ledger = LedgerReader(ledger_location(paths, spec))
     if not (trials := undrawn(paths, ledger.trials)):
         return 0
-    recorder = _queue(paths, spec, ledger)
+    recorder, delivery = _queue(paths, spec, ledger)
     with FigureWorkerPool(spec, paths, trials, recorder) as gallery:
         gallery.finish()
     best = ledger.best() if len(spec.metrics) == 1 else None
@@ -182,7 +182,7 @@ def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
     if best in trials and best is not None and ledger.concluded == len(ledger.trials):
         for picture in gallery.pictures(best.number):
             recorder.artifact(None, picture, f"figures/{picture.name}")
-    recorder.close(0.0)
+    delivery.close(0.0)
     return len(trials) - len(undrawn(paths, trials))
 
 
@@ -192,7 +192,7 @@ class _SyncMessages:
     """
 
     def __init__(
-        self, paths: SweepPaths, spec: SweepSpec, sweep_told: str | None, uri: str
+        self, paths: SweepPaths, spec: SweepSpec, sweep_told: str | None, tracker: Tracker
     ) -> None:
         self._paths, self._spec = paths, spec
         self._ledger = LedgerReader(ledger_location(paths, spec))
@@ -206,7 +206,7 @@ class _SyncMessages:
         self._ending = next((one for one in endings if one == sweep_told), _INTERRUPTED)
         self._densities = [one.tracking.every for one in read_revisions(paths.spec)]
         known = read_outbox(paths.outbox).experiment_id
-        self._store = open_reader(uri, spec.name, known)
+        self._store = tracker.reader(spec.name, known)
 
     def runs_missing(self) -> list[MissingData]:
         """Which runs are not there, or have another status than they were told."""
@@ -241,7 +241,7 @@ class _SyncMessages:
             self._tell_sweep(own)
         tell_who_is_interrupted(self._paths, self._spec)
         more = self._front_tags()
-        recorder = _queue(self._paths, self._spec, self._ledger)
+        recorder, delivery = _queue(self._paths, self._spec, self._ledger)
         for number, one in by_trial.items():
             assert number is not None, "the sweep's own run was told above"
             recorder.tag(number, more.get(number, {}))
@@ -251,20 +251,22 @@ class _SyncMessages:
                     recorder.artifact(number, file, f"figures/{file.name}")
             if files and one.is_gone:
                 recorder.tag(number, {"figures": "drawn"})
-        recorder.close(0.0)
+        delivery.close(0.0)
 
     def _status(self, delivered: DeliveryStatus) -> str | None:
         """Of the sweep's own run; None: its driver was killed, and could not tell."""
         return None if delivered.sweep_told == "RUNNING" else stored(self._ending)
 
     def _tell_sweep(self, missing: MissingData) -> None:
-        recorder = _queue(self._paths, self._spec, self._ledger, announce=missing.is_of_the_run)
+        recorder, delivery = _queue(
+            self._paths, self._spec, self._ledger, announce=missing.is_of_the_run
+        )
         if missing.is_of_the_run:
             recorder.finish(None, self._ending, self._sweep_tags(), at_ms=self._ended_ms())
         with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=".export-") as made:
             for file, name in self._publish(Path(made), missing):
                 recorder.artifact(None, file, name)
-        recorder.close(0.0)
+        delivery.close(0.0)
 
     def _publish(self, directory: Path, missing: MissingData) -> Iterable[tuple[Path, str]]:
         """Make the artifacts of the sweep's own run that are missing; with their names there."""
@@ -322,7 +324,7 @@ class _SyncMessages:
 
 def _queue(
     paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
-) -> MlflowRecorder:
+) -> OpenTracker:
     """A recorder that fills the outbox and asks no server.
 
     Args:
@@ -331,16 +333,12 @@ def _queue(
     tags = attempt_tags(ledger.attempts)
     if announce:
         tags |= curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
-    return MlflowRecorder(
-        tracking_place(spec.tracking.uri, paths.root)[0],
-        None,
-        spec.name,
+    return open_tracker(
+        paths,
+        spec,
         ledger.sweep_id,
-        paths.outbox,
-        tags,
-        dict(flatten(spec.model_dump(mode="json"))),
+        tags=tags,
         inherited=ledger.attempts[-1] if ledger.attempts else {},
         experiment_tags=leaders_views(spec, ledger.sweep_id),
         announce=announce,
-        offline=True,
     )

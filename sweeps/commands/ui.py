@@ -18,9 +18,9 @@ from sweeps.publishing.figure_worker import undrawn
 from sweeps.recording.tags import leaders_view
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.store_access import reach_tracking
+from sweeps.tracker import tracker_at
 from tracking.address import is_server
 from tracking.mlflow_chart_view import of_sweep
-from tracking.probe import probe
 from tracking.trusted_stores import secured
 from tracking.ui import runs_page, start_server
 
@@ -38,7 +38,7 @@ def serve(
         _open(console, page, page if open_browser else None)
         return
     check_place(root, "--root")
-    probe(uri, known=True)
+    tracker_at(uri, root).probe(known=True)
     for number in (signal.SIGTERM, signal.SIGHUP):  # or the server would outlive this one
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, signal.default_int_handler)

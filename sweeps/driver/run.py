@@ -110,7 +110,7 @@ def run_sweep(
             _reconcile(sweep, before, warn)
             driver.run_and_finalize(tell)
         finally:
-            sweep.tracking.close(timeout=0.0)
+            sweep.delivery.close(timeout=0.0)
 
 
 @contextmanager
@@ -178,9 +178,9 @@ class _Driver:
             FigureWorkerPool(sweep.spec, sweep.paths, trials, sweep.recorder) as figures,
             ReportWorker(sweep.num_trials - num_finished, plan.concurrency) as report,
         ):
-            if sweep.tracking.needs_figures:
+            if sweep.delivery.needs_figures:
                 figures.show_again(trial.number for trial in trials)
-                sweep.tracking.figures_sent()
+                sweep.delivery.figures_sent()
             abort_reason = None
             if sweep.num_remaining and not self.interruption.requested:
                 abort_reason = self._run_trials(num_finished, figures, report)

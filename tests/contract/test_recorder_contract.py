@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tracking.mlflow_recorder import MlflowRecorder
+from tracking.outbox_recorder import OutboxRecorder
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder, MemoryRun, NullRecorder, Recorder
 
@@ -50,7 +50,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     else:
         root = request.getfixturevalue("store")
         uri = f"sqlite:///{root}/mlflow.db"
-        recorder = MlflowRecorder(
+        recorder = OutboxRecorder(
             uri, root / "artifacts", "contract", tmp_path.name, tmp_path / "outbox", {}, {}
         )
 

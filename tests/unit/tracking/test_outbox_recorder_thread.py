@@ -17,8 +17,8 @@ import pytest
 from tracking import delivery_loop
 from tracking.delivery import TrackingServer
 from tracking.delivery_loop import DeliveryLoop
-from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.outbox import SWEEP, Outbox
+from tracking.outbox_recorder import OutboxRecorder, sync
 from tracking.outbox_status import pending, read_outbox
 
 
@@ -37,8 +37,8 @@ def server(disk_server: ModuleType, tmp_path: Path) -> Iterator[Any]:
 
 def recorder_on(
     outbox: Path, open_server: Callable[[], TrackingServer], **options: Any
-) -> MlflowRecorder:
-    return MlflowRecorder(
+) -> OutboxRecorder:
+    return OutboxRecorder(
         "unused", None, "x", "s1", outbox, {}, {}, open_server=open_server, **options
     )
 
@@ -355,7 +355,7 @@ def test_what_is_queued_is_text_that_every_store_takes(tmp_path: Path, server: A
 
 def test_a_sweep_id_that_cannot_be_searched_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sweep_id is \"a' or 'b\"; it must be"):
-        MlflowRecorder("unused", None, "x", "a' or 'b", tmp_path, {}, {})
+        OutboxRecorder("unused", None, "x", "a' or 'b", tmp_path, {}, {})
 
 
 def test_a_damaged_outbox_is_told(
