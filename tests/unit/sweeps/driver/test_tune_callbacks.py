@@ -227,7 +227,7 @@ ACTS: dict[str, Act] = {
     "reports": lambda keeper, trial: keeper.on_trial_result(0, [trial], trial, _result()),
     "is lost": lambda keeper, trial: [keeper.on_trial_recover(0, [], trial) for _ in range(3)],
     "is lost for good": lambda keeper, trial: [
-        keeper._begun.add(trial.config["number"]),  # type: ignore[func-returns-value]
+        keeper._training.add(trial.config["number"]),  # type: ignore[func-returns-value]
         keeper.on_trial_error(0, [trial], trial),  # type: ignore[func-returns-value]
     ],
     "is to stop": lambda keeper, _: keeper.stop(0, "enough", live=True),
