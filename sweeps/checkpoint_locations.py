@@ -9,13 +9,15 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING
 
-from sweeps.config.errors import Issue, UserError
 from sweeps.config.spec import SweepSpec
+from sweeps.errors import Issue, UserError
 from sweeps.paths import SweepPaths
 from sweeps.store_access import check_store
 from tracking.trusted_stores import StoreUntrusted
 from trainable.checkpoint import CheckpointStore, Generation
-from trainable.files import RunFiles, files_of, probe_directory
+from trainable.storage.durable import probe_directory
+from trainable.storage.generations import RunFiles
+from trainable.storage.locate import files_of
 
 if TYPE_CHECKING:
     from sweeps.ledger.reader import TrialSummary
@@ -112,7 +114,7 @@ def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
     """
     if spec.storage.checkpoints is not None:
         check_store(paths.directory, spec.storage.checkpoints)
-        from trainable.objects import StoreUnusable, probe
+        from trainable.storage.objects import StoreUnusable, probe
 
         try:
             probe(spec.storage.checkpoints, empty=paths.name if new else None)

@@ -108,10 +108,10 @@ def check(
     ] = False,
 ) -> None:
     """Validate everything that can be known before running; start nothing."""
+    from sweeps.commands import messages
     from sweeps.commands.run import check_tracking
     from sweeps.engine.resources import Machine, plan
     from sweeps.engine.task_check import TaskInspector
-    from sweeps.results import messages
     from sweeps.search.dry_run import rehearse
 
     with _loaded(file, settings) as spec:
@@ -157,18 +157,19 @@ def run(
     from sweeps.commands.run import attempt
     from sweeps.config.durations import parse_duration
     from sweeps.engine.cluster_address import find_address
+    from sweeps.errors import SweepExists
     from sweeps.ledger.location import ledger_location
     from sweeps.ledger.warm_start import collect_warm_start
     from sweeps.path_checks import check_place
-    from sweeps.paths import SweepExists, SweepPaths, resolve_root
+    from sweeps.paths import SweepPaths, resolve_root
     from sweeps.search.dry_run import rehearse
-    from sweeps.sweep_lock import SweepLockedError, is_held, read_holder
+    from sweeps.sweep_lock import is_held, read_holder, sweep_locked
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
         check_place(paths.root, "--root")
         if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
-            raise SweepLockedError(paths.directory, read_holder(paths.lock))
+            raise sweep_locked(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
         ledger_location(paths, spec).check_available()
@@ -203,6 +204,7 @@ def resume(
     address: Address = None,
 ) -> None:
     """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
+    from sweeps.commands import messages
     from sweeps.commands.lost_runs import find_loss
     from sweeps.commands.run import attempt
     from sweeps.config.durations import parse_duration
@@ -211,15 +213,14 @@ def resume(
     from sweeps.engine.cluster_address import find_address
     from sweeps.ledger.location import check_kept
     from sweeps.ledger.warm_start import WarmStart
-    from sweeps.results import messages
     from sweeps.search.dry_run import rehearse
     from sweeps.store_access import check_sampler_state, remember_named
-    from sweeps.sweep_lock import SweepLockedError
+    from sweeps.sweep_lock import sweep_locked
 
     with input_errors():
         view = view_of(name, root)
         if view.running:  # known before anything is loaded; taking the lock decides
-            raise SweepLockedError(view.paths.directory, view.holder)
+            raise sweep_locked(view.paths.directory, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
         check_kept(view.paths, view.spec, spec)
@@ -269,10 +270,10 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Stop a running sweep, so that its trials save and end; or one trial, of any sweep."""
+    from sweeps.commands import messages
     from sweeps.commands.stop_waiting import stop_waiting
     from sweeps.config.durations import parse_duration
     from sweeps.driver import stop_requests
-    from sweeps.results import messages
 
     with input_errors():
         if now and trial is not None:
@@ -321,8 +322,8 @@ def sync(
     as_json: AsJson = False,
 ) -> None:
     """Deliver what the tracking server lacks, and draw trials that have no pictures yet."""
+    from sweeps.commands import messages, render
     from sweeps.commands.sync import deliver
-    from sweeps.results import messages, render
 
     with input_errors():
         view = view_of(name, root)
@@ -416,6 +417,7 @@ def train(
 @app.command()
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
     """Examine the machine: versions, GPUs, writable paths; clear away what dead sweeps left."""
+    from sweeps.commands import render
     from sweeps.commands.doctor import (
         clear_left_overs,
         examine,
@@ -424,7 +426,6 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
         sweeps_off,
     )
     from sweeps.paths import resolve_root
-    from sweeps.results import render
 
     with input_errors():
         where = resolve_root(root)

@@ -1,6 +1,6 @@
 """Numbers, durations and sizes as people read them.
 
-What must not live here: tables and sentences (`results`), and reading what people write (`spec`).
+What must not live here: tables and sentences (`commands`), and reading a spec (`config`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ def format_best(metrics: Sequence[str], result: float | Sequence[float]) -> str:
         return f"best {metrics[0]} {format_number(result)}"
     named = zip(metrics, result, strict=True)
     return ", ".join(f"{metric} {format_number(value)}" for metric, value in named)
+
+
+def format_cells(result: Any, metrics: Sequence[str]) -> list[str]:
+    """Return one cell for each metric of a sweep; dashes before the first report."""
+    values = result if isinstance(result, list | tuple) else [result] * len(metrics)
+    return [format_number(value) for value in values]
 
 
 def format_result(metrics: Sequence[str], result: Any) -> str:

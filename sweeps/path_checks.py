@@ -12,7 +12,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from sweeps.config.errors import UserError
+from sweeps.errors import UserError
 
 
 def check_place(directory: Path, option: str) -> None:

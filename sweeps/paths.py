@@ -17,21 +17,68 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
+import sys
+import unicodedata
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sweeps.config.errors import UserError
-from sweeps.config.sections import InvalidName, check_name
+from sweeps.errors import InvalidName, UserError
+from sweeps.quoting import shown
 from tracking.address import address_of, is_database
 
 FORMAT = 2
 """The form of all these files together. It grows when an earlier release would misread one of
 them. Written into each revision of `sweep.yaml`, which every command reads before any other file;
 a sweep without it is of format 1, from before there was a number."""
+_LONGEST_NAME = 100
+# The tracking store's own, beside the sweeps' directories.
+_RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
 ROOT_VARIABLE = "SWEEP_ROOT"
 TRIAL_CONFIG = "config.yaml"
 """In a trial's directory: its resolved configuration."""
+
+
+def check_name(name: str, *, model: bool = False) -> str:
+    """Return a sweep's name when it may become a directory; the only way from names to paths.
+
+    Args:
+        model: It is a registered model's name, which MLflow makes paths and addresses of.
+
+    Raises:
+        InvalidName: With value, rule and remedy.
+    """
+    visible = shown(name)
+    rule = "a model's name is part of addresses" if model else "a name becomes a directory"
+    remedy = "use letters, digits, '-' and '_'"
+    if not name:
+        raise InvalidName(f"the name is empty; {rule}; write for example digits")
+    if len(name.encode(errors="replace")) > _LONGEST_NAME:
+        raise InvalidName(
+            f"{visible} has {len(name)} characters; {rule} and holds at most "
+            f"{_LONGEST_NAME} bytes; choose a shorter one"
+        )
+    if any(unicodedata.category(c).startswith("C") for c in name):
+        raise InvalidName(f"{visible} holds a control character; {rule}; {remedy}")
+    if "/" in name or "\\" in name:
+        if not model:
+            remedy = "use --root to choose another place"
+            rule = f"{rule} of that name below the root"
+        raise InvalidName(f"{visible} holds a path separator; {rule}; {remedy}")
+    if model and ":" in name:
+        raise InvalidName(f"{visible} holds a ':'; {rule}; {remedy}")
+    if name[0] in ".-" or ".." in name or name != name.strip():
+        raise InvalidName(
+            f"{visible} begins with '.', '-' or a blank, ends with a blank, or holds "
+            f"'..'; {rule}; {remedy}"
+        )
+    if name.lower() in _RESERVED_NAMES and not model:
+        raise InvalidName(
+            f"{visible} is where the embedded tracking store lives; {rule} beside it; "
+            "choose another name"
+        )
+    return name
 
 
 def resolve_root(root: Path | None) -> Path:
@@ -72,6 +119,14 @@ def command_line(root: Path, *words: str, program: str = "sweep") -> str:
     with contextlib.suppress(UserError):
         where = () if root == resolve_root(None) else where
     return shlex.join((program, *words, *where))
+
+
+def program_name() -> str:
+    """Return how this program is called from here: by its name, or else by its path."""
+    called, found = Path(sys.argv[0]), shutil.which("sweep")
+    if not called.exists() or (found and called.samefile(found)):
+        return "sweep"
+    return os.path.relpath(called)
 
 
 def tracking_uri(root: Path) -> str:
@@ -167,34 +222,6 @@ class SweepPaths:
     def exists(self) -> bool:
         """Whether a sweep of this name was ever created here."""
         return self.spec.exists()
-
-
-class SweepExists(ValueError):
-    """A new sweep was asked for under a name that is taken."""
-
-    def __init__(self, paths: SweepPaths) -> None:
-        super().__init__(
-            f"sweep '{paths.name}' exists already; a name is given once; "
-            f"continue it with: {paths.command('resume')}, or choose another with --name"
-        )
-
-
-class LedgerError(Exception):
-    """The ledger is missing or cannot be used."""
-
-
-class LedgerRefused(LedgerError):
-    """The storage refuses the ledger: it is full, read-only or broken; what it holds is whole."""
-
-
-class LedgerBusy(LedgerError):
-    """Another process held the ledger for longer than is waited."""
-
-    def __init__(self, place: object, seconds: float) -> None:
-        super().__init__(
-            f"another process has held the ledger {place} for {seconds:g} s; its transactions "
-            "take milliseconds; end what has it open, then resume"
-        )
 
 
 def list_sweeps(root: Path) -> list[SweepPaths]:

@@ -24,9 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from sweeps.errors import LockLost, LockTaken, SweepLockedError
 from sweeps.paths import command_line
-from trainable.files import make_directory
-from trainable.regular_files import LARGEST_NOTE, open_regular, read_regular
+from trainable.storage.durable import make_directory
+from trainable.storage.regular_files import LARGEST_NOTE, open_regular, read_regular
 
 _LOOKING_SECONDS = 1.0
 """For how long those who only look are waited for."""
@@ -67,39 +68,29 @@ class SecondaryLock(Protocol):
         """Give it up."""
 
 
-class LockLost(BaseException):
-    """The lock was taken away: another driver may run the sweep by now.
-
-    No `Exception`: nobody on the way out may take it for an error of a trial, or wait for trials.
+def lock_lost(what: str, directory: Path) -> LockLost:
+    """Return the error of a driver that no longer holds the lock.
 
     Args:
-        what: What happened to it.
+        what: What happened to the lock.
         directory: The sweep's.
     """
-
-    def __init__(self, what: str, directory: Path) -> None:
-        super().__init__(
-            f"{what}; only its holder may write to a sweep; this driver left without writing; see "
-            f"who runs it with: {command_line(directory.parent, 'status', directory.name)}"
-        )
+    return LockLost(
+        f"{what}; only its holder may write to a sweep; this driver left without writing; see "
+        f"who runs it with: {command_line(directory.parent, 'status', directory.name)}"
+    )
 
 
-class SweepLockedError(Exception):
-    """Another driver holds the sweep."""
-
-    def __init__(self, directory: Path, holder: LockOwner | None) -> None:
-        who = holder.describe() if holder else "another process"
-        since = f", this one since {holder.since}" if holder else ""
-        watch = command_line(directory.parent, "status", directory.name, "--watch")
-        super().__init__(
-            f"sweep '{directory.name}' is already being run by {who}; only one driver may run a "
-            f"sweep{since}; watch it with: {watch}"
-        )
-        self.holder = holder
-
-
-class LockTaken(OSError):
-    """A process that is no driver has locked the sweep's lock."""
+def sweep_locked(directory: Path, holder: LockOwner | None) -> SweepLockedError:
+    """Return the error that another driver holds the sweep in a directory."""
+    who = holder.describe() if holder else "another process"
+    since = f", this one since {holder.since}" if holder else ""
+    watch = command_line(directory.parent, "status", directory.name, "--watch")
+    message = (
+        f"sweep '{directory.name}' is already being run by {who}; only one driver may run a "
+        f"sweep{since}; watch it with: {watch}"
+    )
+    return SweepLockedError(message, holder)
 
 
 class SweepLock:
@@ -160,7 +151,7 @@ class SweepLock:
                 file.close()
                 if (stranger := locked_by_a_stranger(self._path)) is not None:
                     raise LockTaken(stranger)
-                raise SweepLockedError(self._path.parent, _read_live_holder(self._path))
+                raise sweep_locked(self._path.parent, _read_live_holder(self._path))
             if os.fstat(number).st_uid == os.geteuid():
                 # Who can open it can lock it: those of earlier releases everybody could read.
                 os.fchmod(number, 0o600)
@@ -180,7 +171,7 @@ class SweepLock:
         if self._leaves:
             threading.Event().wait()  # for the end of this process
         if not self.is_ours():
-            raise LockLost(
+            raise lock_lost(
                 f"the lock {self._path} was removed or replaced under this driver",
                 self._path.parent,
             )

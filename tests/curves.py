@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainable.files import LocalFiles
 from trainable.metrics_file import History, Row
+from trainable.storage.local import LocalFiles
 
 
 def append_rows(directory: Path, rows: Iterable[Row]) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from tracking.delivery import Delivery, NotStored, TrackingServer, in_brief, logger
 from tracking.outbox import SWEEP, Outbox
+from tracking.trackers import choose_tracker
 
 _LINGER_SECONDS = 0.5
 _HURRIED_SECONDS = 0.01
@@ -51,8 +52,6 @@ class Destination(NamedTuple):
 
     def open_server(self) -> TrackingServer:
         """Connect to the tracking service, whose client may take seconds to import."""
-        from tracking.trackers import choose_tracker  # which imports this module
-
         root = None if self.artifact_root is None else Path(self.artifact_root)
         return choose_tracker(self.uri, root).open_server(self.experiment, self.sweep_id)
 

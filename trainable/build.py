@@ -17,7 +17,6 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.data import Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
-from trainable.files import files_of
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
@@ -29,6 +28,7 @@ from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, warmup_steps
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import Step, translate_torch_errors
+from trainable.storage.locate import files_of
 from trainable.task import Data, Task, check_data, load_loop, load_task
 from trainable.task_import import no_exit
 from trainable.task_state import move_modules

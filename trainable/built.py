@@ -28,9 +28,9 @@ from torch.nn.parameter import is_lazy
 from trainable.data import end_with_parent
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import ARGUMENTS, COLLATED, differences
-from trainable.regular_files import LARGEST_TEXT, read_regular, replace_regular
 from trainable.rules import BUILT
 from trainable.seeding import derive_seed, isolated_host_randomness, seed_host
+from trainable.storage.regular_files import LARGEST_TEXT, read_regular, replace_regular
 from trainable.task import Data, Samples, Task
 
 _ITEMS = 8

@@ -7,7 +7,7 @@ verifies, and the newest one that does wins. "Newest" is a counter in the manife
 All of that happens in a thread beside the training, which waits only while its state is copied;
 what only the optimizer's next step changes is copied beside it, too.
 What must not live here: what a state consists of (see `state.py`), how it is copied and turned
-into bytes (`snapshot.py`), which calls make it durable and keep a stale writer out (`files.py`),
+into bytes (`snapshot.py`), which calls make it durable and keep a stale writer out (`storage`),
 or Ray.
 """
 
@@ -26,7 +26,6 @@ from redaction.secrets import redact
 from trainable import heartbeat
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
-from trainable.files import STATE, Files, files_of, remedy
 from trainable.manifest import (
     Generation,
     Pointer,
@@ -36,6 +35,8 @@ from trainable.manifest import (
     read_manifest,
     read_state,
 )
+from trainable.storage.generations import STATE, Files, remedy
+from trainable.storage.locate import files_of
 
 if TYPE_CHECKING:
     from trainable.snapshot import Snapshots

@@ -36,12 +36,12 @@ from trainable.config import TrialConfig
 from trainable.config_reads import recorded
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
-from trainable.files import files_of
 from trainable.logged import Log, close_run, closed_on_error, joined, means, run_log
 from trainable.metrics_file import History, Row, read_rows
 from trainable.precision import device_name
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import translate_torch_errors
+from trainable.storage.locate import files_of
 from trainable.task_code import task_code
 from trainable.task_registry import nearest
 from trainable.train_state import check_state

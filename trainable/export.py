@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError, StorageError
-from trainable.files import files_at
 from trainable.lazy_imports import without_collection
+from trainable.storage.locate import files_at
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from trainable.regular_files import LARGEST_NOTE, read_regular
+from trainable.storage.regular_files import LARGEST_NOTE, read_regular
 
 DUMP_STACKS = signal.SIGRTMIN + 7
 """The signal on which a worker writes the stacks of all its threads into its log."""

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from trainable.base_run import MOST_METRICS, check_names, describe, one_number
 from trainable.errors import TaskError
-from trainable.files import replace_file
 from trainable.metrics_file import ARTIFACTS, Row, read_logged
-from trainable.regular_files import LARGEST_TEXT, read_regular
+from trainable.storage.durable import replace_file
+from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
 NOTED = "noted.json"
 """In a run's directory: the parameters and tags that its code logged, where it logged any."""

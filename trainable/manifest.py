@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from trainable.files import MANIFEST, STATE, Files
+from trainable.storage.generations import MANIFEST, STATE, Files
 
 _FORMAT = 1
 _FIELDS = ("number", "step", "epoch", "metric", "mode", "value")

@@ -19,8 +19,9 @@ from typing import BinaryIO, NamedTuple
 
 from redaction.secrets import redact
 from trainable.errors import StorageError
-from trainable.files import LocalFiles, RunFiles, remedy
-from trainable.regular_files import (
+from trainable.storage.generations import RunFiles, remedy
+from trainable.storage.local import LocalFiles
+from trainable.storage.regular_files import (
     LARGEST_CURVE,
     LARGEST_TEXT,
     IrregularFile,

@@ -32,10 +32,10 @@ from trainable import heartbeat
 from trainable.config import TrialConfig
 from trainable.errors import OutOfMemory, StorageError, TrainingError
 from trainable.exception_text import reason_of, traceback_of
-from trainable.files import make_directory
 from trainable.lazy_imports import load_training, without_collection
 from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
 from trainable.process_state import ProcessState
+from trainable.storage.durable import make_directory
 from trainable.task_import import prepare_process
 from trainable.trial_log import TRIAL_LOG, TrialLog
 

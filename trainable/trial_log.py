@@ -16,7 +16,7 @@ from typing import Any
 
 from redaction.escapes import visible
 from redaction.secrets import redact
-from trainable.regular_files import UNLIMITED, open_regular
+from trainable.storage.regular_files import UNLIMITED, open_regular
 
 TRIAL_LOG = "trial.log"
 """What a trial printed, in its directory."""

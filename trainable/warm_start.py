@@ -13,7 +13,7 @@ from typing import Any
 
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.errors import CheckpointError
-from trainable.files import LocalFiles
+from trainable.storage.local import LocalFiles
 
 _ROOM = "inherited"
 _ITS_OWN = ("progress", "random")

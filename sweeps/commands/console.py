@@ -18,8 +18,8 @@ import typer
 from rich.console import RenderableType
 from typer.core import TyperGroup
 
+from sweeps.commands.plain_console import PlainConsole
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
-from sweeps.results.plain_console import PlainConsole
 
 if TYPE_CHECKING:
     from sweeps.results.sweep_status import SweepStatus
@@ -46,7 +46,7 @@ def read_whole(least: int, most: int = 10**9) -> Callable[[object], int]:
         number = str(text)
         if re.fullmatch(r"-?[0-9]{1,18}", number) and least <= int(number) <= most:
             return int(number)
-        from sweeps.config.yaml_scalars import quoted
+        from sweeps.quoting import quoted
 
         raise typer.BadParameter(
             f"{quoted(number)} is not valid; it must be a whole number from {least} to {most}; "
@@ -128,8 +128,8 @@ def _without_values(params: list[Any]) -> list[Any]:
 def view_of(name: str, root: Path | None) -> SweepStatus:
     """Return a sweep as it is now; what of its spec or its outbox is damaged is
     said, and who has locked it and is no driver."""
+    from sweeps.commands import messages
     from sweeps.paths import SweepPaths, resolve_root
-    from sweeps.results import messages
     from sweeps.results.sweep_status import SweepStatus
 
     view = SweepStatus(SweepPaths(resolve_root(root), name))
@@ -158,7 +158,7 @@ def _finite(found: Any) -> Any:
 
 def fail(message: str, *, code: int) -> NoReturn:
     """Say why, and leave with an exit code."""
-    from sweeps.results import messages
+    from sweeps.commands import messages
 
     messages.sentence(err, message, style="red")
     raise typer.Exit(code)
@@ -169,8 +169,7 @@ def input_errors() -> Iterator[None]:
     """What the user can put right becomes a message and exit code 2, a training that cannot go on
     becomes 3, and a held sweep 4.
     """
-    from sweeps.paths import LedgerBusy, LedgerError
-    from sweeps.sweep_lock import SweepLockedError
+    from sweeps.errors import LedgerBusy, LedgerError, SweepLockedError
     from trainable.errors import (
         CheckpointError,
         NonFiniteGradient,

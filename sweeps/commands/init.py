@@ -9,7 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from sweeps.config.errors import UserError
+from sweeps.errors import UserError
 
 _SPEC = """\
 # Run it from this directory:   sweep run sweep.yaml

@@ -33,11 +33,9 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
     """List the sweeps below the root."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from sweeps.config.errors import UserError
-    from sweeps.config.revisions import RevisionError
-    from sweeps.config.spec import SpecError
-    from sweeps.paths import LedgerError, SweepPaths, list_sweeps, resolve_root
-    from sweeps.results import messages, render
+    from sweeps.commands import messages, render
+    from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
+    from sweeps.paths import SweepPaths, list_sweeps, resolve_root
     from sweeps.results.sweep_status import SweepStatus
     from tracking.trusted_stores import StoreUntrusted
 
@@ -73,7 +71,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how far a sweep has come."""
-    from sweeps.results import render
+    from sweeps.commands import render
 
     if watch and as_json:
         fail(
@@ -93,7 +91,7 @@ def status(
 
 def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Show a sweep's trials."""
-    from sweeps.results import render
+    from sweeps.commands import render
 
     with input_errors():
         view = view_of(name, root)
@@ -116,7 +114,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one trial: parameters, reports, end, reason and files."""
-    from sweeps.results import render
+    from sweeps.commands import render
 
     with input_errors():
         view = view_of(name, root)
@@ -173,10 +171,10 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Show the best trial, export it, or register its model."""
-    from sweeps.config.spec import check_name
+    from sweeps.commands import pareto, render
     from sweeps.path_checks import check_own_place
+    from sweeps.paths import check_name
     from sweeps.publishing.export import NoVersion, export_best, register_best
-    from sweeps.results import pareto, render
     from sweeps.results.sweep_status import NoBest
     from sweeps.store_access import reach_tracking
 
@@ -225,7 +223,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Show the leaders of one or several sweeps, and in what they differ."""
-    from sweeps.results import compare, render
+    from sweeps.commands import render
+    from sweeps.results import compare
 
     with input_errors():
         found = compare.compare([view_of(name, root) for name in dict.fromkeys(names)], top=top)

@@ -9,11 +9,11 @@ import contextlib
 
 from rich.console import Console
 
+from sweeps.commands import messages
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.store_check import lost_runs
-from sweeps.results import messages
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.tracker import find_tracker
 from tracking.stored_runs import StoreUnreadable

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, ExitStack
 from rich.console import Console
 
 from sweeps.checkpoint_locations import probe_store
+from sweeps.commands import messages
 from sweeps.commands.lost_runs import name_other_sweeps
-from sweeps.config.errors import Issue, UserError
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import read_spec
 from sweeps.config.spec import SweepSpec
@@ -23,12 +23,19 @@ from sweeps.engine.resources import Machine, plan
 from sweeps.engine.signals import ExitRequested, exit_on_signal
 from sweeps.engine.system_limits import check_limits
 from sweeps.engine.task_check import TaskInspector
+from sweeps.errors import (
+    Issue,
+    LedgerBusy,
+    LedgerError,
+    LedgerRefused,
+    LockLost,
+    LockTaken,
+    UserError,
+)
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
-from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
-from sweeps.results import messages
+from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepOutcome
 from sweeps.store_access import reach_tracking
-from sweeps.sweep_lock import LockLost, LockTaken
 from sweeps.tracker import check_address, find_tracker
 from tracking.address import credentials
 from tracking.outbox_file import OutboxError
@@ -37,7 +44,7 @@ from tracking.tracker import TrackingUnusable
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
 from trainable.metrics_file import CurveDamaged
-from trainable.regular_files import IrregularFile
+from trainable.storage.regular_files import IrregularFile
 
 _REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 """What a storage answers that is full or read-only."""
@@ -105,10 +112,10 @@ def attempt(
                 raise
 
             with without_collection():
+                from sweeps.commands.progress_display import PlainLines, ProgressTable, view_on
                 from sweeps.driver.run import (
                     run_sweep,  # imports Ray while the child imports torch
                 )
-                from sweeps.results.progress_display import PlainLines, ProgressTable, view_on
 
             facts = inspection.facts()
             ways = plan(spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory)
@@ -139,6 +146,7 @@ def attempt(
                 offline=offline,
                 say=say,
                 warn=lambda message: messages.sentence(err, message, style="yellow"),
+                notices=messages.ConsoleNotices(),
                 tell=outcomes.append,
             )
     except ExitRequested as left:
@@ -167,6 +175,7 @@ def _connected(
         store=spec.storage.checkpoints,
         hidden_env=credentials(spec.tracking.uri, spec.storage.ledger),
         tell=lambda message: messages.sentence(err, message, style="yellow"),
+        tell_last=messages.cluster_unanswered,
     )
 
 

@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sweeps.config.errors import Issue, UserError, key_path
+from sweeps.commands import messages
+from sweeps.config.error_messages import key_path
 from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.engine.system_limits import LimitTooSmall, shortages
 from sweeps.engine.task_check import TaskFacts, TaskInspector, TaskRefused, check_names
+from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_number
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
-from sweeps.results import messages
 from tracking.address import credentials
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
-from trainable.regular_files import replace_regular
+from trainable.storage.regular_files import replace_regular
 from trainable.task_import import prepared
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ def trust(
     as_json: AsJson = False,
 ) -> None:
     """Let credentials go to a tracking server, database or bucket; without ADDRESS, list them."""
-    from sweeps.config.errors import UserError
-    from sweeps.results import messages
+    from sweeps.commands import messages
+    from sweeps.errors import UserError
     from tracking import store_origin, trusted_stores
 
     with input_errors():

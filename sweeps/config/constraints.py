@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sweeps.config.errors import UserError
-from sweeps.config.yaml_scalars import shown
+from sweeps.errors import UserError
+from sweeps.quoting import shown
 
 _LONGEST = 300  # characters; Python's parser then needs no more of its stack than it has
 _RULE = (

@@ -16,11 +16,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from redaction.secrets import is_secret
-from sweeps.config.errors import (
+from sweeps.config.error_messages import (
     FOLLOWS,
     RANGE_ERRORS,
-    Issue,
-    KeyPath,
     describe,
     expectation,
     field_at,
@@ -33,9 +31,11 @@ from sweeps.config.search_checks import search_faults, sound_constraints
 from sweeps.config.search_space import UNFIT, SearchSpace, mutable
 from sweeps.config.sections import CREDENTIALS, LONGEST_KEY
 from sweeps.config.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
-from sweeps.config.yaml_scalars import shown, write_flow
+from sweeps.config.yaml_scalars import write_flow
 from sweeps.early_stopping.registry import DEFAULT_RULE, WITHOUT_SECTION, rule_class
 from sweeps.early_stopping.rule import StoppingRule
+from sweeps.errors import Issue, KeyPath
+from sweeps.quoting import shown
 from trainable.config import BudgetConfig, TrainConfig
 
 LONGEST_VALUE = 6000  # characters that the tracking store takes for a parameter

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sweeps.config.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError, dotted
+from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError, dotted
 
 AFTER_THE_FILE = (2**31, 0)
 """The order of what stands in no file: overrides and options are reported last."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 
-from sweeps.config.yaml_scalars import quoted
+from sweeps.errors import WrongDuration
+from sweeps.quoting import quoted
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 
 _LONGEST = 365 * 24 * 3600
 """In seconds: what the system is told to wait must be a time that it can count to."""
-
-
-class WrongDuration(ValueError):
-    """What should be a duration is none."""
 
 
 def parse_duration(text: str, option: str) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 
 from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec
+from sweeps.errors import OriginChanged
 from trainable.fingerprint import ARGUMENTS, differences
 
 FIXED = ("name", "metric", "mode")
@@ -23,10 +24,6 @@ _DIGITS = 12  # of a digest, in messages
 _SHOWN = 3  # of the samples that differ, in messages
 UNKNOWN = "unknown"
 """In place of a fingerprint that cannot be taken."""
-
-
-class OriginChanged(ValueError):
-    """A resume would mix trials that cannot be compared."""
 
 
 @dataclass(frozen=True)

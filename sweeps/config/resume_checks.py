@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
-
-
-class SearchChanged(ValueError):
-    """A resume would change what has been drawn from already."""
+from sweeps.errors import SearchChanged
 
 
 def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -> None:

@@ -27,10 +27,11 @@ from typing import Any, NamedTuple
 from sweeps.config.logged_params import flatten
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.config.yaml_scalars import write_flow
+from sweeps.errors import RevisionError
 from sweeps.paths import FORMAT
 from trainable.config import Section
-from trainable.regular_files import LARGEST_TEXT, IrregularFile, read_regular
 from trainable.rules import EARLIEST
+from trainable.storage.regular_files import LARGEST_TEXT, IrregularFile, read_regular
 
 _RULES_SINCE = 2
 """The first format whose revisions say under which training rules the sweep was begun."""
@@ -38,10 +39,6 @@ _BREAK = re.compile(rb"^---\n", re.MULTILINE)
 _FORMAT = re.compile(r"# format (\d+), revision ")
 # A flipped bit in the line break after it must not take the revision that it seals.
 _SEAL = re.compile(rb"^# sha256 ([0-9a-f]{64})(?:\n|[\s\S](?=---\n))", re.MULTILINE)
-
-
-class RevisionError(ValueError):
-    """No revision of a sweep's spec can be read, or a newer release wrote the sweep."""
 
 
 class Revision(NamedTuple):

@@ -15,12 +15,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from sweeps.config.constraints import Constraint, parse_constraint
-from sweeps.config.errors import Issue, KeyPath, dotted, nearest
+from sweeps.config.error_messages import nearest
 from sweeps.config.search_space import MOST_DRAWS, MOST_GRID_POINTS, SearchSpace
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.sections import SearchConfig
 from sweeps.config.space import WHEN, Choice, Distribution
-from sweeps.config.yaml_scalars import shown, write_flow
+from sweeps.config.yaml_scalars import write_flow
+from sweeps.errors import Issue, KeyPath, dotted
+from sweeps.quoting import shown
 from trainable.config import TaskConfig, TrainConfig
 
 Show = Callable[[KeyPath, object], str]

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sweeps.config.constraints import parse_constraint
-from sweeps.config.errors import Issue, UserError, nearest
-from sweeps.config.yaml_scalars import shown
+from sweeps.config.error_messages import nearest
+from sweeps.errors import Issue, UserError
+from sweeps.quoting import shown
 
 SAMPLERS = ("tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid")
 """Samplers that have a name of their own."""

@@ -1,4 +1,4 @@
-"""The sections that only a sweep has, with the rules of their fields, and the rule for names.
+"""The sections that only a sweep has, with the rules of their fields.
 
 What must not live here: how sections fit together (`checks`), and a training run's own sections
 (`trainable.config`).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,8 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from sweeps.config.durations import WrongDuration, parse_duration
-from sweeps.config.errors import Issue, UserError
+from sweeps.config.durations import parse_duration
 from sweeps.config.search_validators import (
     check_constraints,
     check_points,
@@ -33,17 +31,16 @@ from sweeps.config.search_validators import (
 )
 from sweeps.config.space import Distribution
 from sweeps.config.space_parser import parse_distribution
-from sweeps.config.yaml_scalars import shown
 from sweeps.early_stopping.registry import DEFAULT_RULE, RULES, parameters
 from sweeps.early_stopping.rule import StoppingRule
+from sweeps.errors import Issue, UserError, WrongDuration
+from sweeps.paths import check_name
+from sweeps.quoting import shown
 from tracking.address import is_database
 from trainable.config import Mode, Number, Section
 
 LONGEST_KEY = 250  # what the tracking store takes
 _LONGEST_METRIC = LONGEST_KEY - len("best/")
-_LONGEST_NAME = 100
-# The tracking store's own, beside the sweeps' directories.
-_RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
 CREDENTIALS = re.compile(r"://[^/?#\s]*@")
 _ANY_AT = re.compile(r"://\S*@")
 _USER_ALONE = re.compile(r"://[^/?#\s:@]*@")
@@ -51,51 +48,6 @@ _POSTGRESQL = ("postgresql://", "postgresql+psycopg2://")
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _OBJECTS = re.compile(rf"s3://{_BUCKET}(/(?!\.{{1,2}}(/|$))[\w.-]+)*/?", re.ASCII)
 _PASSWORD = re.compile(rf"{_ANY_AT.pattern}|[?&]\w*password=")
-
-
-class InvalidName(UserError):
-    """A sweep's name cannot become a directory."""
-
-
-def check_name(name: str, *, model: bool = False) -> str:
-    """Return a sweep's name when it may become a directory; the only way from names to paths.
-
-    Args:
-        model: It is a registered model's name, which MLflow makes paths and addresses of.
-
-    Raises:
-        InvalidName: With value, rule and remedy.
-    """
-    visible = shown(name)
-    rule = "a model's name is part of addresses" if model else "a name becomes a directory"
-    remedy = "use letters, digits, '-' and '_'"
-    if not name:
-        raise InvalidName(f"the name is empty; {rule}; write for example digits")
-    if len(name.encode(errors="replace")) > _LONGEST_NAME:
-        raise InvalidName(
-            f"{visible} has {len(name)} characters; {rule} and holds at most "
-            f"{_LONGEST_NAME} bytes; choose a shorter one"
-        )
-    if any(unicodedata.category(c).startswith("C") for c in name):
-        raise InvalidName(f"{visible} holds a control character; {rule}; {remedy}")
-    if "/" in name or "\\" in name:
-        if not model:
-            remedy = "use --root to choose another place"
-            rule = f"{rule} of that name below the root"
-        raise InvalidName(f"{visible} holds a path separator; {rule}; {remedy}")
-    if model and ":" in name:
-        raise InvalidName(f"{visible} holds a ':'; {rule}; {remedy}")
-    if name[0] in ".-" or ".." in name or name != name.strip():
-        raise InvalidName(
-            f"{visible} begins with '.', '-' or a blank, ends with a blank, or holds "
-            f"'..'; {rule}; {remedy}"
-        )
-    if name.lower() in _RESERVED_NAMES and not model:
-        raise InvalidName(
-            f"{visible} is where the embedded tracking store lives; {rule} beside it; "
-            "choose another name"
-        )
-    return name
 
 
 def _check_gpu(value: object) -> object:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from sweeps.config.errors import Issue, UserError, nearest
+from sweeps.config.error_messages import nearest
 from sweeps.config.space import (
     KINDS,
     STEP,
@@ -33,7 +33,9 @@ from sweeps.config.space import (
     Scalar,
     as_option,
 )
-from sweeps.config.yaml_scalars import shown, write_flow
+from sweeps.config.yaml_scalars import write_flow
+from sweeps.errors import Issue, UserError
+from sweeps.quoting import shown
 
 _FORMS = ", ".join(KINDS)
 _MOST_POWERS = 1_000

@@ -33,24 +33,12 @@ from redaction.secrets import redact_clipped
 from sweeps.config import yaml_reader
 from sweeps.config.cross_checks import cross_field_checks, set_path, written
 from sweeps.config.document import Document
-from sweeps.config.errors import (
-    Issue,
-    KeyPath,
-    LocatedIssue,
-    SpecError,
-    UserError,
-    field_at,
-    key_path,
-    section_of,
-    translate,
-    unknown_key,
-)
+from sweeps.config.error_messages import field_at, key_path, section_of, translate, unknown_key
 from sweeps.config.search_checks import search_space
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.sections import (
     EarlyStoppingConfig,
     FailuresConfig,
-    InvalidName,
     Metric,
     Modes,
     ResourcesConfig,
@@ -59,12 +47,13 @@ from sweeps.config.sections import (
     StopConfig,
     StorageConfig,
     TrackingConfig,
-    check_name,
 )
 from sweeps.config.space import Distribution
 from sweeps.config.space_parser import parse_distribution
 from sweeps.config.yaml_scalars import write_flow, write_key
 from sweeps.early_stopping.registry import WITHOUT_SECTION
+from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError
+from sweeps.paths import check_name
 from trainable.config import (
     BudgetConfig,
     CheckpointConfig,
@@ -80,14 +69,10 @@ from trainable.seeding import derive_seed
 __all__ = [
     "EarlyStoppingConfig",
     "FailuresConfig",
-    "InvalidName",
-    "LocatedIssue",
     "ResourcesConfig",
     "SearchConfig",
-    "SpecError",
     "SweepSpec",
     "TrackingConfig",
-    "check_name",
     "load_placed",
     "load_spec",
     "parse_placed",

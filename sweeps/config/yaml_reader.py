@@ -29,8 +29,9 @@ from ruamel.yaml.reader import ReaderError
 
 from redaction.secrets import is_secret
 from sweeps.config.document import AFTER_THE_FILE, Document, SourcePosition
-from sweeps.config.errors import Issue, KeyPath, LocatedIssue, SpecError, dotted
-from sweeps.config.yaml_scalars import LEADING_ZERO, NULL, cut, quoted, resolve
+from sweeps.config.yaml_scalars import LEADING_ZERO, NULL, resolve
+from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, dotted
+from sweeps.quoting import cut, quoted
 
 MAX_BYTES = 1024 * 1024
 MAX_VALUES = 10_000

@@ -1,4 +1,4 @@
-"""Single values in YAML 1.2, read and written, and how messages quote them.
+"""Single values in YAML 1.2, read and written.
 
 `1e-4` is a number, `on` and `12:30:00` are text. What must not live here: the structure around the
 values (`source`).
@@ -10,10 +10,7 @@ import math
 import re
 from typing import Any
 
-from redaction.escapes import printable
-from redaction.secrets import redact
-
-_SHOWN = 60  # characters of a value that a message quotes
+from sweeps.quoting import shown
 
 NULL = {"", "~", "null", "Null", "NULL"}
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -66,24 +63,3 @@ def write_key(text: str) -> str:
     text = text.replace("\\", "\\\\").replace('"', '\\"')
     escaped = (c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
     return '"' + "".join(escaped) + '"'
-
-
-def shown(value: object) -> str:
-    """Return a value that has no place of its own as it would be written."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return quoted(value) if isinstance(value, str) else cut(str(value))
-
-
-def cut(text: str) -> str:
-    """Return a text short enough, and printable, for a message.
-
-    Without secrets: what shows an address to hold a password may lie beyond the cut.
-    """
-    text = printable(redact(text))
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-
-
-def quoted(text: str) -> str:
-    """Return a text in quotes for a message."""
-    return f"'{cut(text)}'"

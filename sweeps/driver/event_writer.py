@@ -15,7 +15,8 @@ from itertools import groupby
 from typing import Any
 
 from sweeps.config.logged_params import searched
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
+from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ending, Ledger, LedgerReport, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
@@ -29,9 +30,9 @@ from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, status_ta
 from sweeps.results.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
-from trainable.files import sync_file
 from trainable.metrics_file import Row, logged_files, read_logged, read_rows
 from trainable.ray_adapter import OBJECTIVE
+from trainable.storage.durable import sync_file
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,18 @@ from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_processes
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
+from sweeps.errors import SweepExists
 from sweeps.ledger.ledger import TrialRecord
 from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
-from sweeps.paths import SweepExists, SweepPaths
+from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.publishing.report_worker import ReportWorker
-from sweeps.results.observer import ProgressObserver
+from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.sweep_status import SweepOutcome
 from sweeps.sweep_lock import SweepLock
 from tracking.address import credentials
-from trainable.files import make_directory
+from trainable.storage.durable import make_directory
 
 ObserverFactory = Callable[
     [int, int, tuple[int, float] | None], AbstractContextManager[ProgressObserver]
@@ -58,6 +59,7 @@ def run_sweep(
     offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
+    notices: ShutdownNotices | None = None,
     tell: Callable[[SweepOutcome], None],
 ) -> None:
     """Run a sweep to its end, or until it is interrupted.
@@ -76,6 +78,7 @@ def run_sweep(
         offline: Contact no tracking server; everything stays in the outbox.
         say: Receives a few words about each step that takes long.
         warn: Receives sentences that the user should know and need not act on.
+        notices: Receives what this process has to say while it shuts down early; None: nobody.
         tell: Receives the outcome before the lock is released; a signal can still come meanwhile.
 
     Raises:
@@ -87,9 +90,10 @@ def run_sweep(
         UnknownDirectoryInTheWay: A new trial would find files that are not its own.
     """
     location = ledger_location(paths, spec)
+    notices = notices or ShutdownNotices()
     with (
         _acquired_lock(paths, location) as lock,
-        _listening(paths, lock, grace) as (requests, interruption),
+        _listening(paths, lock, grace, notices) as (requests, interruption),
     ):
         if new and paths.exists():
             raise SweepExists(paths)
@@ -105,7 +109,9 @@ def run_sweep(
             place=location,
             fence=lock.check,
         )
-        driver = _Driver(sweep, plan, machine, lock, requests, interruption, make_view, say)
+        driver = _Driver(
+            sweep, plan, machine, lock, requests, interruption, make_view, say, notices
+        )
         try:
             _reconcile(sweep, before, warn)
             driver.run_and_finalize(tell)
@@ -129,11 +135,13 @@ def _acquired_lock(paths: SweepPaths, location: LedgerLocation) -> Iterator[Swee
 
 @contextmanager
 def _listening(
-    paths: SweepPaths, lock: SweepLock, grace: float
+    paths: SweepPaths, lock: SweepLock, grace: float, notices: ShutdownNotices
 ) -> Iterator[tuple[StopRequests, Interruption]]:
     """Accept stop requests, and handle signals."""
     requests = StopRequests(paths, lock.token)
-    with make_signal_handler(paths, lock, lock.token, requests, grace=grace) as interruption:
+    with make_signal_handler(
+        paths, lock, lock.token, requests, grace=grace, notices=notices
+    ) as interruption:
         yield requests, interruption
 
 
@@ -168,6 +176,7 @@ class _Driver:
     interruption: Interruption
     make_view: ObserverFactory
     say: Callable[[str], None]
+    notices: ShutdownNotices
 
     def run_and_finalize(self, tell: Callable[[SweepOutcome], None]) -> None:
         """Run the remaining trials, then publish the best one and deliver to tracking."""
@@ -224,7 +233,13 @@ class _Driver:
         if isinstance(self.machine, Cluster):
             return self.machine.watched(
                 self.plan.concurrency,
-                lost=partial(exit_on_cluster_loss, self.sweep.paths, self.lock, self.lock.token),
+                lost=partial(
+                    exit_on_cluster_loss,
+                    self.sweep.paths,
+                    self.lock,
+                    self.lock.token,
+                    self.notices,
+                ),
             )
         spec = self.sweep.spec
         return local_ray.running(

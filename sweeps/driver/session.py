@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ray.tune.schedulers import TrialScheduler
 
 from sweeps.checkpoint_locations import trial_files, trial_store
-from sweeps.config.provenance_check import Origin, OriginChanged, check_origin
+from sweeps.config.provenance_check import Origin, check_origin
 from sweeps.config.resume_checks import check_search_changes
 from sweeps.config.revisions import (
     changes,
@@ -22,14 +22,15 @@ from sweeps.config.revisions import (
     read_spec,
     write_spec,
 )
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn
 from sweeps.engine.process_cleanup import untagged_env
+from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.reader import TrialRecord
 from sweeps.ledger.warm_start import collect_warm_start
-from sweeps.paths import SweepPaths
+from sweeps.paths import SweepPaths, program_name
 from sweeps.policies.stop_criteria import (
     BY_THE_SWEEP,
     StopCriterionMet,
@@ -41,7 +42,6 @@ from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_views
-from sweeps.results.messages import lost_runs as tell_lost_runs
 from sweeps.tracker import find_tracker, open_tracker, tracker_at
 from tracking.outbox_recorder import set_target, tell_again
 from tracking.provenance import provenance
@@ -247,7 +247,10 @@ def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str |
         return str(error)
     lost = {one.trial: one.is_gone for one in found if not one.is_deleted}
     tell_again(paths.outbox, lost)
-    return tell_lost_runs(Missing.of(found), 1 + len(trials), paths) if found else None
+    if not found:
+        return None
+    command = paths.command("sync", "--verify", program=program_name())
+    return "; ".join(Missing.of(found).sentences(1 + len(trials), command))
 
 
 def open_ledger(

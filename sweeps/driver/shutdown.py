@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -20,9 +19,9 @@ from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.repairs import close_stores
-from sweeps.results import messages
+from sweeps.results.observer import ShutdownNotices
 from sweeps.sweep_lock import SweepLock
-from trainable.files import LocalFiles
+from trainable.storage.local import LocalFiles
 
 EXPORT = ".export-"
 """The prefix of the scratch directories in which a driver assembles an export."""
@@ -35,6 +34,7 @@ def make_signal_handler(
     requests: stop_requests.StopRequests,
     *,
     grace: float,
+    notices: ShutdownNotices,
 ) -> Interruption:
     """Return the handler that acts on signals and stop requests.
 
@@ -44,6 +44,7 @@ def make_signal_handler(
         token: The lock's token, which tags this driver's processes.
         requests: The stop requests from other processes.
         grace: Seconds from the first signal until the process has ended.
+        notices: Receives what the user should know.
     """
 
     def look() -> None:
@@ -54,8 +55,8 @@ def make_signal_handler(
             interruption.drain()
 
     interruption = Interruption(
-        on_first=lambda: _drain(paths, grace),
-        on_last=lambda: _exit_immediately(paths, lock, token, interruption),
+        on_first=lambda: _drain(paths, grace, notices),
+        on_last=lambda: _exit_immediately(paths, lock, token, interruption, notices),
         grace=grace,
         look=look,
     )
@@ -68,21 +69,20 @@ def remove_scratch(paths: SweepPaths) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _drain(paths: SweepPaths, grace: float) -> None:
+def _drain(paths: SweepPaths, grace: float, notices: ShutdownNotices) -> None:
     # On a full disk no stop file is written: trials then resume from their last checkpoint.
     with contextlib.suppress(OSError):
         stop_requests.request_stop(paths)
     with contextlib.suppress(OSError):  # standard error may be a file on the full disk
-        print(
-            f"\nstopping: trials save at their next step and end, within {grace:g} s; "
-            "another Ctrl-C leaves at once",
-            file=sys.stderr,
-            flush=True,
-        )
+        notices.stopping(grace)
 
 
 def _exit_immediately(
-    paths: SweepPaths, lock: SweepLock, token: str, interruption: Interruption
+    paths: SweepPaths,
+    lock: SweepLock,
+    token: str,
+    interruption: Interruption,
+    notices: ShutdownNotices,
 ) -> None:
     """Kill the driver's processes and exit without waiting; all files on disk are complete."""
     try:
@@ -90,11 +90,13 @@ def _exit_immediately(
     finally:  # exit on any error, such as a directory that cannot be read any more
         _exit(
             interruption.exit_code or 128 + signal.SIGINT,
-            lambda: messages.exited_immediately(paths),
+            lambda: notices.exited_immediately(paths),
         )
 
 
-def exit_on_cluster_loss(paths: SweepPaths, lock: SweepLock, token: str, cause: str) -> NoReturn:
+def exit_on_cluster_loss(
+    paths: SweepPaths, lock: SweepLock, token: str, notices: ShutdownNotices, cause: str
+) -> NoReturn:
     """Exit because the cluster is lost.
 
     Without this, Ray in this process waits for the cluster and then ends the process.
@@ -103,12 +105,13 @@ def exit_on_cluster_loss(paths: SweepPaths, lock: SweepLock, token: str, cause: 
         paths: The sweep's directory.
         lock: The sweep's lock, which this driver holds.
         token: The lock's token, which tags this driver's processes.
+        notices: Receives what the user should know.
         cause: Why the cluster counts as lost, for the message.
     """
     try:
         _kill_and_clean_up(paths, lock, token)
     finally:  # see `_exit_immediately`
-        _exit(NO_SUCCESS, lambda: messages.cluster_lost(paths, cause))
+        _exit(NO_SUCCESS, lambda: notices.cluster_lost(paths, cause))
 
 
 def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:

@@ -27,12 +27,13 @@ from ray.tune.experiment import Trial
 
 from sweeps.checkpoint_locations import takes_checkpoints, trial_store
 from sweeps.config.logged_params import trial_parameters
-from sweeps.config.spec import SpecError, SweepSpec, trial_yaml
+from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.driver import stop_requests
 from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
 from sweeps.driver.progress import Hang, ProgressWatch
 from sweeps.driver.write_queue import WriteQueue
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker
+from sweeps.errors import SpecError
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger, TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
@@ -46,8 +47,8 @@ from sweeps.policies.failure_policy import (
 from sweeps.recording.tags import BY_THE_USER, STOPPED_BY_INTERRUPT
 from sweeps.results.observer import ProgressObserver
 from tracking.recorder import Recorder
-from trainable.files import make_directory
-from trainable.regular_files import replace_regular
+from trainable.storage.durable import make_directory
+from trainable.storage.regular_files import replace_regular
 from trainable.trial_log import TRIAL_LOG, TrialLog
 
 _DROPPED_RESULT_KEYS = (

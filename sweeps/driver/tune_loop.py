@@ -24,8 +24,8 @@ from sweeps.engine import local_ray
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial
+from sweeps.errors import LedgerError
 from sweeps.ledger.ledger import TrialRecord
-from sweeps.paths import LedgerError
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, StopMonitor
 from sweeps.recording.tags import BY_THE_USER

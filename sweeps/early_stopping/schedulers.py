@@ -15,12 +15,12 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from sweeps.early_stopping.halving import bracket_of, rungs
 from sweeps.early_stopping.pausing_rules import Reports, StopDecider, make_pausing_rule
-from sweeps.early_stopping.rule import TrialStopper
 from trainable.config import Mode
 from trainable.ray_adapter import OBJECTIVE
 
-if TYPE_CHECKING:  # this package lies below the specs
+if TYPE_CHECKING:  # a rule builds its scheduler, and this package lies below the specs
     from sweeps.config.spec import SweepSpec
+    from sweeps.early_stopping.rule import TrialStopper
 
 TIME = "epoch"
 """The result key by which schedulers measure the progress of a trial."""

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from sweeps.engine import local_ray
 from sweeps.engine.cluster_address import ClusterRefused, is_loopback, locate, tcp_probe
@@ -25,8 +25,6 @@ from sweeps.engine.code_upload import CodePackage, package_code
 from sweeps.engine.node_checks import check_nodes
 from sweeps.engine.resources import Machine
 from sweeps.exit_codes import WRONG_INPUT
-from sweeps.results import messages
-from sweeps.results.plain_console import PlainConsole
 
 _CONNECT_SECONDS = 25.0
 """How long Ray may take to let us in; it would itself wait for minutes."""
@@ -144,6 +142,7 @@ def connected(
     store: str | None = None,
     hidden_env: Iterable[str] = (),
     tell: Callable[[str], None],
+    tell_last: Callable[[TextIO, str], None],
 ) -> Iterator[Cluster]:
     """Connect to a cluster and look at its nodes; nothing is created before both have worked.
 
@@ -157,6 +156,7 @@ def connected(
             the root.
         hidden_env: Environment variables that workers get empty.
         tell: Told in a sentence what stays here.
+        tell_last: Receives standard error, and why this process exits right after the call.
 
     Raises:
         ClusterRefused: It cannot be reached, does not let us in, or a node cannot run trials.
@@ -168,7 +168,7 @@ def connected(
     if luggage is not None and (told := luggage.told()):
         tell(told)
     size = luggage.size if luggage is not None else 0
-    with _at_most(_CONNECT_SECONDS + size / _BYTES_PER_SECOND, address):
+    with _at_most(_CONNECT_SECONDS + size / _BYTES_PER_SECOND, address, tell_last):
         raylet = _connect(address, luggage, hidden_env)
     try:
         nodes = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
@@ -273,20 +273,19 @@ def _words(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _at_most(seconds: float, address: str) -> Iterator[None]:
+def _at_most(
+    seconds: float, address: str, tell_last: Callable[[TextIO, str], None]
+) -> Iterator[None]:
     """Leave the process when Ray waits for longer: none of its calls here can be interrupted."""
 
     errors = os.fdopen(os.dup(2), "w")
 
     def leave() -> None:
-        err = PlainConsole(file=errors)
-        err.show_cursor()
-        messages.sentence(
-            err,
-            f"\nwhoever listens at {address} did not answer within {seconds:.0f} s as the head of "
+        tell_last(
+            errors,
+            f"whoever listens at {address} did not answer within {seconds:.0f} s as the head of "
             "a Ray cluster does, with this process' token; HOST:PORT must be what "
             "`ray start --head` printed, and RAY_AUTH_TOKEN the cluster's; correct them",
-            style="red",
         )
         os._exit(WRONG_INPUT)
 

@@ -106,7 +106,7 @@ def store_fault(prefix: str, version: str) -> str | None:
         prefix: Such as `s3://bucket/sweeps`.
         version: Ours, which the node has, too.
     """
-    from trainable.objects import StoreUnusable, probe
+    from trainable.storage.objects import StoreUnusable, probe
 
     try:
         probe(prefix)

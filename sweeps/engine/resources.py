@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from sweeps.config.errors import Issue, UserError
+from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_bytes
 from trainable.memory import CONTEXT_BYTES
 

@@ -22,11 +22,12 @@ from typing import Any
 
 import trainable
 from redaction.secrets import redact
-from sweeps.config.errors import Issue, UserError, key_path
+from sweeps.config.error_messages import key_path
 from sweeps.config.space import Distribution
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
 from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.system_limits import shortages
+from sweeps.errors import Issue, SpecError, UserError
 from sweeps.formatting import format_bytes
 from tracking.address import credentials
 from trainable.config import TrialConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 from sweeps.ledger.dialect import one
 from sweeps.ledger.postgres import LedgerDatabase, Rows
-from sweeps.sweep_lock import LockOwner, SweepLockedError
+from sweeps.sweep_lock import LockOwner, sweep_locked
 
 _CHECK_EVERY = 0.25
 """Seconds for which a check stays valid. The ledger's own transactions check each time."""
@@ -74,7 +74,7 @@ class DatabaseLock:
             self._connect()
             if not self._query(_LOCK):
                 self._connection.close()
-                raise SweepLockedError(self._location.directory, self._read_owner())
+                raise sweep_locked(self._location.directory, self._read_owner())
             self._location.fencing_token = self._query(
                 _TAKE, host=holder.host, pid=holder.pid, started=holder.started
             )

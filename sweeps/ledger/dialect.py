@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sweeps.errors import LedgerError
 from sweeps.optuna_compat import tables
-from sweeps.paths import LedgerError
 
 
 class Rows(Protocol):

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.config.provenance_check import Origin
+from sweeps.errors import LedgerError
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
     ACCUMULATION,
@@ -46,7 +47,6 @@ from sweeps.ledger.storage import EditableRDBStorage, open_storage
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.texts import clipped_reason, clipped_traceback
 from sweeps.ledger.warm_start import WarmStart
-from sweeps.paths import LedgerError
 from trainable.config import Mode
 
 __all__ = [

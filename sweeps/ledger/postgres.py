@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused, LockLost
 from sweeps.ledger.dialect import Dialect, check_tables, one
 from sweeps.optuna_compat import tables
-from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.store_access import check_store
-from sweeps.sweep_lock import LockLost, LockOwner, SweepLockedError
+from sweeps.sweep_lock import LockOwner, lock_lost, sweep_locked
 from tracking.trusted_stores import StoreUntrusted, secured
 
 WAIT_SECONDS = 30.0
@@ -201,7 +201,7 @@ class LedgerDatabase:
             SweepLockedError: A driver on any host runs a sweep of that name.
         """
         if (holder := self.holder()) is not None:
-            raise SweepLockedError(self.directory, holder)
+            raise sweep_locked(self.directory, holder)
         with self.reading() as db:
             ours, versioned = (
                 _has_table(db, name) for name in (tables.VERSION_TABLE, tables.REVISION_TABLE)
@@ -274,7 +274,7 @@ class LedgerDatabase:
         """Return the error of a driver whose lock another driver has acquired."""
         owner = self.holder()
         by = f" by {owner.describe()}" if owner else ""
-        return LockLost(f"the ledger {self} was taken over{by} from this driver", self.directory)
+        return lock_lost(f"the ledger {self} was taken over{by} from this driver", self.directory)
 
     def lost_commits_error(self, count: int) -> LedgerError:
         """Return the error about a database that lacks transactions that it had committed."""

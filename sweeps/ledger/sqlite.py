@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.ledger.dialect import Dialect
 from sweeps.optuna_compat import tables
-from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused
-from trainable.regular_files import check_database
+from trainable.storage.regular_files import check_database
 
 WAIT_SECONDS = 30.0
 """Seconds to wait for another process's transaction."""

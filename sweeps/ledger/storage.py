@@ -19,6 +19,7 @@ import sqlalchemy
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeps.errors import LedgerRefused
 from sweeps.ledger import sqlite as ledger_file
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.postgres import LedgerDatabase
@@ -31,7 +32,6 @@ from sweeps.optuna_compat.writes import (
     json_roundtrip,
     set_user_attribute,
 )
-from sweeps.paths import LedgerRefused
 
 _T = TypeVar("_T")
 

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.errors import Issue, UserError
 from sweeps.config.logged_params import flatten
 from sweeps.config.revisions import read_spec
 from sweeps.config.search_space import SearchSpace
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
+from sweeps.errors import Issue, SpecError, UserError
 from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader, TrialSummary
 from sweeps.paths import SweepPaths

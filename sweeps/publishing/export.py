@@ -23,7 +23,7 @@ from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from trainable.errors import StorageError
 from trainable.export import AWAY
-from trainable.regular_files import LARGEST_TEXT, read_regular
+from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
 
 class NoReport(Exception):

@@ -22,10 +22,10 @@ from typing import Any
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.engine.resources import usable_cpus
+from sweeps.errors import LedgerError, LockLost
 from sweeps.ledger.reader import TrialSummary
-from sweeps.paths import LedgerError, SweepPaths
+from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.sweep_lock import LockLost
 from tracking.idle_process import start_behind
 from tracking.recorder import Recorder
 

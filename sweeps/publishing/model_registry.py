@@ -2,8 +2,8 @@
 
     python -m sweeps.publishing.model_registry ROOT NAME NUMBER MODEL {pt2|pickle}
 
-prints the version, in a program of its own: torch and MLflow take seconds to import. What must not
-live here: how a model is built (`trainable`), or kept (`tracking`).
+writes the version to standard output, in a program of its own: torch and MLflow take seconds to
+import. What must not live here: how a model is built (`trainable`), or kept (`tracking`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
         version = register_best(view, int(number), model, pickled=form == "pickle")
     except (NoBest, NotRegistered, TrainingError) as error:
         sys.exit(str(error))
-    print(version)
+    sys.stdout.write(f"{version}\n")  # the answer, which `export.register_best` reads
 
 
 if __name__ == "__main__":

@@ -22,15 +22,15 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.formatting import format_parameter, format_reason, format_result, joined
+from sweeps.errors import LedgerError
+from sweeps.formatting import format_cells, format_parameter, format_reason, format_result, joined
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import TrialSummary
-from sweeps.paths import LedgerError, SweepPaths
+from sweeps.paths import SweepPaths
 from sweeps.publishing.report_figures import Figure, NotEnough, SweepData, figures
 from sweeps.publishing.report_page import PageSection, escape, page, table
 from sweeps.publishing.report_selection import basis
 from sweeps.results.compare import compare
-from sweeps.results.pareto import cells
 from sweeps.results.sweep_status import STATES, SweepStatus
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
@@ -183,7 +183,7 @@ def _leaders(sweep: SweepData) -> PageSection:
         [
             str(one["number"]),
             one["state"],
-            *cells(one["value"], sweep.spec),
+            *format_cells(one["value"], sweep.spec.metrics),
             str(one["epoch"]),
             str(one["attempts"]),
             "-" if one["clip_fraction"] is None else f"{one['clip_fraction']:.0%}",

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 
 from sweeps.checkpoint_locations import trial_files
 from sweeps.config.logged_params import searched, trial_parameters
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
+from sweeps.errors import LedgerError, SpecError
 from sweeps.ledger.ledger import Ledger, TrialRecord
-from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.reconcile import (
     STATUSES,
@@ -36,8 +37,8 @@ from sweeps.recording.trial_config import read_config
 from sweeps.search.suggest import Suggester
 from tracking.recorder import Recorder
 from trainable.errors import StorageError, WriterReplaced
-from trainable.files import RunFiles
 from trainable.metrics_file import logged_files, read_logged, read_rows
+from trainable.storage.generations import RunFiles
 
 
 class UnknownDirectoryInTheWay(ValueError):

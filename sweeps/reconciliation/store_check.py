@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,21 @@ class Missing:
 
     def __bool__(self) -> bool:
         return any(vars(self).values())
+
+    def sentences(self, num_runs: int, command: str) -> Iterator[str]:
+        """Yield what was done about lost runs, and what compares the rest.
+
+        Args:
+            num_runs: How many runs were compared.
+            command: The command that compares all of a sweep.
+        """
+        if self.runs:
+            yield f"{self.runs} of {num_runs} runs were gone from the tracking store: sent again"
+        if self.statuses:
+            yield f"{self.statuses} of {num_runs} runs had another status: told again"
+        if self.deleted_runs:
+            yield f"{self.deleted_runs} of {num_runs} runs are in the tracking store's trash"
+        yield f"compare the rest with: {command}"
 
     def __str__(self) -> str:
         names = {

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.cross_checks import set_path
-from sweeps.config.errors import key_path
+from sweeps.config.error_messages import key_path
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_reader import parse
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from trainable.config import TrialConfig
-from trainable.regular_files import LARGEST_TEXT, read_regular
 from trainable.rules import EARLIEST
+from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
 
 def load_trial_config(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> dict[str, Any]:

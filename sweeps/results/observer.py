@@ -1,12 +1,14 @@
 """What is told of a running sweep to whoever shows it.
 
-What must not live here: showing it (`live`), and anything a sweep needs to run.
+What must not live here: showing it (`commands`), and anything a sweep needs to run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
+
+from sweeps.paths import SweepPaths
 
 
 class TrialProgress(NamedTuple):
@@ -41,3 +43,16 @@ class ProgressObserver(Protocol):
         self, number: int, state: str, value: float | list[float] | None, reason: str | None
     ) -> None:
         """A trial has its end, or was interrupted (`state` is then `interrupted`)."""
+
+
+class ShutdownNotices:
+    """Receives what a driver has to say while it shuts down early; says nothing by itself."""
+
+    def stopping(self, grace: float) -> None:
+        """The first signal came: trials save and end within `grace` seconds."""
+
+    def exited_immediately(self, paths: SweepPaths) -> None:
+        """A second signal came: the process exits right after this call."""
+
+    def cluster_lost(self, paths: SweepPaths, cause: str) -> None:
+        """The Ray cluster is gone: the process exits right after this call."""

@@ -17,10 +17,10 @@ from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
-from sweeps.config.errors import Issue, UserError
 from sweeps.config.search_validators import SAMPLERS
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
+from sweeps.errors import Issue, UserError
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id

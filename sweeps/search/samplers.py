@@ -24,12 +24,12 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.config.errors import Issue, UserError
 from sweeps.config.search_space import Place
 from sweeps.config.sections import SearchConfig
 from sweeps.config.space import Choice
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
+from sweeps.errors import Issue, UserError
 from sweeps.optuna_compat.samplers import IndexedQMCSampler
 from sweeps.search.gaussian_process import NotingGPSampler
 from trainable.module_names import hidden_by

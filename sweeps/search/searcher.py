@@ -18,9 +18,10 @@ from ray.tune.search import Searcher
 
 from sweeps.checkpoint_locations import address_of, trial_store
 from sweeps.config.search_validators import LEARN_NOTHING
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.early_stopping.schedulers import replay
+from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.population.pbt_exploit import PbtExploit

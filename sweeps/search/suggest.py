@@ -25,8 +25,9 @@ from sweeps.config.logged_params import flatten
 from sweeps.config.search_space import Place
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import Distribution
-from sweeps.config.spec import SpecError, SweepSpec
+from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
+from sweeps.errors import SpecError
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION

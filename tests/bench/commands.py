@@ -247,9 +247,9 @@ def write_large_sweep(root: Path) -> int:
 def _write_files(trial: Path, first: Path) -> None:
     """A checkpoint and a curve; all are one file, so that writing them is quick."""
     from tests.curves import append_rows
-    from trainable.files import MANIFEST, STATE
     from trainable.manifest import Generation, format_manifest
     from trainable.metrics_file import FILE_NAME, Row
+    from trainable.storage.generations import MANIFEST, STATE
 
     saved = f"checkpoints/step-{_STEPS:08d}"
     (trial / saved).mkdir(parents=True)

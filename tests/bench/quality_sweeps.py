@@ -26,6 +26,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 from rich.console import Console
 
+from sweeps.commands.progress_display import PlainLines
 from sweeps.config.provenance_check import Origin
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.session import open_sweep
@@ -38,7 +39,7 @@ from sweeps.engine.resources import Machine, plan
 from sweeps.ledger.ledger import Ending, Ledger, TrialRecord
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import SweepPaths
-from sweeps.results.progress_display import PlainLines
+from sweeps.results.observer import ShutdownNotices
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.sweep_lock import SweepLock
 from tests.bench.quality_problems import METRIC
@@ -75,7 +76,9 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
     token = lock.acquire().token
     try:
         wishes = StopRequests(paths, token)
-        with make_signal_handler(paths, lock, token, wishes, grace=30.0) as interruption:
+        with make_signal_handler(
+            paths, lock, token, wishes, grace=30.0, notices=ShutdownNotices()
+        ) as interruption:
             sweep = open_sweep(paths, spec, Origin(), new=True, offline=True, fence=lock.check)
             try:
                 sweep.reconcile(print)

@@ -67,8 +67,8 @@ def saves(directory: Path, acknowledge: Acknowledge) -> None:
 
 def curve(directory: Path, acknowledge: Acknowledge) -> None:
     """Go on with a curve at step 2, and log three more rows."""
-    from trainable.files import LocalFiles
     from trainable.metrics_file import History, Row
+    from trainable.storage.local import LocalFiles
 
     files = LocalFiles.of(directory)
     files.open()

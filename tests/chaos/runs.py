@@ -20,9 +20,9 @@ from tests.chaos.cases import Case
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
-from trainable.files import LocalFiles
 from trainable.loop import Trainer
 from trainable.metrics_file import read_rows
+from trainable.storage.local import LocalFiles
 from trainable.task import Data, Task
 
 EPOCHS, SAMPLES, BATCH = 4, 20, 6  # four windows an epoch, the last one of two samples

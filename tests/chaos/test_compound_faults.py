@@ -30,7 +30,7 @@ from tests.chaos.harness import (
 )
 from tests.chaos.probe_task import KINDS
 from trainable.checkpoint import CheckpointStore
-from trainable.files import STATE
+from trainable.storage.generations import STATE
 
 CASES, FAULTS, SLICE = int(os.environ.get("CHAOS_COMPOUND", "12")), 3, 1
 _PAGE = 4096

@@ -23,7 +23,8 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from trainable import TrialConfig, files, metrics_file, open_trainer
+from trainable import TrialConfig, metrics_file, open_trainer
+from trainable.storage.local import LocalFiles
 
 directory, place = Path(sys.argv[1]), sys.argv[2]
 config = TrialConfig.model_validate({
@@ -40,15 +41,15 @@ def stopping(owner, name, number):
     setattr(owner, name, stop_and_go_on)
 
 if place == "rename":  # the fifth passes by: a state, or the generation it replaces
-    stopping(files.LocalFiles, "rename", 6)
+    stopping(LocalFiles, "rename", 6)
 elif place == "commit":
-    stopping(files.LocalFiles, "commit", 3)
+    stopping(LocalFiles, "commit", 3)
 elif place == "remove":
-    stopping(files.LocalFiles, "remove", 1)
+    stopping(LocalFiles, "remove", 1)
 elif place == "append":
     stopping(metrics_file.History, "append", 3)
 elif place == "open":  # it has taken the run over, and has not yet looked at it
-    stopping(files.LocalFiles, "replace", 1)
+    stopping(LocalFiles, "replace", 1)
 with open_trainer(config, directory, device="cpu", threads=1) as trainer:
     for report in trainer.events():
         pass
@@ -72,7 +73,7 @@ def test_row_28_process_that_was_replaced_changes_nothing(tmp_path: Path, place:
     os.kill(stale.pid, signal.SIGCONT)
     _, errors = stale.communicate(timeout=120)
     assert stale.returncode == 1
-    assert "Fenced: another process has taken over" in errors.splitlines()[-1]
+    assert "WriterReplaced: another process has taken over" in errors.splitlines()[-1]
     assert _content(tmp_path) == before
     newest = CheckpointStore(tmp_path).newest()
     assert newest is not None

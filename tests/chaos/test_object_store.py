@@ -18,7 +18,8 @@ from tests.chaos.harness import (
 )
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from trainable.checkpoint import CheckpointStore
-from trainable.files import STATE, files_at
+from trainable.storage.generations import STATE
+from trainable.storage.locate import files_at
 
 _PREFIX = f"s3://{BUCKET}/sweeps"
 _STORED = f'{SERIAL}storage: {{checkpoints: "{_PREFIX}"}}\n'

@@ -33,7 +33,7 @@ DELIVERY_PLACES = {
 # In the first trial: its third generation is that of its first epoch; its third report is its
 # last, whose generation is committed before it is told.
 WORKER_PLACES = {
-    "a commit and what follows": "trainable.files:LocalFiles.commit:-3",
+    "a commit and what follows": "trainable.storage.local:LocalFiles.commit:-3",
     "the last commit and its report": "trainable.ray_adapter:TuneTrial._next_report:-3",
 }
 

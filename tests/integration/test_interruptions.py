@@ -71,6 +71,7 @@ LEAVES = """
 import os, signal, sys, time
 from pathlib import Path
 from sweeps.commands.broken_pipe import outlive_readers
+from sweeps.commands.messages import ConsoleNotices
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.shutdown import make_signal_handler
 from sweeps.paths import SweepPaths
@@ -86,7 +87,8 @@ if "sick" in sys.argv:
     def refuse():
         raise OSError(5, "Input/output error")
     lock.is_ours = refuse
-with make_signal_handler(paths, lock, token, StopRequests(paths, token), grace=float(grace)):
+requests, notices = StopRequests(paths, token), ConsoleNotices()
+with make_signal_handler(paths, lock, token, requests, grace=float(grace), notices=notices):
     for _ in range(int(signals)):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)

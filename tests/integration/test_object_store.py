@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import app
+from sweeps.commands import messages
 from sweeps.commands.doctor import object_stores
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
@@ -35,17 +36,17 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing import export
 from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.reconciliation.repairs import close_store
-from sweeps.results import messages
 from tests.integration.commandline import TINY
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
-from trainable import objects
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import StorageError, WriterReplaced
-from trainable.files import MANIFEST, STATE, files_of
-from trainable.objects import StoreUnusable, connect, probe
+from trainable.storage import objects
+from trainable.storage.generations import MANIFEST, STATE
+from trainable.storage.locate import files_of
+from trainable.storage.objects import StoreUnusable, connect, probe
 
 PREFIX = f"s3://{BUCKET}/team/sweeps"
 RUN = f"{PREFIX}/digits/trials/0007/checkpoints"

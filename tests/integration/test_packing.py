@@ -11,12 +11,12 @@ import psutil
 import pytest
 from rich.console import Console
 
+from sweeps.commands.progress_display import PlainLines
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.run import run_sweep
 from sweeps.engine.resources import Gpu, Machine, ResourceError, plan
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
-from sweeps.results.progress_display import PlainLines
 from sweeps.results.sweep_status import SweepOutcome
 from tests.integration.commandline import wait_until
 

@@ -12,8 +12,9 @@ from optuna.samplers import RandomSampler
 
 from sweeps.commands.sync import draw_what_is_missing
 from sweeps.config.spec import parse_spec, trial_yaml
+from sweeps.errors import LedgerError
 from sweeps.ledger.ledger import Ledger
-from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing.figure_worker import FigureWorkerPool, _Artist
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.sweep_lock import SweepLock

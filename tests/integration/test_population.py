@@ -23,8 +23,8 @@ from tests.chaos.runs import differences, without_measured
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
-from trainable.files import LocalFiles
 from trainable.metrics_file import read_rows
+from trainable.storage.local import LocalFiles
 from trainable.warm_start import inherited
 
 SPEC = """

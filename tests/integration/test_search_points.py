@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from sweeps.cli import app
 from sweeps.config.resume_checks import check_search_changes
 from sweeps.config.revisions import read_revisions, read_spec, write_spec
-from sweeps.config.spec import SpecError, SweepSpec, parse_spec
+from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.publishing.report import write_report

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from sweeps.config.provenance_check import Origin
-from sweeps.config.resume_checks import SearchChanged, check_search_changes
+from sweeps.config.resume_checks import check_search_changes
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.session import open_ledger
+from sweeps.errors import SearchChanged
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader, PbtPerturbation
 from sweeps.ledger.suggestion import Suggestion

@@ -51,9 +51,9 @@ from tracking.delivery import Delivery
 from tracking.outbox import Outbox
 from tracking.outbox_recorder import OutboxRecorder
 from trainable.checkpoint import CheckpointStore
-from trainable.files import LocalFiles
 from trainable.manifest import STATE, Generation, format_manifest, read_state
 from trainable.metrics_file import History, Row, read_rows
+from trainable.storage.local import LocalFiles
 
 SPEC = """
 name: quad

@@ -16,11 +16,11 @@ import pytest
 
 from sweeps.commands import ui
 from sweeps.commands.doctor import stores_off
+from sweeps.commands.messages import synced
+from sweeps.commands.plain_console import PlainConsole
 from sweeps.commands.sync import deliver
 from sweeps.config.provenance_check import Origin
 from sweeps.driver.session import open_sweep
-from sweeps.results.messages import synced
-from sweeps.results.plain_console import PlainConsole
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.mlflow_server import connect
 from tracking.outbox_status import read_outbox

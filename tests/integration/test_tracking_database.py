@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from sweeps.config.errors import redact
+from redaction.secrets import redact
 from tests.chaos.postgres import Cluster, own_cluster
 from tests.chaos.tracking_service import read_store
 from tests.integration.commandline import TINY, CommandLine

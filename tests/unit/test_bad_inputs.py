@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 
 import trainable
 from sweeps.cli import app
-from sweeps.config.provenance_check import Origin, OriginChanged, check_origin
+from sweeps.config.provenance_check import Origin, check_origin
 from sweeps.config.revisions import write_spec
-from sweeps.config.spec import SpecError, parse_placed, parse_spec
+from sweeps.config.spec import parse_placed, parse_spec
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.task_check import TaskInspector, TaskRefused, longest_warmup
+from sweeps.errors import OriginChanged, SpecError
 from sweeps.sweep_lock import SweepLock
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

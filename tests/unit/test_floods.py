@@ -17,7 +17,8 @@ import torch
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.config.spec import SpecError, parse_spec
+from sweeps.config.spec import parse_spec
+from sweeps.errors import SpecError
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.build import open_trainer
 from trainable.config import TrialConfig

@@ -13,8 +13,8 @@ from sweeps.ledger.ledger import Ending, Ledger
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
 from tests.make_trials import ask
-from trainable.files import LocalFiles
 from trainable.metrics_file import History, Row
+from trainable.storage.local import LocalFiles
 
 SPEC = """
 name: {name}

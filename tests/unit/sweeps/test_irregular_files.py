@@ -27,7 +27,7 @@ from sweeps.commands.doctor import sweeps_off
 from sweeps.sweep_lock import SweepLock
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
-from trainable.regular_files import UNLIMITED, IrregularFile, open_regular
+from trainable.storage.regular_files import UNLIMITED, IrregularFile, open_regular
 from trainable.trial_log import TrialLog
 
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"

@@ -14,8 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from sweeps.commands import messages
 from sweeps.driver.session import SweepSession
-from sweeps.results import messages
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.errors import UserError
+from sweeps.errors import UserError
 from sweeps.path_checks import check_file, check_own_place
 
 GiveAway = Callable[[Path], None]

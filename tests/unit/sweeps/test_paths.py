@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from sweeps.config.errors import UserError
+from sweeps.errors import UserError
 from sweeps.paths import (
     ROOT_VARIABLE,
     SweepPaths,

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from sweeps.errors import LedgerError
 from sweeps.ledger.reader import LedgerReader
-from sweeps.paths import LedgerError
 from sweeps.sweep_lock import read_holder
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import Outbox

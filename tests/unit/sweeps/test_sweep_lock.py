@@ -18,15 +18,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.sweep_lock import (
-    LockLost,
-    LockTaken,
-    SweepLock,
-    SweepLockedError,
-    is_held,
-    locked_by_a_stranger,
-    read_holder,
-)
+from sweeps.errors import LockLost, LockTaken, SweepLockedError
+from sweeps.sweep_lock import SweepLock, is_held, locked_by_a_stranger, read_holder
 
 _HOLD = """
 import sys, time
@@ -370,7 +363,7 @@ def test_who_may_not_open_a_lock_sees_that_it_is_held(
 
     with monkeypatch.context() as patched:
         patched.setattr("sweeps.sweep_lock.open_regular", refuse)
-        patched.setattr("trainable.regular_files.open_regular", refuse)
+        patched.setattr("trainable.storage.regular_files.open_regular", refuse)
         assert is_held(path)
         assert read_holder(path) is None
     lock.release()

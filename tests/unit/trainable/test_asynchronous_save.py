@@ -14,9 +14,9 @@ from torch import nn
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import CheckpointError, StorageError
-from trainable.files import LocalFiles
-from trainable.objects import ObjectFiles
 from trainable.snapshot import Snapshots, parse_state, snapshot, write_state
+from trainable.storage.local import LocalFiles
+from trainable.storage.objects import ObjectFiles
 
 
 class Gated(LocalFiles):

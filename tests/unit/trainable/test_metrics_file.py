@@ -8,8 +8,8 @@ import os
 import pytest
 
 from trainable.errors import StorageError, WriterReplaced
-from trainable.files import LocalFiles
 from trainable.metrics_file import History, Row, read_resumptions, read_rows
+from trainable.storage.local import LocalFiles
 
 
 def _row(step):

@@ -26,8 +26,8 @@ from tests.chaos.runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.custom_loop import Context
-from trainable.files import LocalFiles
 from trainable.ray_adapter import TuneTrial
+from trainable.storage.local import LocalFiles
 from trainable.task import Data, Task
 
 EPOCHS = 3

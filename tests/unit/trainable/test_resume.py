@@ -16,9 +16,9 @@ from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError
-from trainable.files import LocalFiles
 from trainable.inspect_task import examine
 from trainable.metrics_file import History, read_resumptions, read_rows
+from trainable.storage.local import LocalFiles
 
 WARMUP = {"name": "cosine", "warmup": 6}
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.commands.init import write_starter
-from sweeps.config.errors import UserError
 from sweeps.config.spec import load_spec
+from sweeps.errors import UserError
 
 
 def test_the_starter_is_a_valid_spec_with_its_task(tmp_path: Path) -> None:

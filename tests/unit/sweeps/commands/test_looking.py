@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from sweeps.commands.plain_console import PlainConsole
+from sweeps.commands.render import watch
 from sweeps.ledger import postgres
-from sweeps.results.plain_console import PlainConsole
-from sweeps.results.render import watch
 from sweeps.results.sweep_status import SweepStatus
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

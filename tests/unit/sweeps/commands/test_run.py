@@ -17,11 +17,12 @@ from sweeps.cli import app
 from sweeps.commands.run import give_up
 from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine
+from sweeps.errors import LedgerBusy, LedgerError, LockLost
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.ledger.sqlite import LedgerFile
-from sweeps.paths import LedgerBusy, LedgerError, SweepPaths
+from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
-from sweeps.sweep_lock import LockLost
+from sweeps.sweep_lock import lock_lost
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox_file import OutboxError
 
@@ -84,7 +85,7 @@ def test_a_damaged_ledger_is_for_the_user_to_put_right(paths: SweepPaths) -> Non
 
 def test_what_another_process_holds(paths: SweepPaths) -> None:
     paths.spec.touch()
-    lost = LockLost("the lock was replaced", paths.directory)
+    lost = lock_lost("the lock was replaced", paths.directory)
     for error in (LedgerBusy(paths.ledger, 30.0), lost):
         code, lines = _end(error, paths)
         assert (code, lines[0]) == (HELD, str(error))

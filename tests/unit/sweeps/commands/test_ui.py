@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sweeps.commands import ui
-from sweeps.results import render
+from sweeps.commands import render, ui
 from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import Outbox

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.config.durations import WrongDuration, parse_duration
+from sweeps.config.durations import parse_duration
+from sweeps.errors import WrongDuration
 
 
 @pytest.mark.parametrize(

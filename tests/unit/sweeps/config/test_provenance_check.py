@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.provenance_check import Origin, OriginChanged, check_origin
+from sweeps.config.provenance_check import Origin, check_origin
 from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.errors import OriginChanged
 from sweeps.ledger.ledger import Ledger
 from tests.specs import with_overrides
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from sweeps.config.revisions import (
-    RevisionError,
     describe_changes,
     is_unchanged,
     read_revisions,
     read_spec,
     write_spec,
 )
-from sweeps.config.spec import SpecError, SweepSpec, parse_placed, parse_spec
+from sweeps.config.spec import SweepSpec, parse_placed, parse_spec
+from sweeps.errors import RevisionError, SpecError
 from sweeps.paths import FORMAT
 from tests.specs import with_overrides
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeps.config.constraints import Constraint, parse_constraint
-from sweeps.config.errors import UserError
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.space_parser import parse_distribution
+from sweeps.errors import UserError
 
 
 def _space(*constraints: str, fixed: dict[str, Any] | None = None) -> SearchSpace:

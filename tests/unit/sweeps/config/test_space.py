@@ -15,7 +15,6 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from sweeps.config.errors import UserError
 from sweeps.config.space import (
     KINDS,
     Choice,
@@ -29,6 +28,7 @@ from sweeps.config.space import (
 )
 from sweeps.config.space_parser import parse_distribution
 from sweeps.config.yaml_reader import parse_value
+from sweeps.errors import UserError
 
 CASES: list[tuple[str, Distribution, BaseDistribution]] = [
     ("{uniform: [0, 0.3]}", Uniform(0.0, 0.3), FloatDistribution(0, 0.3)),

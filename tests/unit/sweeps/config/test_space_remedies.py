@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.errors import UserError
 from sweeps.config.space import Choice, Int, Powers
 from sweeps.config.space_parser import parse_distribution
-from sweeps.config.spec import SpecError, parse_spec
+from sweeps.config.spec import parse_spec
 from sweeps.config.yaml_reader import parse
 from sweeps.config.yaml_scalars import write_flow
+from sweeps.errors import SpecError, UserError
 
 
 def _read(text: str) -> Any:

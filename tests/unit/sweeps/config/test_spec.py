@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.errors import UserError
 from sweeps.config.space import LogUniform, Uniform
-from sweeps.config.spec import InvalidName, SpecError, SweepSpec, check_name, load_spec, parse_spec
+from sweeps.config.spec import SweepSpec, load_spec, parse_spec
+from sweeps.errors import InvalidName, SpecError, UserError
+from sweeps.paths import check_name
 from tests.specs import with_overrides
 from tests.unit.sweeps.refused import HEAD
 from trainable.config import Interval, TaskConfig

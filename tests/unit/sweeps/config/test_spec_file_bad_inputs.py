@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.spec import SpecError, load_spec
+from sweeps.config.spec import load_spec
+from sweeps.errors import SpecError
 from tests.unit.sweeps.refused import HEAD, refusal
 
 CASES = [

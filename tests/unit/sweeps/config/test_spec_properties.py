@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.config.spec import SpecError, SweepSpec, parse_spec
+from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.config.yaml_reader import parse_value
 from sweeps.config.yaml_scalars import write_flow
+from sweeps.errors import SpecError
 
 VALID: dict[str, Any] = {
     "version": 1,

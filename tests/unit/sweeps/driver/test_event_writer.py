@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from sweeps.driver.tune_callbacks import TuneEventHandler
+from sweeps.errors import LedgerError, LockLost
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.paths import LedgerError
 from sweeps.recording.locked_recorder import LockedRecorder
-from sweeps.sweep_lock import LockLost
+from sweeps.sweep_lock import lock_lost
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.ray_adapter import OBJECTIVE
@@ -268,7 +268,7 @@ def test_a_driver_that_is_replaced_while_it_writes_writes_no_more(kept: Kept) ->
     kept.diary.may_commit.clear()
     for number in (kept.number, *others):
         kept.reports(1, number=number)
-    log, lost = kept.recorder.log, LockLost("it is another's", kept.sweep.paths.directory)
+    log, lost = kept.recorder.log, lock_lost("it is another's", kept.sweep.paths.directory)
 
     def log_and_stand_still(*told: Any) -> None:
         log(*told)

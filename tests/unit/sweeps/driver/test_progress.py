@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.config.spec import SpecError, parse_spec
+from sweeps.config.spec import parse_spec
 from sweeps.driver.progress import ProgressWatch
+from sweeps.errors import SpecError
 from sweeps.paths import SweepPaths
 from tests.integration.commandline import TINY
 from trainable import heartbeat

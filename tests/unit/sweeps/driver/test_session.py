@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.provenance_check import Origin, OriginChanged
+from sweeps.config.provenance_check import Origin
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.run import run_sweep
 from sweeps.driver.session import SweepSession, open_ledger
 from sweeps.engine.resources import Machine, plan
+from sweeps.errors import OriginChanged
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import RATE, MadeSweep

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.spec import SpecError
 from sweeps.driver.tune_callbacks import TuneEventHandler
+from sweeps.errors import LockLost, SpecError
 from sweeps.policies.failure_policy import MOST_LOST_STARTS
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.results.observer import TrialProgress
-from sweeps.sweep_lock import LockLost, SweepLock
+from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from sweeps.commands import messages
 from sweeps.config.sections import ResourcesConfig
 from sweeps.engine import cluster_address, code_upload, node_checks
 from sweeps.engine.cluster import Cluster, refusal
@@ -40,7 +41,6 @@ from sweeps.engine.node_checks import (
 )
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
 from sweeps.paths import SweepPaths
-from sweeps.results import messages
 
 NODE: dict[str, Any] = {
     "NodeManagerHostname": "gpu-3",

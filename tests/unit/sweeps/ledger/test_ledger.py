@@ -17,12 +17,12 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import RandomSampler
 from optuna.storages import RDBStorage
 
+from sweeps.errors import LedgerBusy, LedgerError
 from sweeps.ledger.ledger import SIGNALS, Ledger, TrialRecord
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.reader import LedgerReader, PbtPerturbation, TrialSummary
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.paths import LedgerBusy, LedgerError
 from tests.ledgers import held_place
 from tests.make_trials import ask, proposal
 

@@ -31,13 +31,14 @@ from sweeps.commands.doctor import sweeps_off
 from sweeps.config.provenance_check import Origin
 from sweeps.config.spec import load_spec
 from sweeps.driver.session import open_ledger
+from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused, LockLost, SweepLockedError
 from sweeps.ledger import postgres as ledger_database
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import ledger_lock
 from sweeps.ledger.postgres import LedgerDatabase, SweepTaken
 from sweeps.ledger.reader import LedgerReader
-from sweeps.paths import LedgerBusy, LedgerError, LedgerRefused, SweepPaths
-from sweeps.sweep_lock import LockLost, SweepLock, SweepLockedError
+from sweeps.paths import SweepPaths
+from sweeps.sweep_lock import SweepLock
 from tests.chaos.postgres import Cluster, own_cluster
 from tests.ledgers import held_place, holder
 from tests.make_trials import proposal

@@ -21,11 +21,11 @@ from optuna.distributions import (
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from sweeps.errors import LedgerError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.reader import LedgerReader, best_report
 from sweeps.ledger.sqlite import LedgerFile
-from sweeps.paths import LedgerError
 from tests.ledgers import held_place
 from tests.make_trials import proposal
 

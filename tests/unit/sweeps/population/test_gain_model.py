@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from sweeps.config.errors import UserError
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.space import LogUniform
 from sweeps.config.spec import parse_spec
+from sweeps.errors import UserError
 from sweeps.ledger.reader import PbtPerturbation, TrialRecord
 from sweeps.population.gain_model import PopulationBasedBandits
 from sweeps.search.dry_run import rehearse

@@ -19,9 +19,10 @@ from optuna.samplers import RandomSampler
 from sweeps.commands.sync import tell_who_is_interrupted
 from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.early_stopping.schedulers import stopped_trials
+from sweeps.errors import LedgerError
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
-from sweeps.paths import TRIAL_CONFIG, LedgerError, SweepPaths
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import (
     Correction,
@@ -50,9 +51,9 @@ from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
-from trainable.files import LocalFiles
 from trainable.manifest import STATE
 from trainable.metrics_file import CurveDamaged, Row, read_rows
+from trainable.storage.local import LocalFiles
 
 SPEC = """
 name: quad

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from rich.console import Console
 
+from sweeps.commands import render
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import trial_yaml
 from sweeps.formatting import format_number
@@ -17,7 +18,6 @@ from sweeps.paths import TRIAL_CONFIG
 from sweeps.publishing.model_card import model_card
 from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.results import render
 from sweeps.results.compare import Incomparable, compare
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

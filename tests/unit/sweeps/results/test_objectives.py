@@ -16,6 +16,7 @@ import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
+from sweeps.commands import render
 from sweeps.config.spec import SearchConfig, parse_spec
 from sweeps.formatting import format_best
 from sweeps.ledger.ledger import Ledger
@@ -26,7 +27,6 @@ from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile, unreported
 from sweeps.reconciliation.repairs import backfill
 from sweeps.recording.tags import front_tags
-from sweeps.results import render
 from sweeps.results.sweep_status import NoBest, NoChoice
 from sweeps.search.suggest import Suggester
 from tests.fake_checkpoints import commit

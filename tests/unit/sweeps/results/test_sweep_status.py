@@ -21,7 +21,7 @@ from sweeps.sweep_lock import SweepLock
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import Outbox
-from trainable.files import LocalFiles
+from trainable.storage.local import LocalFiles
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import EarlyStoppingConfig, SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
+from sweeps.errors import LockLost
 from sweeps.ledger.ledger import ACCUMULATION, Ledger
 from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
-from sweeps.sweep_lock import LockLost, SweepLock
+from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.results.plain_console import PlainConsole
+from sweeps.commands.plain_console import PlainConsole
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 ODD = ["[bold]x[/bold]", "[/]", "a[b]c", ":smile:", "1.5 'x' http://x", "[link=http://x]y[/link]"]

@@ -1,7 +1,7 @@
 """What the looking commands show: tables for the terminal.
 
-What must not live here: finding what stands in them (`sweep_view`, `compare`), a running sweep's
-own view (`live`), and what the other commands say (`messages`).
+What must not live here: finding what stands in them (`results`), a running sweep's own view
+(`progress_display`), and what the other commands say (`messages`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from sweeps.commands import pareto
+from sweeps.commands.plain_console import line, redraws
+from sweeps.commands.tables import TextTable, plain_table, titles
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import (
     format_best,
+    format_cells,
     format_number,
     format_parameter,
     format_reason,
@@ -27,11 +31,7 @@ from sweeps.formatting import (
     joined,
 )
 from sweeps.paths import SweepPaths, command_line
-from sweeps.results import pareto
-from sweeps.results.pareto import cells
-from sweeps.results.plain_console import line, redraws
 from sweeps.results.sweep_status import STATES, SweepStatus
-from sweeps.results.tables import TextTable, plain_table, titles
 
 if TYPE_CHECKING:
     from sweeps.commands.doctor import Finding
@@ -136,7 +136,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
             (
                 str(one["number"]),
                 _state(one["state"]),
-                *cells(one["value"], spec),
+                *format_cells(one["value"], spec.metrics),
                 str(one["epoch"]),
                 str(one["step"]),
                 *(format_parameter(one["params"], key) for key in keys),
@@ -166,7 +166,9 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         "best_checkpoint",
     ):
         if key == "value" and isinstance(found[key], list):
-            for metric, text in zip(spec.metrics, cells(found[key], spec), strict=True):
+            for metric, text in zip(
+                spec.metrics, format_cells(found[key], spec.metrics), strict=True
+            ):
                 table.add_row(Text(metric, style="bold"), Text(text))
         elif found[key] is not None:
             table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
@@ -177,7 +179,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         table.add_row(Text(f"after epoch {one['epoch']}", style="bold"), told)
     reports = plain_table("epoch", *spec.metrics, right=("epoch", *spec.metrics))
     for epoch, value in found["reports"].items():
-        reports.add_row(str(epoch), *cells(value, spec))
+        reports.add_row(str(epoch), *format_cells(value, spec.metrics))
     parts: list[RenderableType] = [table, Text(), reports]
     if found["traceback"]:
         # Indented, as its lines are somebody else's.

@@ -1,34 +1,30 @@
 """What the commands say that change something: before they begin, how it ended, what comes next.
 
 The last line of an abnormal end is the command that continues. What must not live here: tables
-(`tables`), and deciding how a sweep ended (`sweep_view`).
+(`tables`), and deciding how a sweep ended (`results.sweep_status`).
 """
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group, RenderableType
 
+from sweeps.commands import pareto
+from sweeps.commands.plain_console import PlainConsole, line
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.formatting import format_number, joined
-from sweeps.paths import SweepPaths
-from sweeps.results import pareto
-from sweeps.results.plain_console import PlainConsole, line
+from sweeps.paths import SweepPaths, program_name
+from sweeps.results.observer import ShutdownNotices
 
 if TYPE_CHECKING:
     from sweeps.commands.sync import SyncResult
     from sweeps.config.spec import SweepSpec
     from sweeps.driver.stop_requests import StopResult
     from sweeps.engine.task_check import TaskFacts
-    from sweeps.reconciliation.store_check import Missing
     from sweeps.results.sweep_status import SweepOutcome
 
 
@@ -38,7 +34,7 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
     """
 
     def sweep(command: str, *more: str) -> str:
-        return paths.command(command, *more, program=_command())
+        return paths.command(command, *more, program=program_name())
 
     several = len(result.metrics) > 1
     if several:
@@ -89,7 +85,9 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
         err.print(f"read more: {look}", soft_wrap=True)
         if result.needs_new_sweep or not (result.num_left or grows):
             err.print("correct it, then start a new sweep with:")
-            err.print(shlex.join((_command(), "run", "FILE", "--name", "NAME")), soft_wrap=True)
+            err.print(
+                shlex.join((program_name(), "run", "FILE", "--name", "NAME")), soft_wrap=True
+            )
             return
         err.print("correct it, then continue with:")
         resume(err, paths, *(() if result.num_left else changes))
@@ -125,36 +123,59 @@ def not_checked(console: Console, spec: SweepSpec) -> None:
 
 def resume(err: Console, paths: SweepPaths, *more: str) -> None:
     """The command that continues a sweep; the last line of an abnormal end."""
-    command = paths.command("resume", *more, program=_command())
+    command = paths.command("resume", *more, program=program_name())
     err.print(command + _cluster(), soft_wrap=True)
 
 
-def exited_immediately(paths: SweepPaths) -> None:
-    """The last lines of a driver that waits for nothing any more."""
-    err = PlainConsole(stderr=True)
-    err.show_cursor()  # the live table may have hidden it
-    err.print("\nleft at once; what was saved is whole; continue with:")
-    resume(err, paths)
+class ConsoleNotices(ShutdownNotices):
+    """What a driver says on standard error while it shuts down early."""
+
+    def stopping(self, grace: float) -> None:
+        """Say that trials save and end, and what another signal does."""
+        print(
+            f"\nstopping: trials save at their next step and end, within {grace:g} s; "
+            "another Ctrl-C leaves at once",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def exited_immediately(self, paths: SweepPaths) -> None:
+        """Print the last lines of a driver that exits without waiting."""
+        err = PlainConsole(stderr=True)
+        err.show_cursor()  # the live table may have hidden it
+        err.print("\nleft at once; what was saved is whole; continue with:")
+        resume(err, paths)
+
+    def cluster_lost(self, paths: SweepPaths, cause: str) -> None:
+        """Print the last lines of a driver whose Ray cluster is gone."""
+        err = PlainConsole(stderr=True)
+        err.show_cursor()  # as above
+        sentence(
+            err,
+            f"\nstopped: the Ray cluster is lost: {cause}; what was saved is whole; once a "
+            "cluster is there again, continue with:",
+            style="red",
+        )
+        resume(err, paths)
 
 
-def cluster_lost(paths: SweepPaths, cause: str) -> None:
-    """The last lines of a driver whose Ray cluster is gone."""
-    err = PlainConsole(stderr=True)
-    err.show_cursor()  # as above
-    sentence(
-        err,
-        f"\nstopped: the Ray cluster is lost: {cause}; what was saved is whole; once a cluster is "
-        "there again, continue with:",
-        style="red",
-    )
-    resume(err, paths)
+def cluster_unanswered(file: TextIO, message: str) -> None:
+    """Print why a cluster cannot be used, as the last line of this process.
+
+    Args:
+        file: Standard error, which Ray may have redirected meanwhile.
+        message: A sentence with the remedy.
+    """
+    err = PlainConsole(file=file)
+    err.show_cursor()
+    sentence(err, f"\n{message}", style="red")
 
 
 def stopped(result: StopResult, paths: SweepPaths) -> RenderableType:
     """The lines of `sweep stop`."""
     lines: list[RenderableType] = [line(result.message)]
     if result.trial is None and result.state == "interrupted":
-        command = paths.command("resume", program=_command())
+        command = paths.command("resume", program=program_name())
         lines.append(line(f"continue with: {command}"))
     return Group(*lines)
 
@@ -163,7 +184,7 @@ def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> Renderable
     """The lines of `sweep sync`."""
     made = f"made the pictures of {done.drawn} trials; " if done.drawn else ""
     lines = [f"{made}delivered {done.delivered} records; {done.left} wait"]
-    command = paths.command("sync", "--verify", program=_command())
+    command = paths.command("sync", "--verify", program=program_name())
     if verified and not done.left and not done.missing:
         lines.append(f"compared {done.num_runs} runs: nothing is missing in the tracking store")
     elif verified and not done.left and not done.still_missing:
@@ -174,24 +195,8 @@ def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> Renderable
             f"{done.still_missing or 'not compared, as records wait'}; try again with: {command}"
         )
     elif done.missing:
-        lines += _lost_runs(done.missing, done.num_runs, command)
+        lines += done.missing.sentences(done.num_runs, command)
     return Group(*map(line, lines))
-
-
-def lost_runs(missing: Missing, num_runs: int, paths: SweepPaths) -> str:
-    """What a resume says of runs that the store has lost."""
-    command = paths.command("sync", "--verify", program=_command())
-    return "; ".join(_lost_runs(missing, num_runs, command))
-
-
-def _lost_runs(missing: Missing, num_runs: int, command: str) -> Iterator[str]:
-    if missing.runs:
-        yield f"{missing.runs} of {num_runs} runs were gone from the tracking store: sent again"
-    if missing.statuses:
-        yield f"{missing.statuses} of {num_runs} runs had another status: told again"
-    if missing.deleted_runs:
-        yield f"{missing.deleted_runs} of {num_runs} runs are in the tracking store's trash"
-    yield f"compare the rest with: {command}"
 
 
 def interrupted(err: Console, paths: SweepPaths) -> None:
@@ -203,7 +208,7 @@ def interrupted(err: Console, paths: SweepPaths) -> None:
 def nothing_started(err: Console) -> None:
     """The last lines when a signal came before the sweep was taken up."""
     err.print("interrupted before anything was started; start again with:")
-    err.print(shlex.join((_command(), *sys.argv[1:])), soft_wrap=True)
+    err.print(shlex.join((program_name(), *sys.argv[1:])), soft_wrap=True)
 
 
 def _cluster() -> str:
@@ -214,11 +219,3 @@ def _cluster() -> str:
         if option.startswith("--address="):
             return f" {shlex.quote(option)}"
     return ""
-
-
-def _command() -> str:
-    """How this program is called from here: by its name, or else by its path."""
-    called, found = Path(sys.argv[0]), shutil.which("sweep")
-    if not called.exists() or (found and called.samefile(found)):
-        return "sweep"
-    return os.path.relpath(called)

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from sweeps.commands import console as commands_console
+from sweeps.commands import render
+from sweeps.commands.plain_console import PlainConsole
+from sweeps.commands.progress_display import PlainLines
+from sweeps.commands.tables import TextTable
 from sweeps.config.spec import parse_spec
 from sweeps.formatting import format_value, joined
 from sweeps.ledger.reader import noted
 from sweeps.publishing.report_page import table
-from sweeps.results import render
-from sweeps.results.plain_console import PlainConsole
-from sweeps.results.progress_display import PlainLines
-from sweeps.results.tables import TextTable
 from trainable.errors import TaskError
 
 HOSTILE = "bad\ntrial 7 complete, best 0.0\r\x1b[2J\x1b]0;title\x07\x9b2J\u202e\u2066"

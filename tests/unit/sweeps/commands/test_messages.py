@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sweeps.commands import messages
 from sweeps.config.spec import parse_spec
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import Failure, RepeatedFailure
-from sweeps.results import messages
 from sweeps.results.sweep_status import SweepOutcome, failure_cause
 from trainable.errors import ConfigError
 

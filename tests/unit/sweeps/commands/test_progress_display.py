@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from sweeps.commands.progress_display import PlainLines, ProgressTable, view_on
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.results.observer import TrialProgress
-from sweeps.results.progress_display import PlainLines, ProgressTable, view_on
 
 SPEC = """
 name: s

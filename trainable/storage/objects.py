@@ -2,7 +2,7 @@
 
 Beside `ObjectFiles`, which works on any fsspec file system, here is the one store that an address
 names, S3 or what speaks like it: found and opened by the environment, and tried before it is used.
-What must not live here: which runs have their generations there (`files.files_of`).
+What must not live here: which runs have their generations there (`locate.files_of`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from urllib.parse import urlsplit
 
 from redaction.secrets import redact
 from trainable.errors import StorageError, WriterReplaced
-from trainable.files import (
+from trainable.storage.generations import (
     MANIFEST,
     STATE,
-    LocalFiles,
     Write,
     fenced,
     is_generation,
@@ -29,6 +28,7 @@ from trainable.files import (
     reading,
     unused_name,
 )
+from trainable.storage.local import LocalFiles
 
 SCHEME = "s3://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")

@@ -12,20 +12,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from sweeps.commands.plain_console import line
+from sweeps.commands.tables import plain_table, titles
 from sweeps.config.spec import SweepSpec
-from sweeps.formatting import format_best, format_number, format_parameter, joined
+from sweeps.formatting import format_best, format_cells, format_parameter, joined
 from sweeps.paths import SweepPaths
-from sweeps.results.plain_console import line
-from sweeps.results.tables import plain_table, titles
 
 if TYPE_CHECKING:
     from sweeps.results.sweep_status import SweepOutcome
-
-
-def cells(result: Any, spec: SweepSpec) -> list[str]:
-    """One cell for each metric of a sweep; dashes before the first report."""
-    values = result if isinstance(result, list | tuple) else [result] * len(spec.metrics)
-    return [format_number(value) for value in values]
 
 
 def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[RenderableType]:
@@ -47,7 +41,7 @@ def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -
     for one in front:
         found.add_row(
             str(one["number"]),
-            *cells(one["value"], spec),
+            *format_cells(one["value"], spec.metrics),
             str(one["epoch"]),
             *(format_parameter(one["params"], key) for key in spec.space),
         )

@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from redaction.escapes import printable
+from sweeps.commands.plain_console import redraws
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_duration, format_number, joined
 from sweeps.results.observer import TrialProgress
-from sweeps.results.plain_console import redraws
 
 _STYLES = {
     "running": "cyan",

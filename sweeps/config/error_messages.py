@@ -1,10 +1,10 @@
-"""What is wrong with a spec, in the one form in which it is told: place, key, value, rule, remedy.
+"""Write what is wrong with a spec, always in one form: place, key, value, rule, remedy.
 
     file:line:column: key.path: what is wrong (the value); the rule; what to write instead
 
-Here live the errors themselves, "did you mean", and the translation of pydantic's errors into
-sentences. What must not live here: reading files (`source`) and the rules of single fields (they
-stand beside the fields).
+Here live "did you mean" and the translation of pydantic's errors into sentences. What must not
+live here: the errors themselves (`sweeps.errors`), reading files (`yaml_reader`), and the rules of
+single fields (they stand beside the fields).
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from redaction.escapes import printable
-from redaction.secrets import redact
-
-KeyPath = tuple[str | int, ...]
+from sweeps.errors import Issue, KeyPath, UserError, dotted
 
 # The words of neighbouring tools for the same thing; suggestions only, never accepted as keys.
 _ALSO_KNOWN_AS = {
@@ -57,66 +54,6 @@ _NULL_MEANS = {
     "stop.plateau.trials": "null switches it off",
     "concurrency": "null runs as many trials at once as the resources allow",
 }
-
-
-class Issue(NamedTuple):
-    """One thing that is wrong, before it has a place: where in the data, and why."""
-
-    path: KeyPath
-    message: str
-    at_key: bool = False
-    """Point at the key rather than at its value."""
-
-
-class UserError(ValueError):
-    """A verdict whose messages are complete: value, rule, remedy.
-
-    Of a validator, or of whoever finds out later that a valid spec asks for what cannot be had;
-    `Document.attach_locations` then says where it was asked for.
-
-    Args:
-        faults: A message, or faults with paths relative to what was validated.
-    """
-
-    def __init__(self, faults: str | Sequence[Issue]) -> None:
-        self.faults = [Issue((), faults)] if isinstance(faults, str) else list(faults)
-        super().__init__("\n".join(_line(dotted(f.path), f.message) for f in self.faults))
-
-
-class LocatedIssue:
-    """One line of a `SpecError`, without secrets.
-
-    Args:
-        where: `file:line:column`, `-s KEY=VALUE`, or what else the value came from.
-        key: The dotted path of the key; empty for the file as a whole.
-        message: What is wrong; the rule; what to write instead.
-    """
-
-    def __init__(self, where: str, key: str, message: str) -> None:
-        # One problem is one line, whatever a key or a value holds.
-        self.where = printable(redact(where))
-        self.key = printable(redact(key))
-        self.message = printable(redact(message))
-
-    def __str__(self) -> str:
-        return _line(self.where, _line(self.key, self.message))
-
-    def __repr__(self) -> str:
-        return f"Problem({str(self)!r})"
-
-
-class SpecError(ValueError):
-    """A spec is not valid; `str()` gives every problem, one to a line."""
-
-    def __init__(self, problems: Sequence[LocatedIssue]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = list(problems)
-
-
-def dotted(path: KeyPath) -> str:
-    """Return a key path as people write it: `space.train.optimizer.lr.uniform[0]`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".")
 
 
 def key_path(key: str) -> tuple[str, ...]:
@@ -337,10 +274,6 @@ def _named_field(root: type[BaseModel], path: KeyPath, message: str) -> KeyPath:
     """Return the path of the field that a section's own check begins its message with."""
     first = message.split(maxsplit=1)[0]
     return (*path, first) if field_at(root, (*path, first)) else path
-
-
-def _line(head: str, tail: str) -> str:
-    return f"{head}: {tail}" if head else tail
 
 
 def _options(ctx: Mapping[str, Any]) -> list[str]:
