@@ -321,7 +321,7 @@ def sync(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver what the tracking server lacks, and draw trials that have no pictures yet."""
+    """Deliver what the tracking server lacks, and draw missing figures."""
     from sweeps.commands import messages, render
     from sweeps.commands.sync import deliver
 

@@ -153,6 +153,11 @@ def tracking_place(uri: str | None, root: Path) -> tuple[str, Path | None]:
     return address, artifact_root(root) if is_database(address) else None
 
 
+SCRATCH = ".export-"
+"""The prefix of the directories in a sweep's own in which files are made before they are moved or
+recorded. A driver removes what a killed process left there."""
+
+
 @dataclass(frozen=True)
 class SweepPaths:
     """The files of one sweep below a root."""
@@ -174,6 +179,11 @@ class SweepPaths:
     @property
     def ledger(self) -> Path:
         return self.directory / "ledger.db"
+
+    @property
+    def report(self) -> Path:
+        """The report as it was last recorded with the sweep's own run."""
+        return self.directory / "report.html"
 
     @property
     def lock(self) -> Path:

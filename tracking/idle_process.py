@@ -12,13 +12,12 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import IO
 
 
 def start_behind(
-    command: Sequence[str], environment: Mapping[str, str], *, stderr: IO[str] | None = None
+    command: Sequence[str], environment: Mapping[str, str], *, silent: bool = False
 ) -> subprocess.Popen[str]:
-    """Start a process, with pipes for its input and output.
+    """Start a process with a pipe for its input.
 
     It is spared the signals of a terminal, which are for whoever started it: its end should be
     that of its input. Where there is no idle class of scheduling, it gets the highest niceness.
@@ -26,7 +25,7 @@ def start_behind(
     Args:
         command: A program and its arguments.
         environment: Of the process.
-        stderr: Default is that of this process.
+        silent: Discard what it prints; default: its standard output is a pipe.
 
     Raises:
         OSError: The system starts no process.
@@ -34,8 +33,8 @@ def start_behind(
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
+        stdout=subprocess.DEVNULL if silent else subprocess.PIPE,
+        stderr=subprocess.DEVNULL if silent else None,
         text=True,
         env=environment,
         process_group=0,

@@ -1,13 +1,13 @@
-"""Pictures of one run, drawn into files: norms, learning rate, the curve, a decision boundary.
+"""Draw the figures of one run into files: norms, learning rate, curves, a decision boundary.
 
     python -m trainable.figures
 
-draws what the rows of runs give, in a program of its own where Matplotlib is not wanted in the
+draws the figures of several runs in a program of its own, which keeps Matplotlib out of the
 caller's memory. Each line of its input is a request in JSON, `{"config": {...}, "directory":
 "trials/0007", "target": "figures", "changed": false}`, and each line of its output the answer to
 one: `{"written": ["figures/grad_norm.png", ...]}`, or `{"refused": "why"}`.
 
-Matplotlib is imported when the first picture is drawn, without a display and without its global
+Matplotlib is imported when the first figure is drawn, without a display and without its global
 state. What must not live here: numbers that are not read from a run's rows or its model.
 """
 
@@ -460,7 +460,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             Path(request["target"]),
             changed=request["changed"],
         )
-    # A picture that cannot be drawn must not take those of the next run with it.
+    # A figure that cannot be drawn must not take those of the next run with it.
     except Exception as error:
         return {"refused": f"{type(error).__name__}: {error}"}
     return {"written": [str(path) for path in written]}

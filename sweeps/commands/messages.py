@@ -68,12 +68,11 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
     if result.exit_code == 0:
         choose = ("--trial", "K") if several else ()
         take = sweep("best", *choose, "--export", "DIR")
-        missing = f"make the pictures of {result.undrawn} more trials"
         for what, command in (
             ("compare in MLflow", sweep("ui")),
+            ("read what was found", sweep("report")),
             ("all trials", sweep("trials")),
             *([] if result.lost_weights else [("take the best weights", take)]),
-            *([(missing, sweep("sync"))] if result.undrawn else []),
             *([("try more", sweep("resume", *changes))] if grows else []),
         ):
             out.print(f"{what}: {command}", soft_wrap=True)
@@ -182,7 +181,7 @@ def stopped(result: StopResult, paths: SweepPaths) -> RenderableType:
 
 def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> RenderableType:
     """The lines of `sweep sync`."""
-    made = f"made the pictures of {done.drawn} trials; " if done.drawn else ""
+    made = f"drew the figures of {done.drawn} trials; " if done.drawn else ""
     lines = [f"{made}delivered {done.delivered} records; {done.left} wait"]
     command = paths.command("sync", "--verify", program=program_name())
     if verified and not done.left and not done.missing:

@@ -1,5 +1,5 @@
-"""Delivering what a sweep's outbox still holds, and what its end did not wait for, without
-running the sweep; and comparing the tracking store with what it was told.
+"""Deliver what a sweep's outbox still holds, draw the missing figures and the report, and compare
+the tracking store with the trials' own files; without running the sweep.
 
 What must not live here: the delivery itself (`tracking`), what of a store is missing
 (`reconciliation.store_check`), and a running sweep's, which is its driver's business.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +20,16 @@ from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
 from sweeps.ledger.reader import LedgerReader
-from sweeps.paths import SweepPaths
+from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.publishing.export import NoReport, draw_report, export_trial
-from sweeps.publishing.figure_worker import FigureWorkerPool, drawn_files, undrawn
+from sweeps.publishing.trial_figures import (
+    DrawnTrial,
+    draw_figures,
+    figure_files,
+    record_figures,
+    record_figures_again,
+    trials_without_figures,
+)
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import tracking_gaps
 from sweeps.reconciliation.repairs import send_to_tracker
@@ -65,7 +72,7 @@ class SyncResult(NamedTuple):
     held: str | None
     """How many artifacts wait although the server answers, and why."""
     drawn: int
-    """How many trials have pictures that had none."""
+    """How many trials have figures that had none."""
     missing: Missing = Missing()
     """What the store lacked of what it had been told."""
     still_missing: Missing = Missing()
@@ -83,8 +90,8 @@ class SyncResult(NamedTuple):
 
 
 def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
-    """Deliver a sweep's waiting records, what a driver that was killed could not tell, runs that
-    the store has lost, and the pictures of trials that are not drawn yet.
+    """Deliver a sweep's waiting records, what a killed driver could not send, runs that the store
+    has lost, and the figures and the report that are not drawn yet.
 
     Args:
         view: The sweep, as it was found.
@@ -102,13 +109,18 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
     tracker = find_tracker(paths, spec)
     place = tracker.uri, tracker.artifact_root
     lock = SweepLock(paths.lock, ledger_lock(view.place))
-    lock.acquire()
-    try:
+    with contextlib.ExitStack() as stack:
+        drawing = Drawing()
+        if view.state != "running":  # otherwise the lock cannot be acquired
+            scratch = tempfile.TemporaryDirectory(dir=paths.directory, prefix=SCRATCH)
+            drawing = draw_what_is_missing(view, Path(stack.enter_context(scratch)))
+        lock.acquire()
+        stack.callback(lock.release)
         if lock.previous is not None:
             end_orphans(lock.previous.token)
         tracker.probe(known=spec.tracking.uri is None)
         set_target(paths.outbox, tracker)
-        drawn = draw_what_is_missing(paths, spec)
+        drawn = record_what_was_drawn(paths, spec, drawing)
         before = read_outbox(paths.outbox)
         told = _SyncMessages(paths, spec, before.sweep_told, tracker)
         sent = left = 0
@@ -132,8 +144,6 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
             still = [one for one in missing if one.is_deleted]
             told.send([one for one in missing if not one.is_deleted])
             send()
-    finally:
-        lock.release()
     after = read_outbox(paths.outbox)
     gone = after.refused - before.refused
     return SyncResult(
@@ -166,24 +176,61 @@ def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
     delivery.close(0.0)
 
 
-def draw_what_is_missing(paths: SweepPaths, spec: SweepSpec) -> int:
-    """Draw the trials whose pictures the sweep's end did not wait for, and queue these; the best
-    trial's for the sweep's own run, too; return how many trials it drew. The caller holds the
-    lock.
+class Drawing(NamedTuple):
+    """Figures and a report in a scratch directory, which are not recorded yet."""
+
+    figures: Sequence[DrawnTrial] = ()
+    report: Path | None = None
+    no_report: str | None = None
+    """Why the report could not be drawn."""
+
+
+def draw_what_is_missing(view: SweepStatus, scratch: Path) -> Drawing:
+    """Draw the figures of the trials that have ended, and the report of a sweep that has.
+
+    Needs no lock: what has ended does not change.
+    """
+    paths = view.paths
+    figures = draw_figures(view.spec, paths, trials_without_figures(paths, view.records), scratch)
+    newest_end = max((one.ended_ms or 0 for one in view.records), default=0)
+    up_to_date = paths.report.exists() and paths.report.stat().st_mtime * 1000 > newest_end
+    if up_to_date or not _is_concluded(view.ledger):
+        return Drawing(figures)
+    try:
+        return Drawing(figures, draw_report(paths, scratch / paths.report.name))
+    except NoReport as error:
+        return Drawing(figures, no_report=str(error))
+
+
+def record_what_was_drawn(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
+    """Queue figures for the trials' runs, and the report and the best trial's figures for the
+    sweep's own run; return how many trials have figures that had none. The caller holds the lock.
     """
     ledger = LedgerReader(ledger_location(paths, spec))
-    if not (trials := undrawn(paths, ledger.trials)):
-        return 0
     recorder, delivery = _queue(paths, spec, ledger)
-    with FigureWorkerPool(spec, paths, trials, recorder) as gallery:
-        gallery.finish()
-    best = ledger.best() if len(spec.metrics) == 1 else None
-    # At its end the sweep put the best trial's on its own run, if they were drawn by then.
-    if best in trials and best is not None and ledger.concluded == len(ledger.trials):
-        for picture in gallery.pictures(best.number):
-            recorder.artifact(None, picture, f"figures/{picture.name}")
+    all_again = delivery.needs_figures
+    if all_again:
+        record_figures_again(paths, [one.number for one in ledger.trials], recorder)
+    num_drawn = record_figures(paths, drawing.figures, recorder)
+    best = ledger.best() if len(spec.metrics) == 1 and _is_concluded(ledger) else None
+    if best and (all_again or best.number in [one.number for one in drawing.figures]):
+        for file in figure_files(paths, best.number):
+            recorder.artifact(None, file, f"figures/{file.name}")
+    if drawing.report is not None:
+        drawing.report.replace(paths.report)
+    if drawing.report is not None or (all_again and paths.report.exists()):
+        recorder.artifact(None, paths.report, paths.report.name)
+    if all_again:
+        delivery.figures_sent()
+    if drawing.no_report is not None:
+        recorder.tag(None, {"report": f"missing: {drawing.no_report}"})
     delivery.close(0.0)
-    return len(trials) - len(undrawn(paths, trials))
+    return num_drawn
+
+
+def _is_concluded(ledger: LedgerReader) -> bool:
+    """Whether a driver has published the best of all trials."""
+    return 0 < ledger.concluded == len(ledger.trials)
 
 
 class _SyncMessages:
@@ -198,7 +245,7 @@ class _SyncMessages:
         self._ledger = LedgerReader(ledger_location(paths, spec))
         self.sweep_id = self._ledger.sweep_id
         self.records = self._ledger.records()
-        self._concluded = 0 < self._ledger.concluded == len(self.records)
+        self._concluded = _is_concluded(self._ledger)
         self._best = self._ledger.best() if len(spec.metrics) == 1 else None
         if sweep_told is None and self._concluded:
             sweep_told = "FINISHED" if self._ledger.front() else "FAILED"
@@ -228,7 +275,7 @@ class _SyncMessages:
             own,
             densities=self._densities,
             more_tags=self._front_tags(),
-            drawn=lambda number: drawn_files(self._paths, number),
+            drawn=lambda number: figure_files(self._paths, number),
         )
 
     def send(self, missing: Iterable[MissingData]) -> None:
@@ -245,7 +292,7 @@ class _SyncMessages:
         for number, one in by_trial.items():
             assert number is not None, "the sweep's own run was told above"
             recorder.tag(number, more.get(number, {}))
-            files = drawn_files(self._paths, number)
+            files = figure_files(self._paths, number)
             for file in files:
                 if one.is_gone or f"figures/{file.name}" in one.files:
                     recorder.artifact(number, file, f"figures/{file.name}")
@@ -263,7 +310,7 @@ class _SyncMessages:
         )
         if missing.is_of_the_run:
             recorder.finish(None, self._ending, self._sweep_tags(), at_ms=self._ended_ms())
-        with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=".export-") as made:
+        with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=SCRATCH) as made:
             for file, name in self._publish(Path(made), missing):
                 recorder.artifact(None, file, name)
         delivery.close(0.0)
@@ -276,12 +323,11 @@ class _SyncMessages:
 
         if lacks("sweep.yaml"):
             yield self._paths.spec, "sweep.yaml"
-        if self._concluded and lacks("report.html"):
-            with contextlib.suppress(NoReport):  # the sweep's end had none either
-                yield draw_report(self._paths, directory / "report.html"), "report.html"
+        if self._paths.report.exists() and lacks("report.html"):
+            yield self._paths.report, "report.html"
         if not self._concluded or self._best is None:
             return
-        for file in drawn_files(self._paths, self._best.number):
+        for file in figure_files(self._paths, self._best.number):
             if lacks(f"figures/{file.name}"):
                 yield file, f"figures/{file.name}"
         if lacks("best/"):
@@ -315,7 +361,7 @@ class _SyncMessages:
         files = {"": {"sweep.yaml"}}
         if self._concluded and self._best is not None:
             files["best"] = {"config.yaml"}
-            files["figures"] = {f.name for f in drawn_files(self._paths, self._best.number)}
+            files["figures"] = {f.name for f in figure_files(self._paths, self._best.number)}
         return {folder: frozenset(names) for folder, names in files.items()}
 
     def _ended_ms(self) -> int | None:

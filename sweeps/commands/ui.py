@@ -6,20 +6,24 @@ What must not live here: how MLflow's server is started, and its addresses (`tra
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 
 from sweeps.path_checks import check_place
 from sweeps.paths import artifact_root, tracking_uri
-from sweeps.publishing.figure_worker import undrawn
+from sweeps.publishing.trial_figures import trials_without_figures
 from sweeps.recording.tags import leaders_view
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.store_access import reach_tracking
 from sweeps.tracker import tracker_at
 from tracking.address import is_server
+from tracking.idle_process import start_behind
 from tracking.mlflow_chart_view import of_sweep
 from tracking.trusted_stores import secured
 from tracking.ui import runs_page, start_server
@@ -36,6 +40,9 @@ def serve(
     if is_server(uri):
         page = _page(uri, view)
         _open(console, page, page if open_browser else None)
+        if view is not None and (missing := _num_without_figures(view)):
+            command = view.paths.command("sync")
+            console.print(f"draw the figures of {missing} trials: {command}", soft_wrap=True)
         return
     check_place(root, "--root")
     tracker_at(uri, root).probe(known=True)
@@ -52,22 +59,46 @@ def serve(
             with contextlib.suppress(OSError):  # where nothing can be written, the link remains
                 opening = server.opening(root, page).as_uri()
         _open(console, server.link(page), opening)
-        if view is not None:
-            _name_the_undrawn(console, view)
-        server.wait()
+        with _drawing(console, view):
+            server.wait()
     except KeyboardInterrupt:
         pass
     finally:
         server.stop()
 
 
-def _name_the_undrawn(console: Console, view: SweepStatus) -> None:
-    """Say which pictures the sweep's end did not wait for; a running sweep's driver makes them."""
-    missing = len(undrawn(view.paths, view.records))
-    if missing and view.state != "running":
-        command = view.paths.command("sync")
-        text = f"make the pictures of {missing} more trials: {command}"
-        console.print(text, soft_wrap=True)
+@contextlib.contextmanager
+def _drawing(console: Console, view: SweepStatus | None) -> Iterator[None]:
+    """Have `sweep sync` draw missing figures in the background. It is ended with the page; a later
+    `sync` goes on with what it left.
+    """
+    missing = _num_without_figures(view)
+    if view is None or not missing:
+        yield
+        return
+    text = f"drawing the figures of {missing} trials; reload the page to see them"
+    console.print(text, soft_wrap=True)
+    command = ["sync", view.paths.name, "--root", str(view.paths.root)]
+    process = start_behind(
+        [sys.executable, "-P", "-m", "sweeps.entry", *command],
+        os.environ,
+        silent=True,
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.killpg(process.pid, signal.SIGTERM)  # the processes that draw, too
+        process.communicate()
+
+
+def _num_without_figures(view: SweepStatus | None) -> int:
+    """Return how many trials `sweep sync` would draw; none of a running sweep, whose driver holds
+    the lock.
+    """
+    if view is None or view.state == "running":
+        return 0
+    return len(trials_without_figures(view.paths, view.records))
 
 
 def _page(base: str, view: SweepStatus | None) -> str:

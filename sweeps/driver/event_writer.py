@@ -79,7 +79,6 @@ class EventWriter:
         observer: Receives each trial's progress for the display.
         fence: Called right before the ledger is written; raises if another driver may run the
             sweep.
-        on_end: Called with the record of each trial that has ended.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class EventWriter:
         observer: ProgressObserver,
         *,
         fence: Callable[[], None],
-        on_end: Callable[[TrialRecord], None],
     ) -> None:
         self._spec = spec
         self._paths = paths
@@ -99,7 +97,6 @@ class EventWriter:
         self._recorder = recorder
         self._observer = observer
         self._fence = fence
-        self._on_end = on_end
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write queued entries in order; consecutive reports share one ledger transaction."""
@@ -324,4 +321,3 @@ class EventWriter:
         if last is not None:
             self._show(last)
         self._observer.ended(number, record.state, record.result, record.reason)
-        self._on_end(record)

@@ -26,12 +26,9 @@ from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_proce
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.errors import SweepExists
-from sweeps.ledger.ledger import TrialRecord
 from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
-from sweeps.publishing.figure_worker import FigureWorkerPool
-from sweeps.publishing.report_worker import ReportWorker
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.sweep_status import SweepOutcome
 from sweeps.sweep_lock import SweepLock
@@ -180,32 +177,17 @@ class _Driver:
 
     def run_and_finalize(self, tell: Callable[[SweepOutcome], None]) -> None:
         """Run the remaining trials, then publish the best one and deliver to tracking."""
-        sweep, plan = self.sweep, self.plan
-        trials = sweep.ledger.trials()
-        num_finished = sum(trial.finished for trial in trials)
-        with (
-            FigureWorkerPool(sweep.spec, sweep.paths, trials, sweep.recorder) as figures,
-            ReportWorker(sweep.num_trials - num_finished, plan.concurrency) as report,
-        ):
-            if sweep.delivery.needs_figures:
-                figures.show_again(trial.number for trial in trials)
-                sweep.delivery.figures_sent()
-            abort_reason = None
-            if sweep.num_remaining and not self.interruption.requested:
-                abort_reason = self._run_trials(num_finished, figures, report)
-            self.lock.check()
-            self.say("delivering to the tracking store")
-            tell(finalize_attempt(sweep, figures, self.interruption, abort_reason, report.write))
+        sweep = self.sweep
+        num_finished = sum(trial.finished for trial in sweep.ledger.trials())
+        abort_reason = None
+        if sweep.num_remaining and not self.interruption.requested:
+            abort_reason = self._run_trials(num_finished)
+        self.lock.check()
+        self.say("delivering to the tracking store")
+        tell(finalize_attempt(sweep, self.interruption, abort_reason))
 
-    def _run_trials(
-        self, num_finished: int, figures: FigureWorkerPool, report: ReportWorker
-    ) -> RepeatedFailure | None:
+    def _run_trials(self, num_finished: int) -> RepeatedFailure | None:
         """Start the engine, run trials, and close the stores that killed workers left open."""
-
-        def on_end(trial: TrialRecord) -> None:
-            figures.add(trial)
-            report.trial_ended()
-
         sweep, abort_reason = self.sweep, None
         self.say("starting Ray")
         make_directory(sweep.paths.trial(0).parent)  # each worker makes its trial's directory
@@ -221,7 +203,6 @@ class _Driver:
                         self.interruption,
                         self.requests,
                         self.lock,
-                        on_end=on_end,
                         node_died=self._node_died,
                     )
         self.lock.check()  # otherwise the stores belong to the workers of another driver

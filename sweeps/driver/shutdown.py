@@ -17,14 +17,11 @@ from sweeps.driver import stop_requests
 from sweeps.engine.process_cleanup import kill_children
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
-from sweeps.paths import SweepPaths
+from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.reconciliation.repairs import close_stores
 from sweeps.results.observer import ShutdownNotices
 from sweeps.sweep_lock import SweepLock
 from trainable.storage.local import LocalFiles
-
-EXPORT = ".export-"
-"""The prefix of the scratch directories in which a driver assembles an export."""
 
 
 def make_signal_handler(
@@ -65,7 +62,7 @@ def make_signal_handler(
 
 def remove_scratch(paths: SweepPaths) -> None:
     """Remove the files that serve one driver only."""
-    for directory in [paths.control, paths.ray, *paths.directory.glob(f"{EXPORT}*")]:
+    for directory in [paths.control, paths.ray, *paths.directory.glob(f"{SCRATCH}*")]:
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -34,7 +34,7 @@ from sweeps.driver.progress import Hang, ProgressWatch
 from sweeps.driver.write_queue import WriteQueue
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.errors import SpecError
-from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger, TrialRecord
+from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
     MOST_LOST_STARTS,
@@ -105,7 +105,6 @@ class TuneEventHandler(Callback):
         observer: Receives each trial's progress for the display.
         fence: Called right before each write; raises if another driver may run the sweep.
         on_step: Called once per turn of Tune's loop; the driver acts on signals there.
-        on_end: Called with the record of each trial that has ended, in the thread that writes.
         node_died: Whether an actor was lost with the whole node on which it ran.
         end_of_worker: How the process of a lost actor ended.
         grace: Seconds within which a trial that the user stops must end.
@@ -121,7 +120,6 @@ class TuneEventHandler(Callback):
         *,
         fence: Callable[[], None],
         on_step: Callable[[], None],
-        on_end: Callable[[TrialRecord], None],
         node_died: Callable[[Exception | None], bool] = lambda _: False,
         end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
         grace: float = math.inf,
@@ -135,9 +133,7 @@ class TuneEventHandler(Callback):
         self._on_step = on_step
         self._node_died = node_died
         self._end_of_worker = end_of_worker
-        self._event_writer = EventWriter(
-            spec, paths, ledger, recorder, observer, fence=fence, on_end=on_end
-        )
+        self._event_writer = EventWriter(spec, paths, ledger, recorder, observer, fence=fence)
         self._queue: WriteQueue[Entry] = WriteQueue(self._event_writer.write)
         self._num_existing = len(ledger.frozen_trials())
         self._live: set[int] = set()

@@ -25,7 +25,6 @@ from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial
 from sweeps.errors import LedgerError
-from sweeps.ledger.ledger import TrialRecord
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, StopMonitor
 from sweeps.recording.tags import BY_THE_USER
@@ -44,7 +43,6 @@ def tune_trials(
     requests: StopRequests,
     lock: SweepLock,
     *,
-    on_end: Callable[[TrialRecord], None],
     node_died: Callable[[Exception | None], bool] = lambda _: False,
 ) -> RepeatedFailure | None:
     """Run trials until none remain, or until the sweep stops.
@@ -55,15 +53,12 @@ def tune_trials(
         interruption: Says whether the driver must stop, and how much time the trials have.
         requests: Stop requests from other processes.
         lock: Checked in every turn and before every write. A driver that lost it writes nothing.
-        on_end: Called with each trial that ended, in another thread.
         node_died: Whether an actor was lost with the whole node on which it ran.
 
     Returns:
         The repeated failure for which the sweep stopped itself; None for every other end.
     """
-    loop = _TrialLoop(
-        sweep, plan, observer, interruption, requests, lock, on_end=on_end, node_died=node_died
-    )
+    loop = _TrialLoop(sweep, plan, observer, interruption, requests, lock, node_died=node_died)
     try:
         loop.run()
     except _GraceExpired:
@@ -90,7 +85,6 @@ class _TrialLoop:
         requests: StopRequests,
         lock: SweepLock,
         *,
-        on_end: Callable[[TrialRecord], None],
         node_died: Callable[[Exception | None], bool],
     ) -> None:
         self._paths, self._ledger, self._plan = sweep.paths, sweep.ledger, plan
@@ -105,7 +99,6 @@ class _TrialLoop:
             observer,
             fence=lock.check,
             on_step=self._before_each_step,
-            on_end=on_end,
             node_died=node_died,
             grace=interruption.grace,
         )

@@ -168,30 +168,17 @@ def draw_report(paths: SweepPaths, target: Path) -> Path:
         check=False,
         process_group=0,  # Ctrl-C at the terminal is for the caller
     )
-    return answer(child.returncode, child.stderr, target)
-
-
-def answer(code: int, said: str, target: Path) -> Path:
-    """Return where a report was written by a process that ended with this.
-
-    Raises:
-        NoReport: It was not.
-    """
-    if code:
-        raise NoReport(_last_words(code, said))
+    if child.returncode:
+        raise NoReport(_reason(child))
     return target
 
 
 def _reason(child: subprocess.CompletedProcess[str]) -> str:
-    return _last_words(child.returncode, child.stderr)
-
-
-def _last_words(code: int, stderr: str) -> str:
-    """Return the last line of what a child process said, or how it was ended."""
-    said = stderr.strip().splitlines()
-    if code < 0:
+    """Return the last line that a child process printed, or the signal that ended it."""
+    printed = child.stderr.strip().splitlines()
+    if child.returncode < 0:
         return (
-            f"its process was ended by {signal.Signals(-code).name}, as a machine "
+            f"its process was ended by {signal.Signals(-child.returncode).name}, as a machine "
             "short of memory does; free some, then try again"
         )
-    return redact(said[-1]) if said else f"its process ended with {code}"
+    return redact(printed[-1]) if printed else f"its process ended with {child.returncode}"

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import optuna
-from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.errors import LedgerError
@@ -221,26 +220,6 @@ def _failures(sweep: SweepData) -> PageSection:
     )
 
 
-def rehearse() -> None:
-    """Import and build what figures are drawn with, most of which their libraries load late."""
-    _leave_matplotlib_out()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space: dict[str, BaseDistribution] = dict.fromkeys("xy", FloatDistribution(0.0, 1.0))
-    points = [(0.1, 0.7), (0.5, 0.2), (0.9, 0.4), (0.3, 0.8)]
-    study = optuna.create_study(storage="sqlite://")
-    study.add_trials(
-        create_trial(params={"x": x, "y": y}, distributions=space, value=x) for x, y in points
-    )
-    for draw in (
-        optuna.visualization.plot_optimization_history,
-        optuna.visualization.plot_parallel_coordinate,
-        optuna.visualization.plot_slice,
-        optuna.visualization.plot_contour,
-        optuna.visualization.plot_param_importances,
-    ):
-        draw(study).update_layout(template="plotly_white").to_html()
-
-
 def _leave_matplotlib_out() -> None:
     """Let this program find none. Optuna's figures for Plotly import those for Matplotlib, where
     there is one, which takes a tenth of the program's time.
@@ -252,7 +231,6 @@ def main(arguments: Sequence[str]) -> None:
     """Write a report as the module's docstring says."""
     _leave_matplotlib_out()
     root, name, target = arguments
-    os.nice(5)  # behind whoever types, and yet drawn on a busy machine: a sweep's end waits
     try:
         write_report(SweepPaths(Path(root), name), Path(target))
     except (ValueError, OSError, LedgerError, StorageError) as problem:

@@ -64,8 +64,6 @@ class SweepOutcome:
     """Why the best weights wait for the next resume."""
     lost_weights: str | None = None
     """Why there are no weights of the best trial to take."""
-    undrawn: int = 0
-    """Trials whose pictures the end did not wait for."""
 
     @property
     def needs_new_sweep(self) -> bool:

@@ -83,9 +83,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
             try:
                 sweep.reconcile(print)
                 with PlainLines(Console(quiet=True), spec, finished=0) as view:
-                    tune_trials(
-                        sweep, ways, view, interruption, wishes, lock, on_end=lambda _: None
-                    )
+                    tune_trials(sweep, ways, view, interruption, wishes, lock)
                 if interruption.requested:
                     raise KeyboardInterrupt
                 return sweep.ledger.trials()

@@ -28,13 +28,11 @@ from sweeps.commands import messages
 from sweeps.commands.doctor import object_stores
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
-from sweeps.driver import finalize
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
 from sweeps.engine.node_checks import _make_look, fault_of
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing import export
-from sweeps.publishing.figure_worker import FigureWorkerPool
 from sweeps.reconciliation.repairs import close_store
 from tests.integration.commandline import TINY
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
@@ -393,11 +391,9 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
         recorder = _Delivered()
         sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)
         made.ledger.note_attempt({})
-        with FigureWorkerPool(made.spec, made.paths, [], recorder) as gallery:
-            return finalize_attempt(sweep, gallery, uninterrupted, None), recorder.runs[None]
+        return finalize_attempt(sweep, uninterrupted, None), recorder.runs[None]
 
     uninterrupted = SimpleNamespace(requested=False, exit_code=0)
-    monkeypatch.setattr(finalize, "_publish_report", lambda *_: None)  # has no weights in it
     with monkeypatch.context() as patch:
         if lost == "before they are read":
             patch.setattr(export, "best_generation", found_and_cut)

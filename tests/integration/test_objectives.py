@@ -57,6 +57,7 @@ def _kill_and_resume(cli: CommandLine) -> tuple[list[dict[int, Any]], str]:
     before = _reports(cli)
     assert any(len(reports) >= 2 for reports in before)
     printed = cli.ok("resume", "small")
+    cli.ok("sync", "small")
     assert no_process_of(token)
     return before, printed
 

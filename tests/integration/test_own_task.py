@@ -323,7 +323,7 @@ def test_a_file_beside_a_task_is_not_taken_for_a_library(cli: CommandLine) -> No
     done = cli("run", "tiny.yaml")
     assert done.returncode == 0, done.stderr
     assert "the process that delivers" not in done.stderr
-    cli.ok("sync", "small")  # whose pictures a busy machine's sweep does not wait for
+    cli.ok("sync", "small")
     assert list((cli.root / "small/trials/0000").rglob("*.png"))
     cli.ok("best", "small", "--export", "exported")
     cli.ok("report", "small")

@@ -99,6 +99,7 @@ def found(module_cli: CommandLine) -> Recorded:
     module_cli.write("kinds_task.py", TASK)
     module_cli.write("kinds.yaml", SPEC)
     module_cli.ok("run", "kinds.yaml")
+    module_cli.ok("sync", "kinds")
     client = MlflowClient(tracking_uri=f"sqlite:///{module_cli.root / 'mlflow.db'}")
     trials = module_cli.json("trials", "kinds")
     assert {t["params"]["task.kind"] for t in trials} == {"healthy", "huge", "diverging"}

@@ -298,7 +298,7 @@ class Driver:
         )
         self._book = TuneEventHandler(
             spec, paths, self.ledger, self.recorder, view,
-            fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+            fence=lambda: None, on_step=lambda: None,
         )  # fmt: skip
         self._book._queue = Lagging(self._book._event_writer.write)  # type: ignore[assignment]
 

@@ -71,11 +71,3 @@ def _said(outcome: SweepOutcome, root: Path) -> str:
         Console(file=io.StringIO()), Console(file=err), outcome, SweepPaths(root, "small")
     )
     return err.getvalue()
-
-
-def test_pictures_that_are_missing_are_no_trials_that_are(tmp_path: Path) -> None:
-    out = io.StringIO()
-    ended = SweepOutcome(0, [], 4, pending=0, undrawn=2)
-    paths = SweepPaths(tmp_path, "small")
-    messages.outcome(Console(file=out), Console(file=io.StringIO()), ended, paths)
-    assert re.search(r"^make the pictures of 2 more trials: .* sync small ", out.getvalue(), re.M)

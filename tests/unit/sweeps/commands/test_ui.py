@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from sweeps.commands import render, ui
-from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import Outbox
 
@@ -106,29 +105,6 @@ def test_a_browser_is_given_the_name_of_a_file_and_not_the_login(
     ui.serve(Console(file=text, width=200), tmp_path, None, port=0, open_browser=True)
     assert opened == [(tmp_path / "5000.html").as_uri()]
     assert text.getvalue().splitlines()[-1] == f"{Served.url}/?login=secret"
-
-
-@pytest.mark.parametrize("who", ["nobody", "driver", "no sweep"])
-def test_pictures_that_the_end_did_not_wait_for_are_named_with_what_makes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
-    sweep, server = MadeSweep(tmp_path), Served()
-    for ending in ("complete", "complete", "failed"):
-        sweep.add(ending, 0.5)
-    sweep.add(None)
-    (sweep.paths.trial(0) / "figures").mkdir(parents=True)
-    monkeypatch.setattr(ui, "start_server", lambda *_, **__: server)
-    text = io.StringIO()
-    lock = SweepLock(sweep.paths.lock)
-    if who == "driver":
-        lock.acquire()
-    view = None if who == "no sweep" else sweep.view
-    ui.serve(Console(file=text, width=200), tmp_path, view, port=0, open_browser=False)
-    lock.release()
-    assert server.stopped
-    told = f"make the pictures of 2 more trials: sweep sync small --root {tmp_path}\n"
-    assert text.getvalue().endswith(told) == (who == "nobody")
-    assert ("pictures" in text.getvalue()) == (who == "nobody")
 
 
 @pytest.mark.parametrize("ignored", [False, True])

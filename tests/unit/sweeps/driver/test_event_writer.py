@@ -83,7 +83,7 @@ class Kept:
         self.keeper = TuneEventHandler(
             self.sweep.spec, self.sweep.paths, self.sweep.ledger,
             LockedRecorder(self.recorder, self.fence), view,
-            fence=self.fence, on_step=diary.note("turn"), on_end=diary.note("end"),
+            fence=self.fence, on_step=diary.note("turn"),
         )  # fmt: skip
         config = self.sweep.spec.trial_config(
             self.number, self.sweep.ledger.trial(self.number).params
@@ -134,7 +134,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     kept.keeper.close()
 
 
-_END = ["fence", "commit", "fence", "recorder.finish", "view.ended", "end"]
+_END = ["fence", "commit", "fence", "recorder.finish", "view.ended"]
 
 
 def test_a_report_is_in_the_ledger_before_it_is_recorded_and_shown(kept: Kept) -> None:
@@ -174,7 +174,7 @@ def test_a_last_report_and_the_end_are_one_transaction_once_the_store_has_it(kep
     kept.ends()
     assert kept.written() == [
         "fence", "recorder.log",
-        "fence", "commit", "fence", "recorder.finish", "view.reported", "view.ended", "end",
+        "fence", "commit", "fence", "recorder.finish", "view.reported", "view.ended",
     ]  # fmt: skip
     record = kept.sweep.ledger.trial(kept.number)
     assert (record.state, record.reports, record.value) == ("complete", {1: 1.0}, 1.0)
