@@ -59,7 +59,7 @@ def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> Non
     view: Any = SimpleNamespace(reported=shown.append)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     trial: Any = SimpleNamespace(config={"number": number, "params": {}})
     recorder.start(number, {}, {})
@@ -88,7 +88,7 @@ def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: 
     view: Any = SimpleNamespace(reported=lambda progress: shown.append(progress.epoch))
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     trial: Any = SimpleNamespace(config={"number": number, "params": {}})
     recorder.start(number, {}, {})
@@ -136,7 +136,7 @@ def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> 
     view: Any = SimpleNamespace(started=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
         node_died=lambda error: error is with_the_node,
     )  # fmt: skip
     given_up = []
@@ -156,7 +156,7 @@ def test_a_trial_that_has_not_begun_has_lost_nothing(tmp_path: Path) -> None:
     view: Any = SimpleNamespace(started=lambda *_: None, ended=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     for _ in range(2):  # and what is lost before a start is forgotten with it
         for _ in range(MOST_LOST_STARTS - 1):
@@ -195,7 +195,7 @@ def test_a_finished_trial_is_complete_if_it_has_a_value(
     view: Any = SimpleNamespace(ended=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     recorder.start(number, {}, {})
     trial: Any = SimpleNamespace(config={"number": number}, last_result={"ending": "finished"})
@@ -248,7 +248,7 @@ def test_driver_whose_lock_was_taken_over_writes_nothing(tmp_path: Path, act: Ac
     view: Any = SimpleNamespace(started=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, LockedRecorder(recorder, lock.check), view,
-        fence=lock.check, on_step=lock.check, on_end=lambda _: None,
+        fence=lock.check, on_step=lock.check,
     )  # fmt: skip
     config = sweep.spec.trial_config(number, sweep.ledger.trial(number).params)
     told = {"number": number, "params": {}, "config": config.model_dump(mode="json")}
@@ -311,7 +311,7 @@ def test_what_only_the_trials_process_is_refused_is_that_trials_failure(
     view: Any = SimpleNamespace(ended=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     recorder.start(trial_number, {}, {})
     said = "[Errno 27] File too large: 'state.pt'"
