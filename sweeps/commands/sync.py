@@ -298,6 +298,8 @@ class _SyncMessages:
                     recorder.artifact(number, file, f"figures/{file.name}")
             if files and one.is_gone:
                 recorder.tag(number, {"figures": "drawn"})
+        if any(again.values()):
+            delivery.figures_sent()  # above, of each run that is gone
         delivery.close(0.0)
 
     def _status(self, delivered: DeliveryStatus) -> str | None:
